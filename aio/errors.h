@@ -1,4 +1,4 @@
-// What an errno means: the one place that decides.
+// The meaning of each errno: the one place that decides.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ int cause_of(Verb verb, int error, int64_t end) noexcept;
 // RLIMIT_FSIZE. Writing beyond it would not only fail, it would send SIGXFSZ.
 int64_t file_size_limit() noexcept;
 const char* name_of(Verb verb) noexcept;
-// What a user can do about it.
+// The remedy that a user has.
 const char* remedy_for(int error) noexcept;
 // The limit of the process that gave it, with its value; empty: none.
 std::string limit_of(int error);
@@ -30,7 +30,7 @@ Trouble trouble_of(int error);  // does_not_fit where there is such a limit, els
 // "<what>: <the errno's words>", with that limit and the remedy.
 Problem problem_of(std::string what, std::string where, int error);
 
-// Of a transfer that ended with that errno.
+// The error of a transfer that ended with that errno.
 Error transfer_error(std::string what, std::string where, int error, int64_t done_bytes,
                      int64_t size_bytes);
 

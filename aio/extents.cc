@@ -10,7 +10,7 @@ namespace {
 // More than any storage has; sums of two such sizes still fit.
 constexpr int64_t kBytesMax = int64_t{1} << 60;
 
-// Of all slots there may be; checked, so that nothing after it can overflow.
+// Bytes of all slots that there may be; checked, so that nothing after it can overflow.
 int64_t bytes_of(std::span<const SlotClass> classes, std::span<const int64_t> slot_bytes) {
     int64_t all = 0;
     for (size_t c = 0; c < classes.size(); ++c) {
@@ -73,7 +73,7 @@ Extents::Extents(std::span<const SlotClass> classes, std::span<const PathShape> 
     : counts_(std::move(counts)) {
     for (const PathShape& path : paths) {
         speed_.push_back(path.speed);
-        file_bytes_.emplace_back(static_cast<size_t>(path.segments), path.data_offset);
+        file_bytes_.emplace_back(static_cast<size_t>(path.files), path.data_offset);
     }
     for (const SlotClass& one : classes) slot_bytes_.push_back(round_up(one.slot_bytes, alignment));
     reserved_bytes_ = bytes_of(classes, slot_bytes_);
@@ -145,8 +145,8 @@ void Extents::lay_out(int slot_class, int path, const PathShape& shape, int64_t 
     std::vector<int64_t>& ends = file_bytes_[static_cast<size_t>(path)];
     const int64_t bytes = slot_bytes(slot_class);
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t file = i % shape.segments;
-        const int64_t ring = (shape.segments >= shape.rings ? file : i) % shape.rings;
+        const int64_t file = i % shape.files;
+        const int64_t ring = (shape.files >= shape.rings ? file : i) % shape.rings;
         int64_t& end = ends[static_cast<size_t>(file)];
         mine.free.push_back(static_cast<SlotId>(places_.size()));
         places_.push_back({.path = static_cast<uint16_t>(path),

@@ -17,10 +17,10 @@ struct Place {
     int64_t offset = 0;  // in the file
 };
 
-// What a path brings along.
+// The files, rings and room of a path.
 struct PathShape {
     std::string name{};  // for messages
-    int segments = 1, rings = 1;
+    int files = 1, rings = 1;
     int64_t data_offset = 0;     // bytes at the start of each file that are not slots
     int64_t capacity_bytes = 0;  // for slots
     double speed = 1;            // relative to the other paths
@@ -45,7 +45,7 @@ public:
         return file_bytes_[static_cast<size_t>(path)][static_cast<size_t>(file)];
     }
     bool used(SlotId slot) const noexcept { return used_[slot]; }
-    // Of the slots that may be in use at once, and of those that most were.
+    // Bytes of the slots that may be in use at once, and of those that at most were.
     int64_t reserved_bytes() const noexcept { return reserved_bytes_; }
     int64_t peak_bytes() const noexcept { return peak_bytes_; }
 

@@ -25,11 +25,11 @@ namespace {
 
 constexpr int64_t kRawDataOffset = kMiB;  // keeps slots aligned to any erase block that matters
 constexpr int64_t kAlignmentMin = 4096;   // smaller writes make most drives read, modify, write
-constexpr int kSegmentsMany = 8;          // where writers of one file take turns
+constexpr int kFilesMany = 8;             // where writers of one file take turns
 
 int64_t allocated_bytes(const struct stat& status) { return int64_t{status.st_blocks} * 512; }
 
-// Removes a segment; what is no plain file of that name stays. Its space is free at once, even
+// Removes a slot file; what is no plain file of that name stays. Its space is free at once, even
 // while the ring of a killed process still lets go of it. 0, or why it could not be opened.
 int remove_plain_file(const std::string& name) noexcept {
     const int file = open(name.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -42,7 +42,7 @@ int remove_plain_file(const std::string& name) noexcept {
     return 0;
 }
 
-// Of this process or the system, and not of the file.
+// Whether the process or the system is at its limit: the file has no fault.
 bool is_out_of_descriptors(int error) { return error == EMFILE || error == ENFILE; }
 
 bool is_empty_file(const std::string& name) {
@@ -64,7 +64,7 @@ PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
         measure_room();
         find_alignment();
         probe();
-        header_now_.segments = segments_;
+        header_now_.files = file_count_;
         header_now_.only_copies = only_copies_;
     } catch (...) {
         release();
@@ -82,15 +82,15 @@ void PathFiles::release() noexcept {
         // A ring lets go of its files some time after it was closed; the space must be free now,
         // for the next volume.
         if (removes && ftruncate(file, 0) != 0)
-            log_warn("aio: a segment in " + options_.path + " could not be emptied");
-        // What somebody put in its place is not ours.
-        const bool in_place = removes && is_named(file, segment_name(i));
+            log_warn("aio: a slot file in " + options_.path + " could not be emptied");
+        // A file that somebody put in its place is not ours.
+        const bool in_place = removes && is_named(file, slot_file_name(i));
         close(file);  // first: it may be the last descriptor that this process is given
-        if (in_place) remove_plain_file(segment_name(i));
+        if (in_place) remove_plain_file(slot_file_name(i));
     }
     descriptors_.clear();
     if (owned_) {
-        for (int i = opened; i < segments_ && removes; ++i) remove_plain_file(segment_name(i));
+        for (int i = opened; i < file_count_ && removes; ++i) remove_plain_file(slot_file_name(i));
         if (!header_now_.lost) header_->erase();
     }
     owned_ = false;
@@ -126,8 +126,8 @@ void PathFiles::check_directory() const {
 void PathFiles::open_directory(Leftover leftover) {
     check_directory();
     const std::string name = options_.path + "/ferry.volume";
-    // A killed run has no segment before its header: this one lost what it said.
-    if (is_empty_file(name) && access(segment_name(0).c_str(), F_OK) == 0)
+    // A killed run has no slot file before its header: this one lost what it said.
+    if (is_empty_file(name) && access(slot_file_name(0).c_str(), F_OK) == 0)
         refuse(Trouble::usage, {.what = "an empty header is left here: the files beside it may be "
                                         "whole",
                                 .where = name,
@@ -135,35 +135,35 @@ void PathFiles::open_directory(Leftover leftover) {
                                 .remedy = "put the header back as the run left it; or, to give its "
                                           "state up, delete the ferry.* files there"});
     header_ = std::make_unique<HeaderFile>(name, false);
-    segments_ = options_.segments ? options_.segments : kSegmentsMany;
+    file_count_ = options_.files ? options_.files : kFilesMany;
     Header found{};
     if (header_->find_leftover(leftover, run_id_, found)) take_over(found, reuses(leftover));
-    for (int i = kept_; i < segments_; ++i) {
-        if (access(segment_name(i).c_str(), F_OK) == 0)
+    for (int i = kept_; i < file_count_; ++i) {
+        if (access(slot_file_name(i).c_str(), F_OK) == 0)
             refuse(Trouble::usage,
                    {.what = "a file of this name exists and is not ferry's, or its header is gone",
-                    .where = segment_name(i),
+                    .where = slot_file_name(i),
                     .remedy = "if a run left it, put its ferry.volume back, as it may be whole; "
                               "else move or delete it, or give another path"});
     }
-    header_now_.segments = segments_;
+    header_now_.files = file_count_;
     write_first_header();
 }
 
 // We hold the lock, so whoever wrote this header has ended.
 void PathFiles::take_over(const Header& found, bool reuse) {
     if (reuse && found.laid_out) {
-        if (!options_.segments) segments_ = found.segments;
-        kept_ = std::min(segments_, found.segments);
+        if (!options_.files) file_count_ = found.files;
+        kept_ = std::min(file_count_, found.files);
     }
-    for (int i = kept_; i < found.segments; ++i)
-        if (const int error = remove_plain_file(segment_name(i)); is_out_of_descriptors(error))
+    for (int i = kept_; i < found.files; ++i)
+        if (const int error = remove_plain_file(slot_file_name(i)); is_out_of_descriptors(error))
             refuse(Trouble::does_not_fit,
-                   problem_of("a segment left by a killed run cannot be opened to remove it",
-                              segment_name(i), error));
+                   problem_of("a slot file left by a killed run cannot be opened to remove it",
+                              slot_file_name(i), error));
     for (int i = 0; i < kept_; ++i) {
         struct stat status {};
-        if (stat(segment_name(i).c_str(), &status) != 0) status = {};
+        if (stat(slot_file_name(i).c_str(), &status) != 0) status = {};
         // Holes mean that part of it was discarded: then all of it is written again.
         kept_end_.push_back(allocated_bytes(status) < status.st_size ? 0 : status.st_size);
         kept_bytes_ += allocated_bytes(status);
@@ -186,7 +186,7 @@ void PathFiles::open_device(Leftover leftover) {
     Header found{};
     const bool left = header_->find_leftover(leftover, run_id_, found);
     if (left && reuses(leftover) && found.laid_out) kept_end_ = {found.device_end};
-    header_now_.segments = segments_;
+    header_now_.files = file_count_;
     write_first_header();
     descriptors_.push_back(open_file(options_.path, 0));
 }
@@ -200,10 +200,11 @@ void PathFiles::open_to_resume() {
     header_now_ = header_->find_resumable(run_id_);
     resumed_ = true;
     data_offset_ = options_.raw_device ? kRawDataOffset : 0;
-    segments_ = kept_ = header_now_.segments;
+    file_count_ = kept_ = header_now_.files;
     only_copies_ = header_now_.only_copies != 0;
-    for (int i = 0; i < segments_; ++i)
-        descriptors_.push_back(options_.raw_device ? open_file(options_.path, 0) : open_segment(i));
+    for (int i = 0; i < file_count_; ++i)
+        descriptors_.push_back(options_.raw_device ? open_file(options_.path, 0)
+                                                   : open_slot_file(i));
     find_alignment();
 }
 
@@ -212,7 +213,7 @@ void PathFiles::check_header_is_there(const std::string& name) const {
     const bool missing = access(name.c_str(), F_OK) != 0;
     const std::string measured = missing ? strerror(errno) : "0 bytes";
     if (!missing && !is_empty_file(name)) return;
-    if (access(segment_name(0).c_str(), F_OK) == 0)
+    if (access(slot_file_name(0).c_str(), F_OK) == 0)
         refuse(Trouble::usage,
                {.what = "the run cannot be resumed: its header is missing or empty",
                 .where = name,
@@ -271,7 +272,7 @@ std::string PathFiles::missing() const {
         return options_.path + "/ferry.volume";
     // Under another name nobody looks for it, and cut nobody resumes by it.
     for (size_t i = 0; i < descriptors_.size(); ++i) {
-        std::string name = segment_name(static_cast<int>(i));
+        std::string name = slot_file_name(static_cast<int>(i));
         struct stat status {};
         const bool whole = is_named(descriptors_[i], name) && fstat(descriptors_[i], &status) == 0;
         if (!whole || (i < ends_.size() && status.st_size != ends_[i])) return name;
@@ -330,7 +331,7 @@ void PathFiles::measure_room() {
 }
 
 void PathFiles::find_alignment() {
-    if (descriptors_.empty()) descriptors_.push_back(open_segment(0));
+    if (descriptors_.empty()) descriptors_.push_back(open_slot_file(0));
     alignment_ = kAlignmentMin;
 #ifdef STATX_DIOALIGN
     struct statx status {};
@@ -357,9 +358,9 @@ int64_t PathFiles::probe_bytes() const {
 void PathFiles::probe() {
     const int64_t room = probe_bytes();
     const int file = descriptors_[0];
-    const bool fixed = options_.raw_device || options_.segments > 0 || kept_ > 0;
+    const bool fixed = options_.raw_device || options_.files > 0 || kept_ > 0;
     probe_.alignment = alignment_;
-    if (options_.raw_device || !fixed) segments_ = 1;
+    if (options_.raw_device || !fixed) file_count_ = 1;
     if (room == 0) return;
     // A growing file would be a case of its own; where this fails the probe says so.
     if (!options_.raw_device && fallocate(file, 0, 0, room) != 0) return;
@@ -370,9 +371,9 @@ void PathFiles::probe() {
         known.only_copies = reads_only_copy(probe_, file, data_offset_, std::min(room, kRead));
     only_copies_ = *known.only_copies;
     if (!fixed && !known.writers_take_turns) known.writers_take_turns = several_files_pay(room);
-    if (!fixed && known.writers_take_turns.value_or(false)) segments_ = kSegmentsMany;
-    if (only_copies_ || segments_ > 1)
-        log_debug("aio: " + options_.path + ": " + std::to_string(segments_) + " segment(s)" +
+    if (!fixed && known.writers_take_turns.value_or(false)) file_count_ = kFilesMany;
+    if (only_copies_ || file_count_ > 1)
+        log_debug("aio: " + options_.path + ": " + std::to_string(file_count_) + " slot file(s)" +
                   (only_copies_ ? ", no device behind it" : ""));
 }
 
@@ -380,7 +381,7 @@ bool PathFiles::several_files_pay(int64_t room) {
     // Long enough to write something else meanwhile, and on a drive, which it wears, no longer.
     constexpr int64_t kOnADrive = 2 * kMiB;
     const int64_t bytes = only_copies_ ? room : std::min(room, kOnADrive);
-    const std::string name = segment_name(1);
+    const std::string name = slot_file_name(1);
     // Goes however this ends: what stays of a refused start would refuse the next one.
     struct Passing {
         ~Passing() {
@@ -399,27 +400,27 @@ std::string PathFiles::why_no_polling(unsigned flags) {
     return aio::why_no_polling(probe_, descriptors_[0], data_offset_, flags);
 }
 
-// ---------------------------------------------------------------- segments
+// ---------------------------------------------------------------- slot files
 
-std::string PathFiles::segment_name(int index) const {
+std::string PathFiles::slot_file_name(int index) const {
     return options_.raw_device ? options_.path
-                               : options_.path + "/ferry.seg" + std::to_string(index);
+                               : options_.path + "/ferry.slots" + std::to_string(index);
 }
 
-int PathFiles::open_segment(int index) {
-    if (index >= kept_) return open_file(segment_name(index), O_CREAT | O_EXCL);
-    if (resumed_ && access(segment_name(index).c_str(), F_OK) != 0)
+int PathFiles::open_slot_file(int index) {
+    if (index >= kept_) return open_file(slot_file_name(index), O_CREAT | O_EXCL);
+    if (resumed_ && access(slot_file_name(index).c_str(), F_OK) != 0)
         refuse(Trouble::io,
-               {.what = "the run cannot be resumed: a segment is missing",
-                .where = segment_name(index),
+               {.what = "the run cannot be resumed: a slot file is missing",
+                .where = slot_file_name(index),
                 .measured = strerror(errno),
                 .remedy = "mount or restore it: the run's other files were left as they are"});
-    const int file = open_file(segment_name(index), resumed_ ? 0 : O_CREAT);
+    const int file = open_file(slot_file_name(index), resumed_ ? 0 : O_CREAT);
     struct stat status {};
     if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1) return file;
     close(file);
-    refuse(Trouble::usage, {.what = "a segment left by a killed run is no plain file",
-                            .where = segment_name(index),
+    refuse(Trouble::usage, {.what = "a slot file left by a killed run is no plain file",
+                            .where = slot_file_name(index),
                             .remedy = "delete it, or give another path"});
 }
 
@@ -441,36 +442,36 @@ int PathFiles::open_file(const std::string& name, int flags) {
     return file;
 }
 
-void PathFiles::create_segment(int index, int64_t end) {
+void PathFiles::create_slot_file(int index, int64_t end) {
     if (static_cast<size_t>(index) == ends_.size()) ends_.push_back(end);
-    if (resumed_) return check_segment_is_whole(index, end);
+    if (resumed_) return check_slot_file_is_whole(index, end);
     if (options_.raw_device) {
         header_now_.device_end = end;
         return;
     }
     const auto i = static_cast<size_t>(index);
-    if (i >= descriptors_.size()) descriptors_.push_back(open_segment(index));
+    if (i >= descriptors_.size()) descriptors_.push_back(open_slot_file(index));
     if (end > file_size_limit())
         refuse(Trouble::does_not_fit,
                {.what = "the process may not write files this large",
-                .where = segment_name(index),
+                .where = slot_file_name(index),
                 .measured = std::to_string(end) + " bytes needed",
                 .limit = std::to_string(file_size_limit()) + " bytes (RLIMIT_FSIZE)",
                 .remedy = remedy_for(EFBIG)});
     struct stat status {};
     const int file = descriptors_[i];
     if (fstat(file, &status) != 0 || (status.st_size > end && ftruncate(file, end) != 0))
-        refuse(Trouble::io, problem_of("cannot be cut to size", segment_name(index), errno));
-    if (end > 0) reserve(file, segment_name(index), end);
+        refuse(Trouble::io, problem_of("cannot be cut to size", slot_file_name(index), errno));
+    if (end > 0) reserve(file, slot_file_name(index), end);
 }
 
-void PathFiles::check_segment_is_whole(int index, int64_t end) const {
+void PathFiles::check_slot_file_is_whole(int index, int64_t end) const {
     struct stat status {};
     const bool known = fstat(descriptors_[static_cast<size_t>(index)], &status) == 0;
     const int64_t size = options_.raw_device ? header_now_.device_end : status.st_size;
     if (known && size == end) return;
-    refuse(Trouble::io, {.what = "a segment of the run to resume is not as it was laid out",
-                         .where = segment_name(index),
+    refuse(Trouble::io, {.what = "a slot file of the run to resume is not as it was laid out",
+                         .where = slot_file_name(index),
                          .measured = std::to_string(size) + " bytes",
                          .limit = std::to_string(end) + " bytes",
                          .remedy = "put the files back as the run left them, or start without "

@@ -1,12 +1,12 @@
-// The files of one path: a locked header, and preallocated segments that hold the slots.
+// The files of one path: a locked header, and preallocated slot files that hold the slots.
 //
 //   <path>/ferry.volume   the header (header.h)
-//   <path>/ferry.seg<N>   slots, nothing else
+//   <path>/ferry.slots<N>   slots, nothing else
 //
-// In a volume that can be resumed, the first segment of the first path ends with two copies of the
-// record (record.h). The header is written before the first segment and removed after the last one,
-// so that a segment without a header is never ours. On a raw block device the header is its first
-// block.
+// In a volume that can be resumed, the first slot file of the first path ends with two copies of
+// the record (record.h). The header is written before the first slot file and removed after the
+// last one, so that a slot file without a header is never ours. On a raw block device the header is
+// its first block.
 #pragma once
 
 #include <cstdint>
@@ -35,23 +35,23 @@ public:
     void describe_layout(const Header& layout);
 
     int64_t alignment() const noexcept { return alignment_; }
-    int segments() const noexcept { return segments_; }
+    int file_count() const noexcept { return file_count_; }
     int64_t data_offset() const noexcept { return data_offset_; }
     int64_t capacity_bytes() const noexcept { return capacity_bytes_; }
     // Processors move its bytes, as on tmpfs: the more of them, the faster.
     bool only_copies() const noexcept { return only_copies_; }
     bool direct() const noexcept { return direct_; }  // obtained
-    // Writes and reads a little in the first segment. bytes/s, for weighing paths.
+    // Writes and reads a little in the first slot file. bytes/s, for weighing paths.
     double measure_speed();
-    // Of a ring with these flags; empty: it can be used.
+    // Why a ring with these flags cannot be used; empty: it can.
     std::string why_no_polling(unsigned flags);
     // By probes and headers.
     int64_t bytes_written() const noexcept {
         return probe_.bytes_written + header_->bytes_written();
     }
-    // Preallocates segment `index` up to `end`; they are created in order.
-    void create_segment(int index, int64_t end);
-    // Up to where segment `index` was written by a killed run whose files were taken over.
+    // Preallocates slot file `index` up to `end`; they are created in order.
+    void create_slot_file(int index, int64_t end);
+    // Up to where slot file `index` was written by a killed run whose files were taken over.
     int64_t written_end(int index) const noexcept {
         const auto i = static_cast<size_t>(index);
         return i < kept_end_.size() ? kept_end_[i] : 0;
@@ -68,7 +68,7 @@ public:
     // a step was noted, or once a record was published.
     void note_lost() noexcept;
     const std::vector<int>& descriptors() const noexcept { return descriptors_; }
-    std::string segment_name(int index) const;
+    std::string slot_file_name(int index) const;
 
 private:
     void check_directory() const;
@@ -77,7 +77,7 @@ private:
     void open_device(Leftover leftover);
     void open_to_resume();
     void check_header_is_there(const std::string& name) const;
-    void check_segment_is_whole(int index, int64_t end) const;
+    void check_slot_file_is_whole(int index, int64_t end) const;
     void flush_directory() const;
     void write_first_header();
     void note_header(const char* what) noexcept;
@@ -86,7 +86,7 @@ private:
     int64_t probe_bytes() const;
     void probe();
     bool several_files_pay(int64_t room);
-    int open_segment(int index);
+    int open_slot_file(int index);
     int open_file(const std::string& name, int flags);
     void reserve(int file, const std::string& name, int64_t end) const;
     void release() noexcept;
@@ -99,7 +99,7 @@ private:
     Header header_now_;
     bool resumed_ = false;
     bool owned_ = false;  // the header is ours: we remove what lies here
-    int segments_ = 1;    // at most, until the probe has spoken
+    int file_count_ = 1;  // at most, until the probe has spoken
     int kept_ = 0;        // of them, taken over from a killed run
     bool only_copies_ = false;
     Probe probe_{};
@@ -107,7 +107,7 @@ private:
     int64_t alignment_ = 4096, data_offset_ = 0, capacity_bytes_ = 0;
     std::vector<int> descriptors_;
     std::vector<int64_t> kept_end_;
-    std::vector<int64_t> ends_;  // as laid out, of each segment
+    std::vector<int64_t> ends_;  // as laid out, of each slot_file
 };
 
 }  // namespace ferry::aio

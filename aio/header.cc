@@ -103,7 +103,7 @@ Error not_ferrys(const std::string& name) {
                                   .remedy = "move or delete it, or give another path"});
 }
 
-// Nothing but the first segment beside it tells that this was a header.
+// Nothing but the first slot file beside it tells that this was a header.
 Error overwritten(const std::string& name, int64_t bytes) {
     return Error(Trouble::usage,
                  {.what = "an overwritten header is left here: the files beside it may be whole",
@@ -113,9 +113,9 @@ Error overwritten(const std::string& name, int64_t bytes) {
                             "delete the ferry.* files there"});
 }
 
-bool has_segment_beside(const std::string& name) {
-    const std::string segment = name.substr(0, name.rfind('/') + 1) + "ferry.seg0";
-    return access(segment.c_str(), F_OK) == 0;
+bool has_slot_file_beside(const std::string& name) {
+    const std::string slot_file = name.substr(0, name.rfind('/') + 1) + "ferry.slots0";
+    return access(slot_file.c_str(), F_OK) == 0;
 }
 
 Error not_opened(const std::string& name, int error) {
@@ -240,7 +240,7 @@ bool HeaderFile::lock() {
 HeaderFile::Reading HeaderFile::read() {
     const Copies known(file_);
     if (known.counts == nullptr) {
-        // What could not be read may be whole.
+        // A copy that could not be read may be whole.
         for (const int error : known.errors)
             if (error != 0)
                 throw Error(Trouble::io,
@@ -253,7 +253,7 @@ HeaderFile::Reading HeaderFile::read() {
         const int told = !says(0) && says(1) ? 1 : 0;
         return judge(known.both[told], known.got[told]);
     }
-    // Of a file that ends after the first one the writer was killed between the two.
+    // A file that ends after its first copy: the writer was killed between the two.
     if (!known.whole[0] || (!known.whole[1] && known.got[1] != 0)) {
         const int bad = known.whole[0] ? 1 : 0;
         log_warn("aio: the " + std::string(bad == 1 ? "second" : "first") + " of two headers in " +
@@ -270,7 +270,7 @@ HeaderFile::Reading HeaderFile::read() {
     return reading;
 }
 
-// What is there where neither copy is whole.
+// Says what is there where neither copy is whole.
 HeaderFile::Reading HeaderFile::judge(const Header& told, int64_t bytes) const {
     Reading reading;
     const Header& header = reading.header = told;
@@ -286,7 +286,7 @@ HeaderFile::Reading HeaderFile::judge(const Header& told, int64_t bytes) const {
     if (complete && header.sum == sum_of(header))
         return broken("damaged", "its magic or version is not as it was");
     if (!named && (bytes == 0 || raw_device_)) return reading;  // a device's may be destroyed
-    if (!named && has_segment_beside(name_)) throw overwritten(name_, bytes);
+    if (!named && has_slot_file_beside(name_)) throw overwritten(name_, bytes);
     if (!named) throw not_ferrys(name_);
     if (!complete) return broken("truncated", std::to_string(bytes) + " bytes");
     if (current) return broken("damaged", "its checksum does not match");
@@ -311,11 +311,11 @@ bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found
     const bool own = lost || (known && found.run_id == run_id && !found.published);
     if (leftover == Leftover::refuse || !(own || any)) refuse_leftover(reading, run_id);
     if (reading.condition == Condition::broken) {
-        found = {.segments = kSegmentsMax};
+        found = {.files = kFilesMax};
         log_info("aio: " + name_ + " is " + reading.fault + ": the files beside it are given up");
         return true;
     }
-    found.segments = std::clamp(found.segments, 1, kSegmentsMax);
+    found.files = std::clamp(found.files, 1, kFilesMax);
     log_info("aio: process " + std::to_string(found.pid) + ", run " + hex(found.run_id) +
              (found.run_id == run_id ? "" : " (another run)") + ", " +
              (lost ? "ended with an error" : "was killed") + " and left " + name_ + ": " +
@@ -393,12 +393,12 @@ Header HeaderFile::find_resumable(uint64_t run_id) {
                "resume with the model, batch, precision, optimizer and machine of that run");
     if (!found.published) refuse(nothing + lost_state(found), "", "", afresh);
     // The checksum proves no more than that whoever wrote it knew how.
-    const bool some = found.segments >= 1 && found.segments <= kSegmentsMax;
+    const bool some = found.files >= 1 && found.files <= kFilesMax;
     if (!some || !std::isfinite(found.speed) || found.speed <= 0)
         refuse(
             "the run cannot be resumed: its header says what no ferry writes",
-            std::to_string(found.segments) + " segments, a speed of " + std::to_string(found.speed),
-            "1 to " + std::to_string(kSegmentsMax) + " segments, a speed above 0",
+            std::to_string(found.files) + " slot files, a speed of " + std::to_string(found.speed),
+            "1 to " + std::to_string(kFilesMax) + " slot files, a speed above 0",
             "put the header back as the run left it: the files beside it may be whole");
     return found;
 }

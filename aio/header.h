@@ -14,7 +14,7 @@ constexpr bool reuses(Leftover leftover) {
     return leftover == Leftover::reuse || leftover == Leftover::reuse_any;
 }
 
-constexpr int kSegmentsMax = 256;      // a path
+constexpr int kFilesMax = 256;         // a path
 constexpr int kRecordClassesMax = 64;  // of slots, in a volume that can be resumed
 
 // As on disk, a block of its own, and a second time in the block behind it: a byte that the drive
@@ -26,7 +26,7 @@ struct Header {
     uint32_t version = 0;
     int32_t pid = 0;
     uint64_t run_id = 0;
-    int32_t segments = 0;     // at most this many lie beside the header
+    int32_t files = 0;        // at most this many lie beside the header
     uint8_t laid_out = 0;     // 1: every byte of them was written
     uint8_t published = 0;    // 1: a record was: the files outlive the process
     uint8_t only_copies = 0;  // as probed
@@ -69,9 +69,9 @@ public:
 
     int file() const noexcept { return file_; }
     int64_t bytes_written() const noexcept { return bytes_written_; }
-    // What a killed run left: true and its header, or false. Throws what may not be taken over: a
-    // foreign file, a newer format, and what `leftover` does not allow. Of a header that is not
-    // whole nothing is believed.
+    // Finds what a killed run left: true and its header, or false. Throws where it may not be taken
+    // over: a foreign file, a newer format, or one that `leftover` does not allow. A header that is
+    // not whole is not believed.
     bool find_leftover(Leftover leftover, uint64_t run_id, Header& found);
     // The header of files that can be resumed; throws what stands against it. Writes nothing.
     Header find_resumable(uint64_t run_id);
@@ -84,7 +84,7 @@ public:
     void erase() noexcept;  // the path is free for anyone again
     // Its name still leads to it: neither it nor its directory was removed or replaced.
     bool in_place() const noexcept;
-    // What lies there is whole and says what this one says of whose files they are.
+    // Whether the header there is whole, and names the same owner as this one.
     bool holds(const Header& header) const noexcept;
 
 private:

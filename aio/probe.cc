@@ -179,7 +179,7 @@ std::string why_no_polling(Probe& probe, int file, int64_t offset, unsigned flag
 
 namespace {
 
-// A device number alone names another file system once it was unmounted: its own identity is part
+// A device number alone names another file system once it was unmounted: its own id is part
 // of the key, as far as it has one.
 using Place = std::array<uint64_t, 5>;
 
@@ -199,14 +199,14 @@ Findings& findings_of(int file, bool direct) {
     struct statfs system {};
     fstat(file, &status);
     fstatfs(file, &system);
-    uint64_t identity = 0;
-    static_assert(sizeof system.f_fsid == sizeof identity);
-    memcpy(&identity, &system.f_fsid, sizeof identity);
+    uint64_t id = 0;
+    static_assert(sizeof system.f_fsid == sizeof id);
+    memcpy(&id, &system.f_fsid, sizeof id);
     const bool device = S_ISBLK(status.st_mode);
     const std::lock_guard lock(known().mutex);
     return known()
         .findings[{device ? status.st_rdev : status.st_dev, static_cast<uint64_t>(system.f_type),
-                   identity, uint64_t{device}, uint64_t{direct}}];
+                   id, uint64_t{device}, uint64_t{direct}}];
 }
 
 void forget_findings() {

@@ -1,5 +1,5 @@
-// What a path's file system does with a transfer, found out by a few small ones and not guessed
-// from its name. The files' contents at the probed places are lost.
+// How a path's file system treats a transfer: found out by a few small ones, not guessed from its
+// name. The files' contents at the probed places are lost.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ bool writers_take_turns(Probe& probe, int one, int other, int64_t bytes);
 // succeed where a polled read is refused. `flags`: IORING_SETUP_SQPOLL, IORING_SETUP_IOPOLL.
 std::string why_no_polling(Probe& probe, int file, int64_t offset, unsigned flags);
 
-// What was found out of a file system or device. It is kept as long as the process lives, so that
-// the next volume there need not write to find it out again.
+// Findings about a file system or device. They are kept as long as the process lives, so that the
+// next volume there need not write again.
 struct Findings {
     std::mutex measuring{};  // held by who reads or finds the rest: one volume measures for all
     std::optional<bool> only_copies{}, writers_take_turns{};

@@ -265,7 +265,7 @@ void Queue::unlist(uint32_t index) {
     entry.listed = false;
 }
 
-// What has been issued in part goes on: a slot is never left half written by a cancellation.
+// An operation that has been issued in part goes on: no cancellation leaves a slot half written.
 void Queue::cancel_unissued() {
     for (uint32_t i = 0; i < entries_.size(); ++i) {
         Entry& entry = entries_[i];

@@ -26,8 +26,8 @@ constexpr int64_t kEntryBytesMax = kGiB;  // a larger registered buffer is refus
 constexpr int64_t kWorthRegistering = 2 * kMiB;
 // Smaller transfers are moved sooner than handed to a worker.
 constexpr int64_t kWorthAWorker = 64 * kKiB;
-// What comes in one system call the block layer merges where it is neighbours: few large requests,
-// so few that the drive idles between them. Of this size transfers are submitted one by one.
+// The block layer merges neighbours of one system call into few large requests, so few that the
+// drive idles between them. Transfers of this size are submitted one by one.
 constexpr int64_t kAlone = 256 * kKiB;
 
 struct Mode {
@@ -250,8 +250,8 @@ private:
                 break;
         }
         unsigned flags = fixed_files_ ? IOSQE_FIXED_FILE : 0;
-        // Of its own accord the kernel gives a ring one worker where transfers do not wait for a
-        // device; those marked so get as many as are allowed.
+        // The kernel gives a ring one worker where transfers do not wait for a device; those marked
+        // so get as many as are allowed.
         if (workers_ > 1 && transfer.size_bytes >= kWorthAWorker) flags |= IOSQE_ASYNC;
         io_uring_sqe_set_flags(&sqe, flags);
         io_uring_sqe_set_data64(&sqe, transfer.id);

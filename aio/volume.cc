@@ -40,7 +40,7 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
                      std::to_string(low) + " to " + std::to_string(high));
 }
 
-// Of the kernel's threads, where copying is all there is to do: half the cores among all rings, as
+// Kernel threads of a ring, where copying is all there is to do: all rings share half the cores, as
 // whoever waits for the bytes needs some too. With one each the kernel's own way is as good, and
 // cheaper.
 int workers_for_each(int rings) {
@@ -82,7 +82,7 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
                                          counts_to_resume());
     describe_layout();
     for (size_t p = 0; p < files_.size(); ++p)
-        for (int i = 0; i < shapes_[p].segments; ++i) files_[p]->create_segment(i, file_end(p, i));
+        for (int i = 0; i < shapes_[p].files; ++i) files_[p]->create_slot_file(i, file_end(p, i));
     try {
         start_rings(on_files ? backend_of_kind_ : make_backend);
         prepare_record();
@@ -119,7 +119,7 @@ void VolumeOnPaths::check_options() const {
     if (!(options_.slack >= 0 && options_.slack <= 1))
         out_of_range("slack", std::to_string(options_.slack), "0 to 1");
     for (const PathOptions& path : options_.paths) {
-        check_range("segments", path.segments, 0, kSegmentsMax);
+        check_range("files", path.files, 0, kFilesMax);
         check_range("size_bytes", path.size_bytes, 0, int64_t{1} << 60);
     }
     for (const SlotClass& one : options_.classes) {
@@ -137,9 +137,9 @@ void VolumeOnPaths::check_paths_differ() const {
     for (const PathOptions& path : options_.paths) {
         struct stat status {};
         if (stat(path.path.c_str(), &status) != 0) continue;  // refused where it is opened
-        std::array<uint64_t, 3> identity{0, status.st_dev, status.st_ino};
-        if (S_ISBLK(status.st_mode)) identity = {1, status.st_rdev, 0};
-        const auto [other, fresh] = seen.emplace(identity, path.path);
+        std::array<uint64_t, 3> id{0, status.st_dev, status.st_ino};
+        if (S_ISBLK(status.st_mode)) id = {1, status.st_rdev, 0};
+        const auto [other, fresh] = seen.emplace(id, path.path);
         if (!fresh)
             throw Error(Trouble::usage, {.what = "the same storage path is given twice",
                                          .where = path.path,
@@ -181,7 +181,7 @@ std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
     bool weigh = false, given = false;
     for (const PathOptions& path : options_.paths) {
         PathShape shape{.name = path.path,
-                        .segments = std::max(1, path.segments),
+                        .files = std::max(1, path.files),
                         .rings = options_.rings,
                         .data_offset = 0,
                         .capacity_bytes = path.size_bytes ? path.size_bytes : int64_t{1} << 60,
@@ -191,7 +191,7 @@ std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
         if (on_files) {
             files_.push_back(std::make_unique<PathFiles>(path, options_));
             const PathFiles& files = *files_.back();
-            shape.segments = files.segments();
+            shape.files = files.file_count();
             shape.data_offset = files.data_offset();
             shape.capacity_bytes = files.capacity_bytes();
             alignment_ = std::max(alignment_, files.alignment());
@@ -255,15 +255,15 @@ void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {
                              .path = setup.path,
                              .ring = r,
                              .depth = options_.queue_depth,
-                             .operations_max = options_.operations_max + int{kOwnOpsMax} +
-                                               shapes_[p].segments + 1,
+                             .operations_max =
+                                 options_.operations_max + int{kOwnOpsMax} + shapes_[p].files + 1,
                              .block_bytes = options_.block_bytes,
                              // A file takes one worker's write at a time: of an operation's blocks
                              // all others would wait for it.
                              .whole_writes = setup.workers > 1,
                              .alignment = alignment_,
                              .slots = extents_->slots(),
-                             .files = shapes_[p].segments,
+                             .files = shapes_[p].files,
                              .cores = options_.paths[p].cores,
                              .tracer = options_.tracer},
                 make_backend(setup), executor_));
@@ -372,7 +372,7 @@ Queue& VolumeOnPaths::queue_of(const Place& place) const noexcept {
 std::string VolumeOnPaths::file_name(int path, int file) const {
     const auto p = static_cast<size_t>(path);
     return files_.empty() ? options_.paths[p].path + "/simulated.seg" + std::to_string(file)
-                          : files_[p]->segment_name(file);
+                          : files_[p]->slot_file_name(file);
 }
 
 std::string VolumeOnPaths::describe(SlotId slot) const {

@@ -121,7 +121,7 @@ private:
     std::vector<std::unique_ptr<Queue>> queues_;  // path-major
     std::vector<OwnOp> own_ops_;                  // kOwnOpsMax of them
     std::vector<bool> discards_;                  // a path each: it knows how to
-    // Of each path, of each file: the blocks that need no layout. Empty once it is finished.
+    // The I/O blocks of each file of each path that need no layout. Empty once it is finished.
     std::vector<std::vector<std::vector<bool>>> written_;
     size_t hosted_ = 0;  // of queues_
     size_t next_polled_ = 0;

@@ -96,7 +96,7 @@ VolumeOnPaths::OwnOp VolumeOnPaths::layout_write(size_t path, int file, int64_t 
 void VolumeOnPaths::prepare_layout() {
     for (size_t p = 0; p < shapes_.size(); ++p) {
         written_.emplace_back();
-        for (int f = 0; f < shapes_[p].segments; ++f) {
+        for (int f = 0; f < shapes_[p].files; ++f) {
             written_[p].emplace_back(static_cast<size_t>(file_end(p, f) / alignment_));
             const int64_t taken_over = files_.empty() ? 0 : files_[p]->written_end(f);
             note_written(p, static_cast<size_t>(f), 0,
@@ -127,7 +127,7 @@ void VolumeOnPaths::finish_layout() {
     std::vector<Front> fronts;
     int64_t longest = alignment_;
     for (size_t p = 0; p < shapes_.size(); ++p) {
-        for (int f = 0; f < shapes_[p].segments; ++f) {
+        for (int f = 0; f < shapes_[p].files; ++f) {
             fronts.push_back({p, f, 0});
             longest = std::max(longest, file_end(p, f));
         }
@@ -164,7 +164,7 @@ void VolumeOnPaths::flush() {
     run_all("flush", [&](OwnOp& own_op) {
         if (path == shapes_.size()) return false;
         own_op = own_op_on(path, file, Verb::flush);
-        if (++file == shapes_[path].segments) ++path, file = 0;
+        if (++file == shapes_[path].files) ++path, file = 0;
         return true;
     });
 }

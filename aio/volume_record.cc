@@ -1,5 +1,5 @@
-// What of a volume outlives its process: where the slots lie, and two copies of a record of what
-// they hold, at the end of the first path's first file.
+// How a volume outlives its process: the slots, and two copies of a record of what they hold at the
+// end of the first path's first file.
 #include <sys/random.h>
 
 #include <algorithm>
@@ -131,7 +131,7 @@ void VolumeOnPaths::describe_layout() {
                       .alignment = alignment_,
                       .record_bytes = options_.record_bytes,
                       .classes = static_cast<int64_t>(options_.classes.size())};
-        key.push_back(static_cast<uint64_t>(shapes_[p].segments));
+        key.push_back(static_cast<uint64_t>(shapes_[p].files));
         for (size_t c = 0; c < options_.classes.size(); ++c) {
             const int number = static_cast<int>(c);
             layout.layout[c] = {.slot_bytes = slot_bytes(number),
@@ -175,8 +175,7 @@ void VolumeOnPaths::prepare_record() {
     record_ = aligned_buffer(alignment_, copy_bytes());
     memset(record_.get(), 0, static_cast<size_t>(copy_bytes()));
     for (size_t p = 0; p < shapes_.size(); ++p)
-        for (int f = 0; f < shapes_[p].segments; ++f)
-            parts_.push_back(own_op_on(p, f, Verb::flush));
+        for (int f = 0; f < shapes_[p].files; ++f) parts_.push_back(own_op_on(p, f, Verb::flush));
     parts_.push_back(own_op_on_copy(0, Verb::write, {}));
     kept_ = resumes();
 }

@@ -1,4 +1,4 @@
-// What a call through the C ABI costs beside the work that it asks for: nanoseconds a call.
+// Measures the overhead of a call through the C ABI: nanoseconds a call.
 //   bench_capi DIRECTORY
 #include <chrono>
 #include <cstdio>

@@ -38,13 +38,20 @@ class Spread(NamedTuple):
 
 
 def spread(values):
-    """The median and its 95 % interval by rank, as `ferry bench` takes it; of few values, their range."""
+    """The median and its 95 % interval by rank; of few values, their range."""
     ordered = sorted(values)
     count = len(ordered)
     half = 0.98 * math.sqrt(count) if count >= LEAST_FOR_INTERVAL else count
     centre = (count - 1) / 2
     return Spread(statistics.median(ordered), ordered[max(0, math.floor(centre - half))],
                   ordered[min(count - 1, math.ceil(centre + half))])
+
+
+def spread_of(row):
+    """A row's ratio, and its interval where the row has one. `ferry bench` gives the ratios of all pairs."""
+    if row.get("ratios"):
+        return spread(row["ratios"])._replace(middle=row["ratio"])
+    return Spread(row["ratio"], row.get("ratio_low"), row.get("ratio_high"))
 
 
 def outcome(ratio, least, most=math.inf):

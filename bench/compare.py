@@ -5,7 +5,7 @@
 
 Both are what `ferry bench ... --json` or a script in bench/ printed: {"machine", "command", "rows"}. Rows are
 matched by name and unit. Ratios, not values, are compared: each was taken beside its own reference, in the same
-minutes. A ratio fell when its whole interval (`ratio_low` to `ratio_high`) lies below the old one's. A ratio without an
+minutes. A ratio fell when its whole interval (`ratio_low` to `ratio_high`, or that of `ratios`) lies below the old one's. A ratio without an
 interval is a point, and where either run has none, or one of fewer than six pairs, the new one fell when it lies below
 the old one's low end times 1 - SPREAD: with the 0.05 that --spread is unless given, from 1.000 to less than 0.950. A
 ratio that can be too large as well (its row has `target_high`: a prediction over what came of it) fell when it lies
@@ -22,7 +22,7 @@ import shlex
 import sys
 from typing import NamedTuple
 
-from common import LEAST_FOR_INTERVAL
+import common
 
 
 class Unreadable(Exception):
@@ -42,18 +42,25 @@ def is_number(value):
 
 
 def has_interval(row):
-    return is_number(row.get("ratio_low")) and is_number(row.get("ratio_high"))
+    found = common.spread_of(row)
+    return is_number(found.low) and is_number(found.high)
 
 
 def interval(row):
     """Where a ratio lies: as measured, or a point."""
-    low, high = (row["ratio_low"], row["ratio_high"]) if has_interval(row) else (row["ratio"], row["ratio"])
+    found = common.spread_of(row)
+    low, high = (found.low, found.high) if has_interval(row) else (row["ratio"], row["ratio"])
     return nearness(low, high) if is_number(row.get("target_high")) else (low, high)
+
+
+def pairs_of(row):
+    """An interval without a count is of enough pairs: who wrote it gave none for fewer."""
+    return len(row["ratios"]) if row.get("ratios") else row.get("pairs", common.LEAST_FOR_INTERVAL)
 
 
 def is_firm(row):
     """Of fewer pairs it is the least to the most: three new ones lie below three old ones once in 20 by chance."""
-    return has_interval(row) and row.get("pairs", LEAST_FOR_INTERVAL) >= LEAST_FOR_INTERVAL
+    return has_interval(row) and pairs_of(row) >= common.LEAST_FOR_INTERVAL
 
 
 def outcome_of(before, now, spread):

@@ -64,16 +64,17 @@ def number(value):
 
 
 def spread_of(row):
-    if row.get("ratio_low") is None:
-        return ""
-    return f" ({times(row['ratio_low'])[:-1]} to {times(row['ratio_high'])[:-1]})"
+    found = common.spread_of(row)
+    return "" if found.low is None else f" ({times(found.low)[:-1]} to {times(found.high)[:-1]})"
 
 
 def outcome(row, result):
     """What a row is beside what the target asks; nothing where it asks nothing."""
     if result.get("least") is None or row.get("ratio") is None:
         return ""
-    found = common.Spread(row["ratio"], row.get("ratio_low", row["ratio"]), row.get("ratio_high", row["ratio"]))
+    found = common.spread_of(row)
+    if found.low is None:
+        found = common.Spread(row["ratio"], row["ratio"], row["ratio"])
     return common.outcome(found, result["least"], result.get("most", math.inf))
 
 

@@ -68,7 +68,7 @@ def gpus(count):
 def plan(options, config, settings):
     """What `ferry plan` says of the run: its JSON. Ends the script where there is no such device, where the
     budgets are too small, or where the configuration is wrong."""
-    done = subprocess.run([options.ferry, "plan", str(config), "--json", "--no-forecast",
+    done = subprocess.run([options.ferry, "plan", str(config), "--json", "--no-prediction",
                            *words_of(settings, options.settings)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, check=False)
     if done.returncode != 0:

@@ -154,7 +154,7 @@ public:
 private:
     static long long number(int64_t value) { return static_cast<long long>(value); }
 
-    // Of the fastest of some batches: another's work only slows.
+    // Seconds of the fastest of some batches: other work only slows.
     double seconds(const std::function<void()>& work) {
         work();
         work();
@@ -271,7 +271,7 @@ private:
         }
     }
 
-    // What touches a whole matrix once.
+    // Operations that touch a whole matrix once.
     void whole(const Shape& s) {
         if (!wanted("cast") && !wanted("check finite") && !wanted("sum of rows")) return;
         Matrix wide(DType::f32, s.rows, s.hidden), narrow(DType::bf16, s.rows, s.hidden);
@@ -351,7 +351,7 @@ private:
         if (!wanted("update")) return;
         const int moments = optim::moments_of(method);
         Memory gradient(DType::bf16, n, 1e-2f), weight(DType::bf16, n), p(DType::f32, n);
-        // Of codes any float's bytes are as good; their scales are floats.
+        // Any float's bytes are good codes; their scales are floats.
         const DType as = moment == MomentType::bf16 ? DType::bf16 : DType::f32;
         Memory m(as, n, 1e-2f), v(as, n, 1e-2f, true);
         Memory m_scale(DType::f32, n / kMomentBlock + 1, 1e-2f, true),

@@ -6,8 +6,8 @@ if(FERRY_NVCC AND NOT FERRY_SANITIZE)
     set(cuda_default ON)
 endif()
 option(FERRY_CUDA "Build the CUDA kernels" ${cuda_default})
-# Of the GPU that is here; else machine code for Hopper, and what the driver of any GPU from Ampere on
-# makes its own code of at the first start.
+# Machine code for the GPU that is here; else for Hopper, and code from which the driver of any GPU from Ampere on
+# makes its own at the first start.
 set(architectures_default "80-virtual;90-real")
 find_program(FERRY_NVIDIA_SMI nvidia-smi)
 if(FERRY_NVIDIA_SMI)
@@ -67,8 +67,8 @@ endif()
 # The warnings of the C++ sources; correct division, square root and denormals everywhere.
 set(FERRY_CUDA_OPTIONS -prec-div=true -prec-sqrt=true -ftz=false
     --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off)
-# What has the same bits on the CPU (docs/numerics.md) must not contract a product and a sum.
-set(FERRY_CUDA_EXACT src/optim/cuda.cu src/ops/cuda/round.cu)
+# Kernels with the CPU's bits (docs/numerics.md) must not contract a product and a sum.
+set(FERRY_CUDA_EXACT src/optim/cuda/update.cu src/optim/cuda/coded.cu src/optim/cuda/norms.cu src/ops/cuda/round.cu)
 set_source_files_properties(${FERRY_CUDA_EXACT} PROPERTIES COMPILE_OPTIONS -fmad=false)
 if(FERRY_WERROR)
     list(APPEND FERRY_CUDA_OPTIONS -Werror=all-warnings -Xcompiler=-Werror)

@@ -27,7 +27,7 @@ function(ferry_module name dir)
     endif()
     add_library(ferry_${name} STATIC ${sources})
     add_library(ferry::${name} ALIAS ferry_${name})
-    # What an embedder calls, then the contracts between modules.
+    # The headers that an embedder calls, then the contracts between modules.
     target_include_directories(ferry_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                $<INSTALL_INTERFACE:include>
                                $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
@@ -69,7 +69,7 @@ endfunction()
 function(ferry_tests)
     include(GoogleTest)
     get_property(modules GLOBAL PROPERTY FERRY_MODULES)
-    # What tests above aio and comm share: a simulated disk, simulated ranks.
+    # Shared by tests above aio and comm: a simulated disk, simulated ranks.
     if(TARGET ferry_aio)
         file(GLOB support CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.cc)
         if(FERRY_ONLY_AIO)
@@ -134,20 +134,20 @@ function(ferry_tests)
             set_tests_properties(train_mpi_${ranks} PROPERTIES LABELS script TIMEOUT 300 PROCESSORS 2)
         endforeach()
     endif()
-    # What ranks_test.py preloads into ranks.
+    # ranks_test.py preloads this into ranks.
     if(FERRY_MPI AND NOT FERRY_ONLY_AIO)
         add_library(mortal_rank MODULE ${PROJECT_SOURCE_DIR}/tests/e2e/mortal_rank.cc)
         target_compile_definitions(mortal_rank PRIVATE OMPI_SKIP_MPICXX)
         target_link_libraries(mortal_rank PRIVATE MPI::MPI_C)
         ferry_compile_options(mortal_rank)
     endif()
-    # What files_test.py preloads.
+    # files_test.py preloads this.
     if(NOT FERRY_ONLY_AIO)
         add_library(bad_sector MODULE ${PROJECT_SOURCE_DIR}/tests/e2e/bad_sector.cc)
         target_link_libraries(bad_sector PRIVATE ${CMAKE_DL_LIBS})
         ferry_compile_options(bad_sector)
     endif()
-    # What bad_input_test.py puts before the driver's library.
+    # bad_input_test.py puts this before the driver's library.
     if(FERRY_CUDA AND NOT FERRY_ONLY_AIO)
         add_library(old_driver SHARED ${PROJECT_SOURCE_DIR}/tests/e2e/old_driver.cc)
         set_target_properties(old_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1

@@ -1,4 +1,4 @@
-# What the static libraries of aio and base link: liburing, xxHash, and base's log (spdlog).
+# The packages that the static libraries of aio and base link: liburing, xxHash, and spdlog.
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 find_dependency(spdlog)

@@ -1,4 +1,4 @@
-# What `cmake --install` gives. Elsewhere then
+# The files of `cmake --install`. A program elsewhere then has
 #   find_package(ferry REQUIRED)              # or ferry_aio: `cmake --install build --component aio`
 #   target_link_libraries(program ferry::swap ferry::optim)
 # docs/embedding.md has the targets, and the same by pkg-config.
@@ -6,7 +6,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake)
-set(aio_headers error.h units.h executor.h streams.h aio.h)
+set(aio_headers error.h units.h executor.h streams.h aio_kinds.h aio.h)
 
 # ferry_package(NAME CONFIG COMPONENT): its targets, and what finds their dependencies.
 function(ferry_package name config component)
@@ -32,7 +32,7 @@ function(ferry_modules_below module result)
     set(${result} ${found} PARENT_SCOPE)
 endfunction()
 
-# What stands for a package of CMake's in a .pc file; nothing where all of it is in headers.
+# The name of a CMake package in a .pc file; none where all of it is in headers.
 set(pc_names "PkgConfig::uring=liburing;PkgConfig::xxhash=libxxhash;PkgConfig::hwloc=hwloc;PkgConfig::hwy=libhwy;\
 spdlog::spdlog=spdlog;TBB::tbb=tbb")
 

@@ -1,4 +1,4 @@
-// What the kernel made of a wish for huge pages.
+// Whether memory has the huge pages that were asked for.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 // Only of mappings that begin inside `memory`: a slab is one of its own.
 int64_t huge_bytes_of(std::span<const std::byte> memory);
 
-// What this process or machine is set to that keeps it from them, or that memory is fragmented.
+// The setting of process or machine that keeps memory from huge pages, or that it is fragmented.
 std::string why_not_huge();
 
 }  // namespace ferry::pinned_mem

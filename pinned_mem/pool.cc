@@ -131,7 +131,7 @@ size_t Pool::slab_of(std::span<std::byte> part) const {
     return static_cast<size_t>(slab - slabs_.begin());
 }
 
-// Of the slab of these bytes, which are all touched.
+// Looks at the slab of these bytes, which are all touched.
 void Pool::look_for_huge_pages(std::span<std::byte> part) {
     const size_t slab = slab_of(part);
     reports_[slab].huge_bytes = huge_bytes_of(slabs_[slab].memory);

@@ -1,4 +1,4 @@
-// What a leased store can be made of.
+// Checks a leased store's options and fills them in.
 #pragma once
 
 #include <string>

@@ -14,7 +14,7 @@
 namespace ferry::swap {
 namespace {
 
-// What a buffer holds.
+// The contents of a buffer.
 enum class Holds : uint8_t {
     nothing,
     incoming,  // a read is under way
@@ -307,7 +307,7 @@ private:
         while (true) {
             if (Buffer* const buffer = takeable(/*despite_hint=*/true)) return *buffer;
             write_ahead();
-            // What ended since the last look was collected.
+            // Operations that ended since the last look have been collected.
             if (Buffer* const buffer = takeable(/*despite_hint=*/true)) return *buffer;
             // Whatever no lease holds is on its way now: there is a slot for one write at least.
             if (moving_ == 0) throw all_leased();

@@ -18,7 +18,7 @@ struct HostSlots {
 // Bytes of the map of what outlives the process (Store::publish), where these are the objects.
 int64_t map_bytes(std::span<const Object> objects);
 
-// What a table of objects is made of; `parallel` may be empty.
+// The parts of a table of objects; `parallel` may be empty.
 struct Objects {
     std::vector<Object> objects{};
     std::vector<HostSlots> host_slots{};

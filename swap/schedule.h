@@ -15,7 +15,7 @@ namespace ferry::swap {
 
 enum class Lane : uint8_t { compute, h2d, d2h, team, check, read, write, comm };
 constexpr int kLanes = 8;
-// Of a run: the last one is idle where there is one rank.
+// The lanes of a run: the last one is idle where there is one rank.
 constexpr size_t lanes_of(int ranks) {
     return static_cast<size_t>(ranks > 1 ? kLanes : kLanes - 1);
 }
@@ -110,10 +110,11 @@ void prove_acyclic(const Schedule& schedule);
 
 // ---------------------------------------------------------------- prediction
 
-// What several lanes draw on at once.
+// Resources that several lanes use at once.
 enum class Shared : uint8_t { cores, disk, dram };
 constexpr int kShared = 3;
-// What a task takes alone, and the part of each shared resource that it needs meanwhile (1: all).
+// The seconds of a task alone, and the part of each shared resource that it needs meanwhile (1:
+// all).
 struct Cost {
     double seconds = 0;
     std::array<double, kShared> part{};

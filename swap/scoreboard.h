@@ -1,4 +1,4 @@
-// What is appended to the lanes and what of it is done, in absolute counts over all schedules.
+// Counts the tasks appended to each lane and those done, over all schedules.
 #pragma once
 
 #include <vector>

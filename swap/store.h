@@ -24,7 +24,7 @@ namespace ferry::swap {
 
 class Store;
 
-// What a kernel task is run with. `at` are the addresses of its places.
+// The call of a kernel task. `at` are the addresses of its places.
 struct Call {
     const Task* task = nullptr;
     int64_t sequence = 0;  // as the schedule was appended with
@@ -67,7 +67,7 @@ struct StoreOptions {
     Parallel parallel{};                 // optional: hashes
 };
 
-// What moved over each link since the last reset, and how long each lane was busy.
+// Bytes moved by each lane since the last reset, and how long it was busy.
 struct LaneReport {
     int64_t bytes = 0, tasks = 0;
     Nanos busy_ns = 0;
@@ -113,7 +113,7 @@ public:
     // map names are not written until the next one is durable. Needs `verify`, twice the slots and
     // a volume with record_bytes for map and state.
     void publish(std::span<const std::byte> state);
-    // Of a volume opened to resume: takes over the versions of its n-th newest record and returns
+    // For a volume opened to resume: takes over the versions of its n-th newest record and returns
     // the owner's `state`; none: there is no such record. get() proves the contents, and is where
     // wrong ones show; the next restore() starts afresh. Throws io where it cannot be taken over.
     // These, and puts, throw TransferFailed where nothing is known to be wrong.

@@ -72,7 +72,7 @@ private:
     static double part_of(const Running& task, Shared resource) {
         return task.cost.part[static_cast<size_t>(resource)];
     }
-    // Of what it could do alone, by the disk's share alone: what it takes of the rest is less, too.
+    // The rate by the disk's share alone; the task then takes less of the rest, too.
     static double on_disk(const Running& task, double wanted_of_disk) {
         return part_of(task, Shared::disk) > 0 ? 1 / std::max(wanted_of_disk, 1.0) : 1;
     }

@@ -19,10 +19,10 @@
 #include "copy_progress.h"
 #include "export_options.h"
 #include "ferry/config.h"
-#include "ferry/train.h"
 #include "import.h"
 #include "json_line.h"
 #include "output.h"
+#include "train/state/export.h"
 
 namespace ferry::tools {
 namespace {
@@ -155,17 +155,6 @@ std::vector<std::string> faults_of(const std::string& path, const Executor& exec
         });
     if (faults.empty()) attempt([&] { const Saved saved(path); });
     return faults;
-}
-
-// A wrong byte is not handed on.
-void require_whole(const std::string& path, const Executor& executor) {
-    const std::vector<std::string> faults = faults_of(path, executor);
-    if (faults.empty()) return;
-    throw Error(Trouble::io,
-                {.what = "the checkpoint is damaged",
-                 .where = path,
-                 .measured = faults.front(),
-                 .remedy = "export another one: ferry ckpt verify says which are whole"});
 }
 
 void verify(const std::string& given, bool as_json) {
@@ -343,7 +332,6 @@ void export_one(const std::string& path, const train::ExportOptions& options,
     const auto executor = make_thread_executor();
     const std::vector<std::string> found = checkpoints_at(path);
     const Saved saved(found.back());  // of a directory the newest
-    require_whole(saved.path(), *executor);
     Config config;
     config.model.path = model.empty() ? saved.manifest().model : model;
     if (!config.model.path.empty() && kind_of(config.model.path) != FileKind::directory) {

@@ -134,7 +134,7 @@ void refuse_json(const std::string& path, std::string_view beginning) {
 template <class Id, class First>
 uint64_t copy_ids(const std::string& path, ferry::TokenWriter& to, const First& first) {
     static_assert(std::endian::native == std::endian::little, "the files are");
-    // Of the wrong type they would be too large as well, which says less. A pipe has no size yet.
+    // A file of the wrong type would be too large as well, which says less. A pipe has no size yet.
     std::error_code has_none;
     const std::uintmax_t size = std::filesystem::file_size(path, has_none);
     if (!has_none) check_whole_ids(path, size, sizeof(Id));

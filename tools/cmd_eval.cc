@@ -16,8 +16,9 @@
 #include "output.h"
 #include "override_options.h"
 #include "ranks.h"
-#include "train/forecast/forecast.h"
 #include "train/from_config.h"
+#include "train/loader_of.h"
+#include "train/prediction/predictor.h"
 #include "writable.h"
 
 namespace ferry::tools {
@@ -60,7 +61,7 @@ public:
         check_no_volume("--logits", file_, config.budgets.nvme);
         planner::PlanRequest request = train::request_of(config);
         request.trains = false;
-        const auto plan = train::Forecaster::make(config)->plan(request);
+        const auto plan = train::Predictor::make(config)->plan(request);
         const int64_t vocab = plan.layers.front().find(model::Role::token_table)->shape.front();
         shape_ = {options.logits_sequences, config.batch.sequence, vocab};
         const int64_t each = config.batch.sequence * vocab * size_of(DType::f32);

@@ -41,7 +41,7 @@ int ranks_on(const std::vector<Host>& hosts) {
     return ranks;
 }
 
-// What libraries read from the environment of every rank; mpirun itself takes only its own along.
+// Variables that libraries read in every rank's environment; mpirun takes only its own along.
 std::vector<std::string> passed_on() {
     std::vector<std::string> names;
     for (char** entry = environ; *entry != nullptr; ++entry) {

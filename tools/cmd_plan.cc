@@ -13,16 +13,16 @@
 #include "ferry/config.h"
 #include "ferry/optim.h"
 #include "ferry/train.h"
-#include "forecast_report.h"
 #include "json_line.h"
 #include "output.h"
 #include "override_options.h"
+#include "prediction_report.h"
 #include "run_table.h"
 #include "svg.h"
 #include "timeline_picture.h"
-#include "train/forecast/forecast.h"
-#include "train/forecast/kernel_profile.h"
 #include "train/from_config.h"
+#include "train/prediction/kernel_profile.h"
+#include "train/prediction/predictor.h"
 #include "wear.h"
 
 namespace ferry::tools {
@@ -33,7 +33,7 @@ struct PlanOptions {
     Overrides overrides{};
     std::string machine{}, svg{};
     train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
-    bool schedule = false, json = false, forecast = true;
+    bool schedule = false, json = false, prediction = true;
 };
 
 // At most about 25 steps: the first and the last, evenly spaced ones, and where the rate turns.
@@ -86,17 +86,17 @@ nlohmann::json schedule_json(const Config& config, const optim::LrSchedule& sche
             {"lr", rates}};
 }
 
-ForecastReport forecast_of(const std::optional<MachineFile>& machine, const Config& config,
-                           train::Forecaster& forecaster, const planner::Plan& plan) {
-    ForecastReport report{.found = measurements_for(config, forecaster, plan, machine)};
+PredictionReport prediction_of(const std::optional<MachineFile>& machine, const Config& config,
+                               train::Predictor& predictor, const planner::Plan& plan) {
+    PredictionReport report{.found = measurements_for(config, predictor, plan, machine)};
     if (!report.found.missing.empty()) return report;
-    report.forecast =
-        forecaster.forecast(train::request_of(config), plan, report.found.measurements);
-    report.what_if = what_if(config, forecaster, plan, report.found.measurements);
+    report.prediction =
+        predictor.predict(train::request_of(config), plan, report.found.measurements);
+    report.what_if = what_if(config, predictor, plan, report.found.measurements);
     return report;
 }
 
-// What does not go the fast way on this GPU, a line each.
+// Operations that do not go the fast way on this GPU, a line each.
 std::string text_of(const std::vector<ops::SlowPath>& paths) {
     std::string text;
     for (const ops::SlowPath& path : paths) {
@@ -130,24 +130,24 @@ void run_plan(const PlanOptions& options) {
     const train::RankCount count = on_hosts(options.count);
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
-    const auto forecaster = forecaster_for(config, count, machine);
-    const std::string planned_by = plan_by(machine, config, *forecaster);
-    const planner::Plan plan = forecaster->plan(train::request_of(config));
+    const auto predictor = predictor_for(config, count, machine);
+    const std::string planned_by = plan_by(machine, config, *predictor);
+    const planner::Plan plan = predictor->plan(train::request_of(config));
     const optim::LrSchedule schedule = train::schedule_of(config);
     std::vector<ops::SlowPath> slow;
-    if (forecaster->is_here()) slow = train::slow_operations(config);
-    std::optional<ForecastReport> report;
-    if (options.forecast) report = forecast_of(machine, config, *forecaster, plan);
+    if (predictor->is_here()) slow = train::slow_operations(config);
+    std::optional<PredictionReport> report;
+    if (options.prediction) report = prediction_of(machine, config, *predictor, plan);
     if (report && !report->found.missing.empty() && !options.svg.empty())
         throw Error(Trouble::usage, {.what = "there is no step to draw: a measurement is missing",
                                      .where = "--svg",
                                      .measured = report->found.missing,
                                      .remedy = "mend that, give a machine file that has the "
                                                "measurement (--machine), or leave --svg out"});
-    const Wear wear = wear_of(config, *forecaster, plan, count,
+    const Wear wear = wear_of(config, *predictor, plan, count,
                               report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())
-        write_picture("--svg", options.svg, timeline_svg(report->forecast, machine_text()));
+        write_picture("--svg", options.svg, timeline_svg(report->prediction, machine_text()));
     if (!options.json) {
         print_plan(plan, config);
         print("planned by {}\n\n", planned_by);
@@ -176,7 +176,7 @@ void run_plan(const PlanOptions& options) {
         {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.ranks)},
         {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};
-    if (report) line["forecast"] = to_json(*report);
+    if (report) line["prediction"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
     print("{}", json_line(line));
 }
@@ -202,7 +202,7 @@ void add_plan_command(CLI::App& app) {
     CLI::Option* svg =
         command->add_option("--svg", options->svg, "write the step's timeline to this file (SVG)");
     command
-        ->add_flag("!--no-forecast", options->forecast,
+        ->add_flag("!--no-prediction", options->prediction,
                    "only where everything goes: measure nothing, predict nothing")
         ->excludes(svg);
     command->add_flag("--schedule", options->schedule, "the learning rate over the steps as well");

@@ -26,6 +26,9 @@
 #include "resume.h"
 #include "run_table.h"
 #include "trace/trace.h"
+#include "train/from_config.h"
+#include "train/state/export.h"
+#include "train/state/saving.h"
 #include "writable.h"
 
 namespace ferry::tools {
@@ -41,7 +44,8 @@ struct TrainOptions {
     std::optional<std::string> resume{};  // "": with nothing behind it
 };
 
-// What a step is held against, as known before the first: zeros where nothing was measured.
+// The bounds that a step is compared with, as known before the first: zeros where nothing was
+// measured.
 struct Yardsticks {
     double bound_seconds = 0;
     double model_flops = 0, gemm_flops_per_s = 0;
@@ -164,7 +168,7 @@ private:
 
     bool traces() const { return speaks_ && !options_.trace.empty(); }
 
-    // What can be known before the training must not cost the run's weights.
+    // Errors that can be known before the training must not cost the run's weights.
     std::unique_ptr<comm::Communicator> join(int& rank) {
         auto ranks = join_ranks(config_, *executor_, "train",
                                 {{"--no-bound", !options_.bound},
@@ -266,7 +270,7 @@ private:
                                                  : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
         if (steps_ > saved_) attempt([this] { save(); });
-        // What was trained first: nothing that comes after it may cost it.
+        // The trained weights go first: nothing that comes after may cost them.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty()) attempt([this] { export_model(); });
         train::RunReport report = engine_->report();  // what the steps left under way has ended
@@ -396,7 +400,7 @@ private:
         }
     }
 
-    // Of the last step, had none been skipped.
+    // The learning rate of the last step, had none been skipped.
     double scheduled_lr() const {
         return optim::learning_rate(train::schedule_of(config_), steps_);
     }

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "ferry/train.h"
+#include "ferry/export.h"
 
 namespace CLI {  // NOLINT(readability-identifier-naming): not ours
 class App;

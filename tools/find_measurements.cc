@@ -10,17 +10,17 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "io_site.h"
-#include "train/forecast/planning_measurements.h"
 #include "train/from_config.h"
+#include "train/prediction/planning_measurements.h"
 
 namespace ferry::tools {
 namespace {
 
-// Of files on each path, within its size; and as much again is written to measure: a plan is not to
-// wear a drive as its run would.
+// Size of the files on each path, within the path's; as much again is written to measure. A plan is
+// not to wear a drive as its run would.
 constexpr int64_t kSampleBytes = 256 * kMiB;
 constexpr double kSampleSeconds = 0.5;
-// What a GPU's context and this program's libraries took on an H200: 0.64 GiB.
+// A GPU's context and this program's libraries took 0.64 GiB on an H200.
 constexpr int64_t kAssumedOverhead = 704 * kMiB;
 
 // Reads and writes at once, with the configuration's own settings.
@@ -33,7 +33,7 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
                        .bytes_per_path = sites.bytes_per_path(sample, kSlotBytes),
                        .depth = std::min(config.io.queue_depth, 32),
                        .rings = config.io.rings,
-                       .backend = train::backend_of(config.io.backend),
+                       .backend = config.io.backend,
                        .direct = config.io.direct};
     const int64_t block = fit_into_files(options, largest);
     const IoMemory memory(operations_of(options) * block);
@@ -51,7 +51,7 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
             .cores_per_byte = found.cpu_s_per_gb() * 1e-9};
 }
 
-// What measures between these ranks.
+// The command that measures between these ranks.
 std::string comm_command(const MeasurementsOf& what, const train::RankCount& count,
                          const std::string& file) {
     return fmt::format("mpirun -n {} ferry bench comm --device {} --save {}", count.ranks,
@@ -68,26 +68,26 @@ public:
     Finder(const Config& config, const planner::Plan& plan, const std::optional<MachineFile>& file)
         : config_(config), plan_(plan), file_(file) {}
 
-    FoundMeasurements find(train::Forecaster& forecaster) {
-        find_kernels(forecaster);
-        find_comm(forecaster);
-        find_paths(forecaster.count().on_a_host * plan_.nvme_bytes);
+    FoundMeasurements find(train::Predictor& predictor) {
+        find_kernels(predictor);
+        find_comm(predictor);
+        find_paths(predictor.count().on_a_host * plan_.nvme_bytes);
         return std::move(found_);
     }
 
 private:
-    void find_kernels(train::Forecaster& forecaster) {
-        const MeasurementsOf what = identity_of(forecaster);
+    void find_kernels(train::Predictor& predictor) {
+        const MeasurementsOf what = what_is_measured(predictor);
         cost::Measurements known = known_of(file_, what);
-        if (!forecaster.covers(plan_, known.kernels)) known.kernels = {};
+        if (!predictor.covers(plan_, known.kernels)) known.kernels = {};
         const bool memory = known.dram_bytes_per_s > 0, copies = known.copy_bytes_per_s > 0,
                    kernels = !known.kernels.seconds.empty();
         const char* links = memory ? "copies" : copies ? "memory" : "memory and copies";
-        if (!forecaster.is_here()) return assume(forecaster, what, std::move(known), links);
+        if (!predictor.is_here()) return assume(predictor, what, std::move(known), links);
         found_.measurements = std::move(known);
         if (memory && copies && kernels) return;
         const cost::Measurements measured =
-            forecaster.measure(plan_, train::Forecaster::Memory::of_plan);
+            predictor.measure(plan_, train::Predictor::Memory::of_plan);
         if (!memory || !copies) found_.measured.emplace_back(links);
         if (!kernels) {
             found_.measured.emplace_back("this model's kernels");
@@ -97,16 +97,16 @@ private:
         found_.measurements = cost::known_or(std::move(found_.measurements), measured);
     }
 
-    void assume(const train::Forecaster& forecaster, const MeasurementsOf& what,
+    void assume(const train::Predictor& predictor, const MeasurementsOf& what,
                 cost::Measurements known, const char* links) {
         is_here_ = false;
         if (known.dram_bytes_per_s == 0 || known.copy_bytes_per_s == 0)
             found_.assumed.push_back(fmt::format("{} beside {}", links, what.kernels.device));
         const bool kernels = known.kernels.seconds.empty();
-        found_.measurements = cost::known_or(std::move(known), forecaster.assumed(plan_));
+        found_.measurements = cost::known_or(std::move(known), predictor.assumed(plan_));
         if (kernels) {
             found_.measurements =
-                forecaster.with_assumed_kernels(std::move(found_.measurements), plan_);
+                predictor.with_assumed_kernels(std::move(found_.measurements), plan_);
             found_.assumed.emplace_back("this model's kernels, by their operations");
         }
         if (what.needs.overhead == kAssumedOverhead)
@@ -121,14 +121,14 @@ private:
     }
 
     // Nobody measures between ranks but ranks.
-    void find_comm(const train::Forecaster& forecaster) {
-        const MeasurementsOf what = identity_of(forecaster);
+    void find_comm(const train::Predictor& predictor) {
+        const MeasurementsOf what = what_is_measured(predictor);
         cost::Measurements& measurements = found_.measurements;
         if (what.count.ranks == 1 || measurements.comm_bytes_per_s > 0) return;
         measurements.comm_bytes_per_s = measurements.copy_bytes_per_s;
         found_.assumed.push_back(fmt::format("{}: as fast as copies (`{}` measures it)",
                                              text_of_ranks(what),
-                                             comm_command(what, forecaster.count(), "FILE")));
+                                             comm_command(what, predictor.count(), "FILE")));
     }
 
     // `bytes`: stored on them, by all ranks of a host.
@@ -166,7 +166,7 @@ private:
     bool is_here_ = true;
 };
 
-// Of all paths together; 0: the file does not know all of them.
+// The rate of all paths together; 0: the file does not know all of them.
 double storage_rate(const MachineFile& file, const Config& config) {
     std::vector<cost::Path> paths;
     for (const NvmePath& path : config.budgets.nvme) {
@@ -193,13 +193,13 @@ std::string all_command(const train::RankCount& count, const std::string& file) 
 
 }  // namespace
 
-MeasurementsOf identity_of(const train::Forecaster& forecaster) {
-    const cost::KernelsOf kernels = forecaster.kernels_of();
+MeasurementsOf what_is_measured(const train::Predictor& predictor) {
+    const cost::KernelsOf kernels = predictor.kernels_of();
     return {.kernels = kernels,
-            .count = forecaster.count(),
+            .count = predictor.count(),
             .by = kernels.on_host() ? "mpi" : "nccl",
-            .device_bytes = forecaster.device_bytes(),
-            .needs = forecaster.needs()};
+            .device_bytes = predictor.device_bytes(),
+            .needs = predictor.needs()};
 }
 
 train::RankCount on_hosts(train::RankCount given) {
@@ -212,39 +212,38 @@ train::RankCount on_hosts(train::RankCount given) {
                                  .remedy = "leave it out where one host has all of them"});
 }
 
-std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
-                                                  const train::RankCount& count,
-                                                  const std::optional<MachineFile>& file) {
-    if (config.device != DeviceKind::cuda || !file) return train::Forecaster::make(config, count);
+std::unique_ptr<train::Predictor> predictor_for(const Config& config, const train::RankCount& count,
+                                                const std::optional<MachineFile>& file) {
+    if (config.device != DeviceKind::cuda || !file) return train::Predictor::make(config, count);
     try {
-        return train::Forecaster::make(config, count);
+        return train::Predictor::make(config, count);
     } catch (const Error& error) {
         if (error.trouble() != Trouble::usage) throw;
-        // What is wrong with the configuration itself is wrong there too, and says so again.
-        auto absent = file->gpu(train::Forecaster::make(config, count, {})->kernels_of());
+        // An error in the configuration itself is one there too, and is reported again.
+        auto absent = file->gpu(train::Predictor::make(config, count, {})->kernels_of());
         if (!absent) throw;
         log_warn(std::string(error.what()) + "; planning for the " + absent->architecture + " of " +
                  file->name());
         if (absent->needs.overhead == 0) absent->needs.overhead = kAssumedOverhead;
-        return train::Forecaster::make(config, count, *absent);
+        return train::Predictor::make(config, count, *absent);
     }
 }
 
-FoundMeasurements measurements_for(const Config& config, train::Forecaster& forecaster,
+FoundMeasurements measurements_for(const Config& config, train::Predictor& predictor,
                                    const planner::Plan& plan,
                                    const std::optional<MachineFile>& file) {
-    return Finder(config, plan, file).find(forecaster);
+    return Finder(config, plan, file).find(predictor);
 }
 
 std::string plan_by(const std::optional<MachineFile>& file, const Config& config,
-                    train::Forecaster& forecaster) {
+                    train::Predictor& predictor) {
     const std::string_view defaults = train::default_machine_name(config);
     if (!file)
         return fmt::format(
             "the defaults of a {}; --machine FILE plans by this one's, which "
             "ferry bench --all --save FILE measures",
             defaults);
-    cost::Measurements known = file->measurements(identity_of(forecaster));
+    cost::Measurements known = file->measurements(what_is_measured(predictor));
     known.nvme_bytes_per_s = storage_rate(*file, config);
     std::vector<std::string> lacking;
     if (known.dram_bytes_per_s == 0) lacking.emplace_back("memory");
@@ -252,7 +251,7 @@ std::string plan_by(const std::optional<MachineFile>& file, const Config& config
     if (known.kernels.seconds.empty()) lacking.emplace_back("this model's kernels");
     if (!config.budgets.nvme.empty() && known.nvme_bytes_per_s == 0)
         lacking.emplace_back("storage");
-    forecaster.plan_by(known);
+    predictor.plan_by(known);
     std::string text = "the measurements of " + file->name();
     if (!lacking.empty())
         text += fmt::format(", but for {}: those by default, of a {}", fmt::join(lacking, ", "),
@@ -262,22 +261,22 @@ std::string plan_by(const std::optional<MachineFile>& file, const Config& config
 
 cost::Measurements known_measurements(const Config& config, const train::RankCount& count,
                                       const MachineFile& file) {
-    const auto forecaster = train::Forecaster::make(config, count);
-    const planner::Plan plan = forecaster->plan(train::request_of(config));
-    const MeasurementsOf what = identity_of(*forecaster);
+    const auto predictor = train::Predictor::make(config, count);
+    const planner::Plan plan = predictor->plan(train::request_of(config));
+    const MeasurementsOf what = what_is_measured(*predictor);
     const std::string measure_all = all_command(count, file.name());
     const cost::Measurements known = file.measurements(what);
     if (known.dram_bytes_per_s == 0 || known.copy_bytes_per_s == 0)
         lacks(file, fmt::format("{} with {} threads", what.kernels.device, what.kernels.threads),
               measure_all);
-    if (known.kernels.seconds.empty() || !forecaster->covers(plan, known.kernels))
+    if (known.kernels.seconds.empty() || !predictor->covers(plan, known.kernels))
         lacks(file, "this model's kernels", measure_all);
     for (const NvmePath& path : config.budgets.nvme) {
         if (plan.nvme_bytes > 0 && !file.path(path.path)) lacks(file, path.path, measure_all);
     }
     if (count.ranks > 1 && known.comm_bytes_per_s == 0)
         lacks(file, text_of_ranks(what), comm_command(what, count, file.name()));
-    return measurements_for(config, *forecaster, plan, file).measurements;
+    return measurements_for(config, *predictor, plan, file).measurements;
 }
 
 }  // namespace ferry::tools

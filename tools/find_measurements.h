@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "machine_file.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::tools {
 
@@ -24,23 +24,23 @@ struct FoundMeasurements {
 train::RankCount on_hosts(train::RankCount given);
 
 // On the configuration's device; where it is not here, on the file's.
-std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
-                                                  const train::RankCount& count,
-                                                  const std::optional<MachineFile>& file);
+std::unique_ptr<train::Predictor> predictor_for(const Config& config, const train::RankCount& count,
+                                                const std::optional<MachineFile>& file);
 
-MeasurementsOf identity_of(const train::Forecaster& forecaster);
+// The key by which a machine file knows the measurements.
+MeasurementsOf what_is_measured(const train::Predictor& predictor);
 
 // Measures for a few seconds what the file does not know of: kernels and links on memory of its
 // own, and each path in a directory of its own there. A path that cannot be measured is `missing`
 // where the plan needs it.
-FoundMeasurements measurements_for(const Config& config, train::Forecaster& forecaster,
+FoundMeasurements measurements_for(const Config& config, train::Predictor& predictor,
                                    const planner::Plan& plan,
                                    const std::optional<MachineFile>& file);
 
 // Plans from here on are weighed with what the file knows, as those of `ferry train --machine` are.
 // Returns by which, in words: without a file, or where it does not know, the defaults.
 std::string plan_by(const std::optional<MachineFile>& file, const Config& config,
-                    train::Forecaster& forecaster);
+                    train::Predictor& predictor);
 
 // The file's alone, of one rank. Throws usage, saying what it lacks and how to measure that.
 cost::Measurements known_measurements(const Config& config, const train::RankCount& count,

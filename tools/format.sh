@@ -4,7 +4,7 @@
 #   tools/format.sh [--check] [--tidy] [--changed | FILE...]
 #
 #   --check     change nothing; fail where clang-format would
-#   --tidy      then clang-tidy; needs build/release/compile_commands.json
+#   --tidy      then clang-tidy (tools/tidy.py); needs build/release, built
 #   --changed   only what differs from the last commit; default: every file
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -63,7 +63,4 @@ mapfile -t sources < <(for file in "${files[@]}"; do
     grep -qF "$PWD/$file\"" "$commands" && echo "$file"
 done || true)
 [ ${#sources[@]} -gt 0 ] || { echo "tidy: no sources"; exit 0; }
-printf '%s\0' "${sources[@]}" |
-    xargs -0 -n 1 -P "$(nproc)" clang-tidy-16 --quiet --warnings-as-errors='*' -p build/release \
-        2> build/tidy.err || { grep -v 'warnings generated' build/tidy.err >&2; fail "clang-tidy"; }
-echo "tidy: ${#sources[@]} sources"
+tools/tidy.py "${sources[@]}"

@@ -36,29 +36,46 @@ findings=build/fuzz/findings
 mkdir -p "$findings"
 python3 tests/fuzz/large_seeds.py build/fuzz/large
 
-failed() {
-    tail -n 60 "build/fuzz/$target.log" >&2
-    echo "fuzz: $target failed; the input is in $findings" >&2
-    exit 1
-}
-
-for target in "${targets[@]}"; do
-    found=build/fuzz/corpus/$target
-    seeds=("tests/fuzz/corpus/$target")
+# fuzz TARGET
+fuzz() {
+    local target=$1
+    local found=build/fuzz/corpus/$target log=build/fuzz/$target.log
+    local seeds=("tests/fuzz/corpus/$target")
     mkdir -p "$found" "build/fuzz/large/$target"
-    echo "fuzz: $target, $limit"
     # Large files once: as seeds they would make every input slow.
-    large=("build/fuzz/large/$target"/*)
+    local large=("build/fuzz/large/$target"/*)
+    : > "$log"
     if [ -e "${large[0]}" ]; then
-        build/fuzz/fuzz_"$target" -timeout=60 -artifact_prefix="$findings/$target-" "${large[@]}" \
-            > "build/fuzz/$target.log" 2>&1 || failed
-    else
-        : > "build/fuzz/$target.log"
+        build/fuzz/fuzz_"$target" -timeout=60 -artifact_prefix="$findings/$target-" "${large[@]}" >> "$log" 2>&1
     fi
-    dictionary=()
+    local dictionary=()
     case $target in config | model | machine | index | manifest) dictionary=(-dict=tests/fuzz/json.dict) ;; esac
     build/fuzz/fuzz_"$target" "$limit" -seed=1 -timeout=10 -max_len=8192 -print_final_stats=1 \
-        -artifact_prefix="$findings/$target-" "${dictionary[@]}" "$found" "${seeds[@]}" \
-        >> "build/fuzz/$target.log" 2>&1 || failed
-    grep -E "stat::(number_of_executed_units|average_exec_per_sec)" "build/fuzz/$target.log"
+        -artifact_prefix="$findings/$target-" "${dictionary[@]}" "$found" "${seeds[@]}" >> "$log" 2>&1
+}
+
+# One target a core at a time: each is one thread.
+report() {
+    local target=$1
+    if wait "$2"; then
+        echo "fuzz: $target, $limit"
+        grep -E "stat::(number_of_executed_units|average_exec_per_sec)" "build/fuzz/$target.log"
+    else
+        tail -n 60 "build/fuzz/$target.log" >&2
+        echo "fuzz: $target failed; the input is in $findings" >&2
+        failed=true
+    fi
+}
+failed=false
+running=()
+for target in "${targets[@]}"; do
+    if [ ${#running[@]} -ge "$(nproc)" ]; then
+        report ${running[0]}
+        running=("${running[@]:1}")
+        $failed && break
+    fi
+    fuzz "$target" &
+    running+=("$target $!")
 done
+for one in "${running[@]}"; do report $one; done
+if $failed; then exit 1; fi

@@ -5,19 +5,19 @@
 #   tools/install-packages.sh [build] [text] [check] [fuzz] [python]     default: all
 set -euo pipefail
 
-# What compiles and links ferry and its unit tests.
+# Packages that compile and link ferry and its unit tests.
 build="g++ cmake ninja-build pkg-config python3 liburing-dev libhwloc-dev libtbb-dev libspdlog-dev
        libgtest-dev libgmock-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev
        libopenblas-pthread-dev libopenmpi-dev openmpi-bin"
 # Plain English text for the quick start: about 2.5 MB of quotations.
 text="fortunes fortunes-min"
-# What the fuzz targets are built with: libFuzzer comes with clang (tools/fuzz.sh).
+# The fuzz targets need clang, which brings libFuzzer (tools/fuzz.sh).
 fuzz="clang-16 libclang-rt-16-dev"
-# What tools/test.sh needs besides. The version is part of the name: another clang-format lays the
+# tools/test.sh needs these besides. The version is part of the name: another clang-format lays the
 # same code out differently, and clang-tidy needs 16 for std::source_location.
 check="clang-format-14 clang-tidy-16 ccache git"
-# What the Python package is built and tested with, and, from the Python package index, into
-# build/python: its build tools and what its tests use.
+# The Python package is built and tested with these. Its build tools and its tests' packages come from
+# the Python package index, into build/python.
 python="python3-dev python3-venv"
 wheels="nanobind==3.1.0 scikit-build-core==1.1.2 numpy pytest"
 

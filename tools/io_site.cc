@@ -40,7 +40,7 @@ struct Room {
     int paths = 0;
     int64_t usable_bytes_a_path() const { return (free_bytes - margin_bytes) / paths; }
 };
-using Identity = std::pair<dev_t, ino_t>;
+using FileId = std::pair<dev_t, ino_t>;
 
 struct stat status_of(const std::string& path) {
     struct stat status {};
@@ -76,7 +76,7 @@ bool same_file(const struct stat& one, const struct stat& other) {
 
 // One under two names would be measured beside itself.
 void check_paths_differ(const std::vector<std::string>& paths) {
-    std::map<Identity, std::string> seen;
+    std::map<FileId, std::string> seen;
     for (const std::string& path : paths) {
         if (path.empty())
             throw Error(Trouble::usage, {.what = "a path is empty",
@@ -84,7 +84,7 @@ void check_paths_differ(const std::vector<std::string>& paths) {
                                          .remedy = "give a directory on the drive in question"});
         struct stat status {};
         if (stat(path.c_str(), &status) != 0) continue;  // refused where it is opened
-        const auto [other, fresh] = seen.emplace(Identity{status.st_dev, status.st_ino}, path);
+        const auto [other, fresh] = seen.emplace(FileId{status.st_dev, status.st_ino}, path);
         if (!fresh)
             throw Error(Trouble::usage, {.what = "the same path is given twice",
                                          .where = path,
@@ -244,7 +244,7 @@ void IoSites::remove_directories() noexcept {
 // A volume knows what a killed one left, and refuses what is in use or not ferry's.
 void IoSites::remove_leftovers(const std::string& directory) {
     const auto executor = make_thread_executor();
-    aio::Volume::open({.paths = {{.path = directory, .size_bytes = kMiB, .segments = 1}},
+    aio::Volume::open({.paths = {{.path = directory, .size_bytes = kMiB, .files = 1}},
                        .classes = {{.name = "none", .slot_bytes = 4096, .slots = 1}},
                        .backend = aio::BackendKind::posix,
                        .queue_depth = 1,

@@ -13,7 +13,7 @@ namespace ferry::tools {
 // above all, is no benchmark's to remove.
 constexpr uint64_t kBenchRun = 0;
 
-// What a benchmark wants for its files on each path.
+// The bytes that a benchmark wants for its files on each path.
 struct FileBytes {
     int64_t least = 0, most = 0;
     std::string remedy = "free some space";  // where there is less than the least
@@ -30,8 +30,8 @@ public:
     IoSites& operator=(const IoSites&) = delete;
 
     const std::vector<std::string>& directories() const noexcept { return directories_; }
-    // What each path can give of that, a multiple of `step`, with a margin left free, a twentieth
-    // of the file system or 1 GiB. Paths on one file system share what it has. Throws does_not_fit.
+    // The bytes that each path can give of that, a multiple of `step`. A twentieth of the file
+    // system, or 1 GiB, stays free. Paths on one file system share its room. Throws does_not_fit.
     int64_t bytes_per_path(const FileBytes& wanted, int64_t step) const;
 
 private:
@@ -50,7 +50,7 @@ private:
     int lifeline_ = -1;   // the write end of a pipe, closed by this process's end
 };
 
-// What a path is known by: absolute, without "." and "..", without a slash at its end.
+// The name that a path is known by: absolute, without "." and "..", without a slash at its end.
 std::string absolute_path(const std::string& path);
 
 // "ext4", "tmpfs", "xfs", ... or the number of an unknown one.

@@ -64,8 +64,8 @@ Encoding encoding_of(std::string_view text) {
     return {};
 }
 
-// Of wider characters the low bytes: JSON's own characters are all below 256. Nor is the separator
-// of RFC 7464 part of a value.
+// The low bytes of wider characters: JSON's own characters are all below 256. The separator of RFC
+// 7464 is no part of a value either.
 std::string in_bytes(std::string_view text) {
     const Encoding encoding = encoding_of(text);
     std::string bytes;
@@ -144,7 +144,7 @@ bool looks_like_json(const std::string& path, std::string_view beginning) {
     if (first == std::string::npos) return false;
     const std::string_view rest = std::string_view(text).substr(first);
     const FirstKey probe = probed(rest.substr(0, kLooksAt));
-    // Of a long first value the beginning holds a part.
+    // The beginning holds only a part of a long first value.
     return probe.found() || (probe.has_key() && rest.size() >= kLooksAt) || is_list(rest) ||
            is_mostly_records(rest);
 }

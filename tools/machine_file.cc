@@ -104,27 +104,27 @@ json fields_of(const IoSettings& settings) {
 }
 
 // Whether an entry of a list is about this. Memory's numbers are a host's unless they say whose.
-bool is_about(const json& one, const json& identity) {
-    return one.is_object() && std::ranges::all_of(identity.items(), [&](const auto& item) {
+bool is_about(const json& one, const json& key) {
+    return one.is_object() && std::ranges::all_of(key.items(), [&](const auto& item) {
                const json missing = item.key() == kOf ? json(kOfHost) : json();
                return one.value(item.key(), missing) == item.value();
            });
 }
-const json* entry(const json& content, const char* list, const json& identity) {
+const json* entry(const json& content, const char* list, const json& key) {
     if (!content.contains(list)) return nullptr;
     const json& all = content[list];
     const auto found =
-        std::ranges::find_if(all, [&](const json& one) { return is_about(one, identity); });
+        std::ranges::find_if(all, [&](const json& one) { return is_about(one, key); });
     return found == all.end() ? nullptr : &*found;
 }
 
 // Keeps what it does not know of the old one.
-void replace(json& list, const json& identity, const json& fields) {
+void replace(json& list, const json& key, const json& fields) {
     if (list.is_null()) list = json::array();
-    auto found = std::find_if(list.begin(), list.end(),
-                              [&](const json& one) { return is_about(one, identity); });
+    auto found =
+        std::find_if(list.begin(), list.end(), [&](const json& one) { return is_about(one, key); });
     if (found == list.end()) found = list.insert(list.end(), json::object());
-    found->update(identity);
+    found->update(key);
     found->update(fields);
 }
 
@@ -153,14 +153,14 @@ json json_of(std::span<const Field> fields, const Measurements& measured) {
     return entry;
 }
 
-json identity_of_memory(int threads, const char* of) { return {{"threads", threads}, {kOf, of}}; }
+json key_of_memory(int threads, const char* of) { return {{"threads", threads}, {kOf, of}}; }
 
-json identity_of(const cost::KernelsOf& of) {
+json key_of(const cost::KernelsOf& of) {
     return {{"model", of.model},         {"compute", of.compute}, {"device", of.device},
             {"libraries", of.libraries}, {"threads", of.threads}, {"under_load", of.under_load}};
 }
 
-json identity_of_ranks(const train::RankCount& count, const std::string& by) {
+json key_of_ranks(const train::RankCount& count, const std::string& by) {
     return {{"ranks", count.ranks}, {"on_a_host", count.on_a_host}, {"by", by}};
 }
 
@@ -257,8 +257,7 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
                        const Measurements& measured) {
     json content = read_file(file, true);
     const char* of = measured.memory_of == cost::Of::host ? kOfHost : kOfRank;
-    replace(content["memory"], identity_of_memory(what.kernels.threads, of),
-            json_of(kMemory, measured));
+    replace(content["memory"], key_of_memory(what.kernels.threads, of), json_of(kMemory, measured));
     json device = json_of(kDevice, measured);
     if (measured.device_copy_bytes_per_s > 0)
         device[kCopyWithin] = rounded(measured.device_copy_bytes_per_s);
@@ -283,7 +282,7 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
         const double seconds = measured.kernels.saved_s[at(result)];
         if (seconds > 0) kernels[key_of(result)] = seconds;
     }
-    if (!times.empty()) replace(content["kernels"], identity_of(what.kernels), kernels);
+    if (!times.empty()) replace(content["kernels"], key_of(what.kernels), kernels);
     write_whole("--save", file, text_of(content));
 }
 
@@ -297,7 +296,7 @@ void save_comm(const std::string& file, const train::RankCount& count, const std
     json content = read_file(file, true);
     const Measurements measured{.comm_bytes_per_s = rates.bytes_per_s,
                                 .comm_overhead_s = rates.overhead_s};
-    replace(content["ranks"], identity_of_ranks(count, by), json_of(kRanks, measured));
+    replace(content["ranks"], key_of_ranks(count, by), json_of(kRanks, measured));
     write_whole("--save", file, text_of(content));
 }
 
@@ -342,9 +341,9 @@ public:
             if (device->contains(kCopyWithin))
                 found_.device_copy_bytes_per_s = positive(file_, *device, where, kCopyWithin);
         }
-        const json* ranks = entry(content_, "ranks", identity_of_ranks(what.count, what.by));
+        const json* ranks = entry(content_, "ranks", key_of_ranks(what.count, what.by));
         if (ranks && what.count.ranks > 1) read(kRanks, *ranks, "ranks, " + text_of_ranks(what));
-        const json* kernels = entry(content_, "kernels", identity_of(what.kernels));
+        const json* kernels = entry(content_, "kernels", key_of(what.kernels));
         if (kernels) read_kernels(*kernels);
         // How fast this device multiplies does not depend on the model.
         if (!kernels)
@@ -360,11 +359,11 @@ private:
         for (const auto& [key, value] : fields) found_.*value = positive(file_, from, where, key);
     }
 
-    // What one rank reaches alone it has beside the others as far as the host's memory goes.
+    // A rank keeps the rate that it reaches alone as far as the host's memory goes for all of them.
     void read_memory(int threads, int ranks_on_host) {
         const std::string where = fmt::format("memory, threads {}", threads);
-        const json* host = entry(content_, "memory", identity_of_memory(threads, kOfHost));
-        const json* rank = entry(content_, "memory", identity_of_memory(threads, kOfRank));
+        const json* host = entry(content_, "memory", key_of_memory(threads, kOfHost));
+        const json* rank = entry(content_, "memory", key_of_memory(threads, kOfRank));
         if (rank && ranks_on_host > 1) {
             read(kMemory, *rank, where);
             found_.memory_of = cost::Of::rank;
@@ -374,7 +373,7 @@ private:
             read(kMemory, *host, where);
         }
     }
-    // Of the most threads that were measured. Infinite: none were.
+    // The rate of the most threads that were measured. Infinite: none were.
     double most_of_a_host() const {
         double rate = std::numeric_limits<double>::infinity();
         int64_t most = 0;

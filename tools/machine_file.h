@@ -9,7 +9,7 @@
 #include "cost/drives.h"
 #include "cost/measurements.h"
 #include "tools/bench/bench_io.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::tools {
 
@@ -21,14 +21,14 @@ constexpr int kMachineFormat = 1;
 // and is no machine file of a format that is understood.
 void check_machine_file(const std::string& file);
 
-// What the file says of each path.
+// The measured settings of these paths, as the file has them.
 nlohmann::json settings_json(const std::vector<IoSettings>& paths);
 
 // Replaces the measurements of these paths, keeps everything else that the file holds, unknown keys
 // too. The old file stays until the new one is whole. Throws io.
 void save_paths(const std::string& file, const std::vector<IoSettings>& paths);
 
-// What was measured for, and with.
+// The kernels, ranks and device that measurements are of.
 struct MeasurementsOf {
     cost::KernelsOf kernels{};  // with device and threads
     train::RankCount count{};
@@ -40,7 +40,7 @@ struct MeasurementsOf {
 void save_measurements(const std::string& file, const MeasurementsOf& what,
                        const cost::Measurements& measured);
 
-// What ranks give each other.
+// The rates of exchanges between ranks.
 struct CommRates {
     double bytes_per_s = 0;  // that reach a rank from the others
     double overhead_s = 0;   // of an operation, however small

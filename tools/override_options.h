@@ -10,7 +10,7 @@
 
 namespace ferry::tools {
 
-// What --set and --gpu-memory gave.
+// The values of --set and --gpu-memory.
 struct Overrides {
     std::vector<std::string> keys{};  // of both, as "key=value"
     std::string gpu_memory{};         // empty: not given

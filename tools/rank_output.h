@@ -1,5 +1,5 @@
-// What the ranks print, as mpirun --tag-output passes it on: taken apart, put together to whole
-// lines again and prefixed with the rank.
+// The ranks' output as mpirun --tag-output passes it on: taken apart, put together to whole lines
+// again and prefixed with the rank.
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@ namespace ferry::tools {
 
 class RankOutput {
 public:
-    // What mpirun wrote on stream 1 (standard output) or 2. Whole lines go on to that stream of
-    // this program.
+    // Takes what mpirun wrote on stream 1 (standard output) or 2. Whole lines go on to that stream
+    // of this program.
     void add(int stream, std::string_view bytes);
     // Prints what has no line end.
     void finish();

@@ -171,7 +171,7 @@ nlohmann::json tiers_json(const planner::Plan& plan) {
     return tiers;
 }
 
-// Of a step; 0 where there is one rank.
+// Seconds of a step; 0 where there is one rank.
 double exposed_comm_seconds(const train::RunReport& report) {
     const auto comm =
         std::ranges::find(report.links, swap::name_of(swap::Lane::comm), &train::LinkReport::link);

@@ -1,4 +1,4 @@
-// What `ferry plan` prints, and `ferry train` before and after a run.
+// The tables of `ferry plan`, and of `ferry train` before and after a run.
 #pragma once
 
 #include <nlohmann/json.hpp>

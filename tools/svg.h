@@ -1,4 +1,4 @@
-// What pictures have in common: style, colours, frame, axis steps, and the file that they go into.
+// Helpers of all pictures: style, colours, frame, axis steps, and the file that they go into.
 #pragma once
 
 #include <array>

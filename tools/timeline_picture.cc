@@ -16,7 +16,7 @@ using swap::Lane;
 
 constexpr size_t kColumns = 76;
 
-// What is drawn of a kernel in a terminal, and in which colour otherwise.
+// A kernel's character in a terminal, and its colour otherwise.
 struct Look {
     char letter;
     size_t colour;
@@ -114,18 +114,18 @@ std::vector<Bar> merged(std::vector<Bar> bars, double gap_s) {
     return few;
 }
 
-double busy_share(const train::Forecast& forecast, size_t lane) {
-    return forecast.timeline.busy_seconds[lane] / forecast.timeline.step_seconds;
+double busy_share(const train::Prediction& prediction, size_t lane) {
+    return prediction.timeline.busy_seconds[lane] / prediction.timeline.step_seconds;
 }
 
 }  // namespace
 
-std::vector<Bar> bars_of(const train::Forecast& forecast, double gap) {
-    const double step_s = forecast.timeline.step_seconds;
+std::vector<Bar> bars_of(const train::Prediction& prediction, double gap) {
+    const double step_s = prediction.timeline.step_seconds;
     std::vector<Bar> bars;
-    for (size_t t = 0; t < forecast.schedule.tasks.size(); ++t) {
-        const swap::Task& task = forecast.schedule.tasks[t];
-        const swap::Timeline::Slice& slice = forecast.timeline.tasks[t];
+    for (size_t t = 0; t < prediction.schedule.tasks.size(); ++t) {
+        const swap::Task& task = prediction.schedule.tasks[t];
+        const swap::Timeline::Slice& slice = prediction.timeline.tasks[t];
         if (slice.end_s <= slice.begin_s) continue;
         wrapped(slice, step_s, [&](double begin, double end) {
             const double share = (end - begin) / (slice.end_s - slice.begin_s);
@@ -143,14 +143,14 @@ std::vector<Bar> bars_of(const train::Forecast& forecast, double gap) {
     return merged(std::move(bars), gap * step_s);
 }
 
-std::string timeline_text(const train::Forecast& forecast) {
-    const double step_s = forecast.timeline.step_seconds;
-    const std::vector<Bar> bars = bars_of(forecast, 0);
+std::string timeline_text(const train::Prediction& prediction) {
+    const double step_s = prediction.timeline.step_seconds;
+    const std::vector<Bar> bars = bars_of(prediction, 0);
     std::string out;
     for (size_t lane = 0; lane < rows_of(bars); ++lane) {
         const auto id = static_cast<Lane>(lane);
         out += fmt::format("  {:<10} {} {:>4.0f}%\n", swap::name_of(id), row_of(bars, id, step_s),
-                           100 * busy_share(forecast, lane));
+                           100 * busy_share(prediction, lane));
     }
     const std::string end = fmt::format("{:.4g} s", step_s);
     return out + fmt::format("  {:<10} 0{:>{}}\n", "", end, kColumns - 1) +
@@ -195,9 +195,9 @@ std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::st
     return out + "</svg>\n";
 }
 
-std::string timeline_svg(const train::Forecast& forecast, const std::string& caption) {
-    const double step_s = forecast.timeline.step_seconds;
-    return bars_svg(bars_of(forecast, 0), step_s,
+std::string timeline_svg(const train::Prediction& prediction, const std::string& caption) {
+    const double step_s = prediction.timeline.step_seconds;
+    return bars_svg(bars_of(prediction, 0), step_s,
                     fmt::format("One step as planned: {:.4g} s", step_s), caption);
 }
 

@@ -1,11 +1,11 @@
-// A forecast step as a picture: a row for each lane, one step from left to right. What a step
+// A predicted step as a picture: a row for each lane, one step from left to right. What a step
 // leaves to the next one stands at the left, where the step before left it.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::tools {
 
@@ -18,13 +18,13 @@ struct Bar {
     int64_t tasks = 0, bytes = 0;
 };
 // `gap` of the step between two tasks does not separate them.
-std::vector<Bar> bars_of(const train::Forecast& forecast, double gap);
+std::vector<Bar> bars_of(const train::Prediction& prediction, double gap);
 
 // For a terminal: letters where kernels run, shades where bytes move; with its legend.
-std::string timeline_text(const train::Forecast& forecast);
+std::string timeline_text(const train::Prediction& prediction);
 // Any lanes over so many seconds.
 std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::string& title,
                      const std::string& caption);
-std::string timeline_svg(const train::Forecast& forecast, const std::string& caption);
+std::string timeline_svg(const train::Prediction& prediction, const std::string& caption);
 
 }  // namespace ferry::tools

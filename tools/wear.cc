@@ -95,12 +95,12 @@ double worst_share(const Wear& wear) {
 // Plans again with each change: what else it moves, it moves there too.
 class Adviser {
 public:
-    Adviser(const Supposed& run, bool may_split, const train::Forecaster& forecaster,
+    Adviser(const Supposed& run, bool may_split, const train::Predictor& predictor,
             const planner::Plan& plan, int ranks, const std::vector<double>& path_rates,
             double share)
         : run_(run),
           may_split_(may_split),
-          forecaster_(forecaster),
+          predictor_(predictor),
           plan_(plan),
           ranks_(ranks),
           path_rates_(path_rates),
@@ -147,7 +147,7 @@ private:
         const bool same_paths = run.request.budgets.nvme.size() == path_rates_.size();
         try {
             return worst_share(
-                wear_without_advice(run, forecaster_.plan(run.request), ranks_,
+                wear_without_advice(run, predictor_.plan(run.request), ranks_,
                                     same_paths ? path_rates_ : std::vector<double>{}));
         } catch (const Error&) {
             return std::nullopt;
@@ -195,7 +195,7 @@ private:
 
     const Supposed run_;
     const bool may_split_;  // its master weights
-    const train::Forecaster& forecaster_;
+    const train::Predictor& predictor_;
     const planner::Plan& plan_;
     const int ranks_;
     const std::vector<double>& path_rates_;
@@ -214,13 +214,13 @@ std::string text_of(const WearAdvice& advice) {
 
 }  // namespace
 
-Wear wear_of(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
+Wear wear_of(const Config& config, const train::Predictor& predictor, const planner::Plan& plan,
              const train::RankCount& count, const std::vector<double>& path_rates) {
     const Supposed run{train::request_of(config), config.steps, can_roll_back(config)};
     Wear wear = wear_without_advice(run, plan, count.on_a_host, path_rates);
     const double share = worst_share(wear);
     if (share > kWorthAWarning)
-        wear.advice = Adviser(run, config.precision == DType::bf16, forecaster, plan,
+        wear.advice = Adviser(run, config.precision == DType::bf16, predictor, plan,
                               count.on_a_host, path_rates, share)
                           .ask();
     return wear;

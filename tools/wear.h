@@ -1,4 +1,4 @@
-// What a run writes to its drives, and how much of their lives that is.
+// The bytes that a run writes to its drives, and how much of their lives that is.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ferry/config.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::tools {
 
@@ -45,7 +45,7 @@ struct Wear {
 };
 
 // `path_rates`: of each path, relative; empty where they are not known: all alike.
-Wear wear_of(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
+Wear wear_of(const Config& config, const train::Predictor& predictor, const planner::Plan& plan,
              const train::RankCount& count, const std::vector<double>& path_rates);
 std::string text_of(const Wear& wear, const Config& config);
 nlohmann::json to_json(const Wear& wear);

@@ -12,11 +12,11 @@ constexpr double kMore = 1.1;  // of a speed
 
 class Asker {
 public:
-    Asker(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
+    Asker(const Config& config, const train::Predictor& predictor, const planner::Plan& plan,
           const cost::Measurements& measurements)
         : request_(train::request_of(config)),
           bf16_(config.precision == DType::bf16),
-          forecaster_(forecaster),
+          predictor_(predictor),
           plan_(plan),
           measurements_(measurements) {}
 
@@ -39,15 +39,15 @@ public:
 private:
     void answer(std::string change, const planner::PlanRequest& request, const planner::Plan& plan,
                 const cost::Measurements& measurements) {
-        const train::Forecast forecast = forecaster_.forecast(request, plan, measurements);
-        answers_.push_back({std::move(change), forecast.timeline.step_seconds});
+        const train::Prediction prediction = predictor_.predict(request, plan, measurements);
+        answers_.push_back({std::move(change), prediction.timeline.step_seconds});
     }
 
     void more_memory(std::string change, int64_t BudgetConfig::*budget) {
         if (request_.budgets.*budget == kUnlimited) return;
         planner::PlanRequest request = request_;
         request.budgets.*budget += kGiB;
-        answer(std::move(change), request, forecaster_.plan(request), measurements_);
+        answer(std::move(change), request, predictor_.plan(request), measurements_);
     }
     void faster(std::string change, double cost::Measurements::*speed) {
         cost::Measurements measurements = measurements_;
@@ -77,13 +77,13 @@ private:
         if (!plan_.speculative || request_.swap.expect_clipped) return;
         planner::PlanRequest request = request_;
         request.swap.expect_clipped = 0;
-        const planner::Plan plan = forecaster_.plan(request);
+        const planner::Plan plan = predictor_.plan(request);
         const auto what = [](const planner::Plan& of) {
             return std::tuple(of.groups, of.blocks_saving_inputs(),
                               of.blocks_saving(model::Saved::attention),
                               of.blocks_saving(model::Saved::mlp));
         };
-        if (what(plan) != what(plan_) && forecaster_.covers(plan, measurements_.kernels))
+        if (what(plan) != what(plan_) && predictor_.covers(plan, measurements_.kernels))
             answer("swap.expect_clipped=0", request, plan, measurements_);
     }
 
@@ -99,8 +99,8 @@ private:
             if (smaller.element_bytes() >= now.element_bytes()) return;
             planner::PlanRequest request = request_;
             request.state = smaller;
-            const planner::Plan plan = forecaster_.plan(request);
-            if (!forecaster_.covers(plan, measurements_.kernels)) return;
+            const planner::Plan plan = predictor_.plan(request);
+            if (!predictor_.covers(plan, measurements_.kernels)) return;
             answer(std::move(change), request, plan, measurements_);
             answers_.back().all_in_memory = plan.nvme_bytes == 0;
         };
@@ -113,7 +113,7 @@ private:
 
     const planner::PlanRequest request_;
     const bool bf16_;  // precision
-    const train::Forecaster& forecaster_;
+    const train::Predictor& predictor_;
     const planner::Plan& plan_;
     const cost::Measurements& measurements_;
     std::vector<WhatIf> answers_{};
@@ -121,9 +121,9 @@ private:
 
 }  // namespace
 
-std::vector<WhatIf> what_if(const Config& config, const train::Forecaster& forecaster,
+std::vector<WhatIf> what_if(const Config& config, const train::Predictor& predictor,
                             const planner::Plan& plan, const cost::Measurements& measurements) {
-    return Asker(config, forecaster, plan, measurements).ask();
+    return Asker(config, predictor, plan, measurements).ask();
 }
 
 }  // namespace ferry::tools

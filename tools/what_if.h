@@ -1,11 +1,11 @@
-// What one more unit of each resource would buy, and what it would to know that no step is clipped.
-// The plan is made and forecast once more with each.
+// The gain of one more unit of each resource, and of knowing that no step is clipped. The plan is
+// made, and its step predicted, once more with each.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::tools {
 
@@ -17,7 +17,7 @@ struct WhatIf {
 
 // Only of resources that are limited, as more of an unlimited one buys nothing, and of clipping
 // where it changes the plan.
-std::vector<WhatIf> what_if(const Config& config, const train::Forecaster& forecaster,
+std::vector<WhatIf> what_if(const Config& config, const train::Predictor& predictor,
                             const planner::Plan& plan, const cost::Measurements& measurements);
 
 }  // namespace ferry::tools

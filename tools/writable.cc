@@ -12,7 +12,7 @@
 namespace ferry::tools {
 namespace {
 
-// What a link names is replaced, and not the link, also where it names nothing yet.
+// The file that a link names is replaced, not the link, also where there is none yet.
 std::string replaced_by(const std::string& path) {
     std::error_code unknown;
     const auto file =
@@ -82,7 +82,7 @@ void check_no_volume(const std::string& option, const std::string& path,
                      std::span<const NvmePath> volumes) {
     if (path.empty()) return;
     const std::string name = std::filesystem::path(replaced_by(path)).filename();
-    if (name != "ferry.volume" && !name.starts_with("ferry.seg")) return;
+    if (name != "ferry.volume" && !name.starts_with("ferry.slots")) return;
     for (const NvmePath& volume : volumes) {
         if (!lies_in(path, volume.path)) continue;
         throw Error(Trouble::usage,
@@ -90,7 +90,7 @@ void check_no_volume(const std::string& option, const std::string& path,
                              "budgets.nvme, which go with the run",
                      .where = option + " " + path,
                      .measured = name,
-                     .limit = "no ferry.volume and no ferry.seg... in " + volume.path,
+                     .limit = "no ferry.volume and no ferry.slots... in " + volume.path,
                      .remedy = "give it another name, or name a file elsewhere"});
     }
 }

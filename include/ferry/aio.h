@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/aio_kinds.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
 #include "ferry/units.h"
@@ -19,14 +20,13 @@
 namespace ferry::aio {
 
 constexpr int64_t kHeaderBytes = 8192;  // beside a path's slots, of its size_bytes: two copies
-enum class BackendKind : uint8_t { automatic, uring, posix };
 
 // How one directory (or raw block device) is used.
 struct PathOptions {
     std::string path{};
     int64_t size_bytes = 0;    // at most this much of it
     bool raw_device = false;   // path names a block device whose contents may be destroyed
-    int segments = 0;          // files a path; 0: as the probe finds best
+    int files = 0;             // that hold the slots; 0: as the probe finds best
     double endurance_tbw = 0;  // drive's rated terabytes written; 0: unknown
     double bytes_per_s = 0;    // sustained; 0 at one of several paths: all are measured at open
     std::vector<int> cores{};  // processing units that its rings' threads run on; empty: any
@@ -38,14 +38,6 @@ struct SlotClass {
     int64_t slot_bytes = 0;  // rounded up to the volume's alignment
     int64_t slots = 0;       // over all paths
 };
-
-// Files of a killed run found at the path. `reuse` takes over what was laid out (aio/README.md): a
-// slot's contents are undefined, but it need not be written again. Both are for files of this
-// run_id only; those of another run, of an older ferry or with a damaged header also need `_any`.
-// What is not ferry's, or a newer ferry's, is refused whatever stands here, and files with a
-// published record without `_any`. `resume` takes those over with every slot as it was, or throws
-// what stands against it; it needs the options they were laid out with.
-enum class Leftover : uint8_t { refuse, remove, reuse, remove_any, reuse_any, resume };
 
 enum class Verb : uint8_t { read, write, flush, discard };
 
@@ -145,7 +137,8 @@ public:
     }
     // The next finished operation, or nullptr. The executor's wake() was called for each.
     virtual Operation* poll() noexcept = 0;
-    // What has not reached the kernel at all becomes `cancelled`; poll() still returns every one.
+    // Operations that have not reached the kernel become `cancelled`; poll() still returns every
+    // one.
     virtual void cancel_queued() noexcept = 0;
     virtual int in_flight() const noexcept = 0;
     // Blocks until all written so far is on stable storage; throws Error, on that file for good.
@@ -176,12 +169,12 @@ public:
     virtual int64_t alignment() const noexcept = 0;
     virtual int64_t slot_bytes(int slot_class) const noexcept = 0;
     virtual int path_of(SlotId slot) const noexcept = 0;
-    // "/mnt/a/ferry.seg0 at 1048576": for messages.
+    // "/mnt/a/ferry.slots0 at 1048576": for messages.
     virtual std::string describe(SlotId slot) const = 0;
     virtual std::string_view backend_name() const noexcept = 0;
     virtual bool direct(int path) const noexcept = 0;  // obtained; false: through the page cache
     virtual std::vector<PathCounters> counters() const = 0;
-    // Of the slots that may be in use at once and the record's copies; of those that ever were.
+    // For all slots that may be in use at once and the record's copies; for those that ever were.
     virtual int64_t reserved_bytes() const noexcept = 0;
     virtual int64_t peak_bytes() const noexcept = 0;
 };

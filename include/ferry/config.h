@@ -1,6 +1,6 @@
-// What the user asked for: the JSON configuration of `ferry train`, read and checked. Unknown keys,
-// wrong types and values outside their range throw Trouble::usage naming the key and the nearest
-// known one. docs/configuration.md lists every key.
+// The JSON configuration of `ferry train`, read and checked. Unknown keys, wrong types and values
+// outside their range throw Trouble::usage naming the key and the nearest known one.
+// docs/configuration.md lists every key.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,21 @@
 #include <string>
 #include <vector>
 
+#include "ferry/aio_kinds.h"
 #include "ferry/device_kind.h"
 #include "ferry/dtype.h"
+#include "ferry/optim_kinds.h"
 #include "ferry/units.h"
 
 namespace ferry {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-// The words of the keys. `automatic` is written "auto": ferry chooses. An empty std::optional below
-// is "auto" as well.
+// The words of the keys. `automatic`, `best` and an empty std::optional are written "auto": ferry
+// chooses.
 enum class OnDoubt : uint8_t { refuse, ignore };
-enum class OptimizerMethod : uint8_t { adamw, adam, sgd, lion, adagrad };
 enum class MasterFormat : uint8_t { fp32, split };  // split: bf16 weight and low 16 bits
-// ferry/learning_rate.h has the formulas.
-enum class ScheduleKind : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };
 enum class Speculate : uint8_t { automatic, off, all };
-enum class IoBackend : uint8_t { automatic, uring, posix };
-enum class Leftovers : uint8_t { remove, reuse, refuse, remove_any, reuse_any };
-enum class AttentionChoice : uint8_t { automatic, ferry };
 enum class OnNonfinite : uint8_t { stop, skip };  // a NaN or Inf in loss or gradient
 enum class HashEvery : uint8_t { end, step };
 enum class UnsavedRun : uint8_t { go_on, stop };  // where a checkpoint cannot be written
@@ -53,7 +49,7 @@ struct ModelConfig {
 
 struct DataConfig {
     std::string tokens{};  // file written by `ferry data`
-    // Of tokens whose vocabulary is half the loaded model's, or less.
+    // Where the tokens' vocabulary is half the loaded model's, or less.
     OnDoubt small_vocabulary = OnDoubt::refuse;
     double held_back = 0.05;  // fraction of the tokens, at the end, that only evaluation sees
 };
@@ -65,7 +61,7 @@ struct BatchConfig {
 };
 
 struct OptimizerConfig {
-    OptimizerMethod method = OptimizerMethod::adamw;
+    optim::Method method = optim::Method::adamw;
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
     double momentum = 0;             // sgd
     bool nesterov = false;           // sgd
@@ -78,7 +74,7 @@ struct OptimizerConfig {
 };
 
 struct ScheduleConfig {
-    ScheduleKind kind = ScheduleKind::constant;
+    optim::Decay kind = optim::Decay::constant;
     int64_t warmup_steps = 0;
     int64_t total_steps = 0;    // 0: `steps`
     int64_t decay_steps = 0;    // wsd; 0: a tenth of total_steps
@@ -133,25 +129,24 @@ struct CheckpointConfig {
 };
 
 struct IoConfig {
-    IoBackend backend = IoBackend::automatic;
+    aio::BackendKind backend = aio::BackendKind::automatic;
     int64_t block_bytes = 1 * kMiB;
     int queue_depth = 32;  // of each ring
     int rings = 1;         // a path
     bool direct = true;
-    Leftovers leftovers = Leftovers::remove;  // files of a killed run
+    aio::Leftover leftovers = aio::Leftover::remove;  // files of a killed run
 };
 
-// Of a run of several ranks.
+// How several ranks share a run.
 struct ZeroConfig {
     int64_t stage = 3;             // what a rank keeps only its shard of: docs/ranks.md
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange
 };
 
 struct NumericsConfig {
-    std::optional<DType> residual{};  // empty: bf16 for bf16, else fp32
-    std::optional<DType> wire{};      // of gradients; empty: the compute type
-    // On a GPU; automatic: cuDNN's where it can, else ferry's.
-    AttentionChoice attention = AttentionChoice::automatic;
+    std::optional<DType> residual{};                      // empty: bf16 for bf16, else fp32
+    std::optional<DType> wire{};                          // of gradients; empty: the compute type
+    AttentionKernels attention = AttentionKernels::best;  // on a GPU
     std::optional<int64_t> head_tile{};  // tokens; empty: by the model, train/model_of.h
     std::optional<int64_t> mlp_tile{};   // empty: a whole micro-batch
 };

@@ -50,9 +50,9 @@ public:
     static std::unique_ptr<Device> open(DeviceKind kind, Executor& executor, int gpu = 0);
     virtual ~Device() = default;
     virtual DeviceKind kind() const noexcept = 0;
-    // What results depend on beside ferry and its libraries: "cpu", "cuda sm_90".
+    // The hardware that results depend on: "cpu", "cuda sm_90".
     virtual std::string architecture() const = 0;
-    // Of a GPU "0000:17:00.0", else empty.
+    // A GPU's "0000:17:00.0", else empty.
     virtual std::string pci_address() const { return {}; }
     Stream& stream(StreamKind kind) noexcept { return *streams_[static_cast<size_t>(kind)]; }
 

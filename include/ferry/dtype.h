@@ -18,14 +18,14 @@ float from_bf16(uint16_t bits) noexcept;
 uint16_t to_f16(float value) noexcept;
 float from_f16(uint16_t bits) noexcept;
 
-// What an optimizer's moments are kept in. int8: codes, and an fp32 scale for each block.
+// How an optimizer's moments are kept. int8: codes, and an fp32 scale for each moment block.
 enum class MomentType : uint8_t { f32, bf16, int8 };
 constexpr int64_t kMomentBlock = 256;         // elements
 std::string_view name_of(MomentType type);    // "fp32", "bf16", "int8"
 constexpr int64_t size_of(MomentType type) {  // of an element: its value, or its code
     return type == MomentType::f32 ? 4 : type == MomentType::bf16 ? 2 : 1;
 }
-// Of the scales of so many elements; the last block may be shorter.
+// Bytes of the scales of so many elements; the last block may be shorter.
 constexpr int64_t scale_bytes(MomentType type, int64_t count) {
     return type == MomentType::int8 ? (count + kMomentBlock - 1) / kMomentBlock * 4 : 0;
 }
@@ -37,12 +37,12 @@ struct StateFormat {
     MomentType moment_type = MomentType::f32;
     bool split = false;  // of the master only the low 16 bits: the weight has the rest
     int64_t master_bytes() const { return split ? 2 : 4; }  // of an element
-    // Of `count` elements from the beginning of a block.
+    // Bytes of `count` elements from the beginning of a moment block.
     int64_t bytes(int64_t count) const {
         return count * (master_bytes() + moments * size_of(moment_type)) +
                moments * scale_bytes(moment_type, count);
     }
-    // Of an element, with its share of a scale.
+    // Bytes of one element, with its share of a scale.
     double element_bytes() const { return static_cast<double>(bytes(kMomentBlock)) / kMomentBlock; }
     bool operator==(const StateFormat&) const = default;
 };

@@ -1,4 +1,4 @@
-// What goes wrong, as one clear error; and the check that a bug does not pass.
+// Failures as one clear error each, and the check that stops at a bug.
 #pragma once
 
 #include <source_location>
@@ -8,7 +8,7 @@
 
 namespace ferry {
 
-// What kind of trouble an Error reports. The value of each is the exit code of the `ferry` program.
+// The kind of an Error. Its value is the exit code of the `ferry` program.
 enum class Trouble : int {
     internal = 1,      // a bug in ferry
     usage = 2,         // configuration, command line, environment

@@ -18,7 +18,7 @@ struct Job {
     void (*run)(void* context, uint64_t argument) = nullptr;
     void* context = nullptr;
     uint64_t argument = 0;
-    // What the simulated executor charges for it; 0 lets it draw a seeded duration.
+    // The time that a simulated executor charges for it; 0 lets it draw a seeded duration.
     Nanos simulated_ns = 0;
 };
 

@@ -10,10 +10,10 @@
 //
 // Structures begin with their size, by which a library and a program of different versions
 // understand each other: FERRY_INIT(x) sets it and clears the rest. A 0 or NULL is the default.
-// What a call fills in is a structure with its size set as well.
+// A structure that a call fills in has its size set as well.
 //
-// Errors: a status, and a text for ferry_last_error(). What a failed call was to fill in is as it
-// was before. No exception leaves the library, and it writes to no stream unless asked to
+// Errors: a status, and a text for ferry_last_error(). A failed call leaves what it was to fill in
+// as it was. No exception leaves the library, and it writes to no stream unless asked to
 // (ferry_log_to_stderr). Text is UTF-8; what is passed in is copied, and what is passed out is the
 // library's, valid as long as its function says.
 //
@@ -162,7 +162,7 @@ FERRY_API ferry_status ferry_aio_poll(ferry_aio* aio, ferry_completion* completi
 // under way.
 FERRY_API ferry_status ferry_aio_wait(ferry_aio* aio, int64_t timeout_ms,
                                       ferry_completion* completion);
-// What has not begun ends as FERRY_CANCELLED. All transfers are still to be polled.
+// Transfers that have not begun end as FERRY_CANCELLED. All of them are still to be polled.
 FERRY_API ferry_status ferry_aio_cancel(ferry_aio* aio);
 FERRY_API ferry_status ferry_aio_in_flight(ferry_aio* aio, int32_t* transfers);
 // Waits until all that was written and polled is on stable storage. IO, for that file for good.
@@ -176,7 +176,7 @@ typedef struct ferry_path_stats {
     double read_bytes_per_s, write_bytes_per_s;  // sustained estimate
     double endurance_used;                       // of endurance_tbw; 0: unknown
 } ferry_path_stats;
-// Of the n-th of options.paths.
+// `path`: the n-th of options.paths.
 FERRY_API ferry_status ferry_aio_stats(ferry_aio* aio, size_t path, ferry_path_stats* stats);
 
 // ---------------------------------------------------------------- pinned memory
@@ -292,8 +292,8 @@ FERRY_API ferry_status ferry_team_destroy(ferry_team* team);
 
 enum { FERRY_ADAMW = 0, FERRY_ADAM = 1, FERRY_SGD = 2, FERRY_LION = 3, FERRY_ADAGRAD = 4 };
 enum { FERRY_F32 = 0, FERRY_BF16 = 1, FERRY_F16 = 2 };
-// Of moments alone, beside FERRY_F32 and FERRY_BF16: codes in blocks of 256, each with a scale, as
-// torchao's AdamW8bit has them (optim.h).
+// A third type of moments, beside FERRY_F32 and FERRY_BF16: codes in moment blocks of 256, each
+// with a scale, as torchao's AdamW8bit has them (optim.h).
 enum { FERRY_INT8 = 3 };
 
 // Every field counts as it stands: a beta of 0 is one. ferry_hyper_default fills it.
@@ -437,7 +437,7 @@ typedef struct ferry_run_report {
     int64_t device_bytes, host_bytes, nvme_bytes;  // that the run took
     int64_t nvme_bytes_read, nvme_bytes_written;
 } ferry_run_report;
-// Of the steps so far; waits for the end of the last one.
+// Reports the steps so far; waits for the end of the last one.
 FERRY_API ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_report* report);
 
 #ifdef __cplusplus

@@ -4,9 +4,10 @@
 #include <cstdint>
 #include <string_view>
 
+#include "ferry/optim_kinds.h"
+
 namespace ferry::optim {
 
-enum class Decay : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };
 // Factor of peak at a step (from 1), with r = (step - 1 - warmup_steps) / (total_steps -
 // warmup_steps). As in PyTorch and transformers the fall is over after the last step: it still
 // moves when final_fraction is 0. Unlike there the first step moves too.

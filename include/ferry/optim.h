@@ -10,12 +10,11 @@
 #include <vector>
 
 #include "ferry/dtype.h"
+#include "ferry/optim_kinds.h"
 #include "ferry/team.h"
 #include "ferry/units.h"
 
 namespace ferry::optim {
-
-enum class Method : uint8_t { adamw, adam, sgd, lion, adagrad };
 
 // lr and weight_decay already carry the parameter group's factors.
 struct Hyper {
@@ -27,7 +26,7 @@ struct Hyper {
     uint32_t seed = 0;               // of stochastic rounding
 };
 
-// What a step's update needs, rounded once from double to float on the host.
+// The scalars of a step's update, rounded once from double to float on the host.
 //
 // Every method is one list of fp32 operations, each rounded once, no FMA. All begin with
 //   g  = gradient (widened exactly) * gradient_scale

@@ -1,4 +1,4 @@
-// What the tiered store keeps: pieces of state, each at home on one tier. By demand: lease.h. A
+// The objects of the tiered store, each at home on one tier. An embedder leases them (lease.h). A
 // training run's store replays the schedules that move them (swap/store.h).
 #pragma once
 

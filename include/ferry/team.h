@@ -11,7 +11,7 @@
 
 namespace ferry {
 
-// What the machine offers this process: cores, NUMA nodes, memory (src/topology/topology.h).
+// The cores, NUMA nodes and memory that this process may use (src/topology/topology.h).
 struct Topology;
 std::shared_ptr<const Topology> this_machine();
 
@@ -45,8 +45,8 @@ private:
     std::unique_ptr<Arena> arena_;
 };
 
-// What each worker of the teams does, as long as this lives, of the loops that this thread calls:
-// for a trace. One at a time on a thread.
+// Notes what each worker of the teams does in the loops that this thread calls, for a trace, as
+// long as it lives. One at a time on a thread.
 class Timesheet {
 public:
     struct Worker {
@@ -80,7 +80,7 @@ public:
     int count() const noexcept { return static_cast<int>(teams_.size()); }
     Team& team(int index) { return *teams_[static_cast<size_t>(index)]; }
     Team& all() { return all_ ? *all_ : *teams_.front(); }
-    // Of all teams: those of each node's, then of all() where that is another.
+    // Workers of all teams: each node's, then all()'s where that is another team.
     int workers() const noexcept;
     std::string name_of_worker(int worker) const;
     // Which of the teams is nearest to the address; 0 when unknown.

@@ -17,14 +17,9 @@
 #include "ferry/dtype.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
-#include "ferry/learning_rate.h"
 
 namespace ferry {
 
-namespace checkpoint {
-class Saved;
-class Steps;
-}  // namespace checkpoint
 namespace comm {
 class Communicator;
 }
@@ -70,7 +65,7 @@ struct LinkReport {
     double exposed_seconds = 0;  // of these, while nothing computed
 };
 
-// What a run really took, beside what its plan says.
+// The memory and storage that a run really took; its plan says what it should take.
 struct Reserved {
     int64_t device_bytes = 0;           // the arena
     int64_t device_overhead_bytes = 0;  // what the process holds on the GPU beside it, as measured
@@ -82,8 +77,8 @@ struct Reserved {
 struct RunReport {
     int64_t steps = 0, tokens = 0;
     double seconds = 0;  // in steps, evaluation left out
-    // What the model asks for in a step, recomputation left out (src/cost/traffic.h), and the best
-    // that a product reaches; 0: not known. A step's MFU is the one a second over the other.
+    // The model's operations in a step, recomputation left out (src/cost/traffic.h), and the best
+    // rate of a product; 0: not known. A step's MFU is the first over its seconds and the second.
     double model_flops = 0, gemm_flops_per_s = 0;
     int64_t steps_committed = 0, steps_rolled_back = 0, clipped_steps = 0, skipped_steps = 0;
     std::vector<LinkReport> links{};
@@ -104,7 +99,7 @@ struct RunReport {
 // out. Every rank asks, before it opens a device. 0 on the CPU, and without others (`ranks` null).
 int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor);
 
-// The ranks of a runtime that has no MPI and shares an identity by means of its own, the same on
+// The ranks of a runtime that has no MPI and shares a unique id by means of its own, the same on
 // all ranks (ncclGetUniqueId).
 struct NcclRanks {
     std::array<std::byte, 128> unique_id{};
@@ -123,7 +118,6 @@ struct MetRanks {
     std::unique_ptr<comm::Communicator> communicator;
 };
 
-// What the engine stands on; tests pass a simulated executor and volume.
 // A Hugging Face directory, with files of the optimizer's state beside its weights or without
 // (docs/checkpoints.md). What is not there begins as in a new run.
 struct Imported {
@@ -132,11 +126,12 @@ struct Imported {
     int64_t updates = 0;      // of its weights, which are fewer where steps were skipped
 };
 
+// The surroundings of an engine; tests pass a simulated executor and volume.
 struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
         &aio::Volume::open;
-    // Of every task, from the first step on; beside it, once the bound is known, what was planned.
+    // Gets every task from the first step on, and beside it, once the bound is known, the plan's.
     trace::Recording* recording = nullptr;
     const cost::Measurements* measurements =
         nullptr;  // of this machine: measure_bound() then measures nothing
@@ -146,7 +141,7 @@ struct Runtime {
     // in its process has used CUDA before. A rank that is lost then has no name, and is missed
     // after zero.timeout_seconds.
     std::optional<NcclRanks> nccl{};
-    // What gpu_of_rank() said, where it was asked before; below 0: the engine asks.
+    // The answer of gpu_of_rank(), where it was asked before; below 0: the engine asks.
     int gpu = -1;
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
@@ -161,14 +156,7 @@ struct Runtime {
     bool only_evaluates = false;
 };
 
-// How a checkpoint is written. The first rank has the directory; it is null on the others.
-struct Saving {
-    checkpoint::Steps* directory = nullptr;
-    std::optional<double> held_back_loss{};  // of the weights as they are
-    std::function<void(int64_t bytes, int64_t of)> progress{};
-    std::string program{};             // the version that writes it
-    int64_t shard_bytes = 16LL << 30;  // of a tensor's arrays together, in files of one number
-};
+struct Saving;  // train/state/saving.h
 
 class Engine {
 public:
@@ -203,6 +191,20 @@ public:
     // XXH3 over all master weights, moments and compute weights in the model's order, shard by
     // shard, after the last update; independent of every placement and of the ZeRO stage.
     uint64_t state_hash();
+    // Measures the kernels and links of this plan alone, between steps, unless measurements were
+    // given; the run's report then has the bound. The lower one where it is measured again: a busy
+    // machine makes it look high.
+    void measure_bound();
+
+    // The numerics record (docs/numerics.md) as text, with its hash. Runs with the same record,
+    // seed, tokens and constants of optimizer and schedule print the same losses.
+    std::string numerics_record() const;
+    RunReport report();  // of the steps so far, the last one finished first
+
+    // ---- for ferry's own programs: headers of these types are not installed
+
+    const planner::Plan& plan() const;
+    const std::vector<model::Layer>& layers() const;
     // Takes values in order, in pieces of at most a chunk.
     using Sink = std::function<void(std::span<const float>)>;
     // The current fp32 master weights (or frozen weights widened) of one tensor.
@@ -213,17 +215,6 @@ public:
     // Writes the whole state as a checkpoint of the last step. Training goes on after it with the
     // same bits as without it. What keeps it from being written comes back on the first rank.
     [[nodiscard]] std::optional<Error> save(const Saving& saving);
-    // Measures the kernels and links of this plan alone, between steps, unless measurements were
-    // given; the run's report then has the bound. The lower one where it is measured again: a busy
-    // machine makes it look high.
-    void measure_bound();
-
-    const planner::Plan& plan() const;
-    const std::vector<model::Layer>& layers() const;
-    // What orders every operation (docs/numerics.md) as text, with its hash: runs with the same
-    // record, seed, tokens and constants of optimizer and schedule print the same losses.
-    std::string numerics_record() const;
-    RunReport report();  // of the steps so far, the last one finished first
 
 private:
     class Run;
@@ -236,90 +227,5 @@ private:
 // checkpoint from being written comes back. Throws usage where another run has the directory.
 [[nodiscard]] std::optional<Error> save_checkpoint(Engine& engine, const std::string& directory,
                                                    const std::string& program);
-
-// What kept the weights out of their file, and whether all of them are in another one, which it
-// names.
-struct NotWritten {
-    Error why;
-    bool whole_elsewhere = false;
-};
-// Gives the values of the i-th of all layers' tensors.
-using TensorSource = std::function<void(size_t i, const Engine::Sink& sink)>;
-// Runs write(source), which asks for every tensor once and in order, on the first rank. Where it
-// fails the rest is read all the same, as the other ranks give all of it, and its error comes back.
-// What the engine throws is thrown.
-[[nodiscard]] std::optional<NotWritten> write_weights(
-    Engine& engine, const std::function<void(const TensorSource&)>& write);
-// What every other rank does meanwhile.
-void give_weights(Engine& engine);
-
-// Where a model goes, as transformers saves one.
-struct ExportOptions {
-    std::string directory{};      // new or empty
-    std::optional<DType> type{};  // of the weights; none: the type the run computes in
-    int64_t shard_bytes = 5'000'000'000;
-};
-// The place of an export, claimed before the training that it ends, and a copy of what comes along
-// from the model's directory: that may hold another model when the training is done, or be gone.
-class ExportDirectory {
-public:
-    // Makes the directory where there is none. Throws usage where it is not empty, cannot be
-    // written to, or is claimed by another export.
-    ExportDirectory(std::string path, const Config& config);
-    // A directory that was made and is still empty goes again.
-    ~ExportDirectory();
-    ExportDirectory(const ExportDirectory&) = delete;
-    ExportDirectory& operator=(const ExportDirectory&) = delete;
-
-    const std::string& path() const { return path_; }
-    // The text of the model's config.json; empty where the configuration describes the model.
-    const std::string& description() const { return description_; }
-    // The tokenizer's files and their like, as they were at that time.
-    struct Companion {
-        std::string name{}, text{};
-    };
-    const std::vector<Companion>& companions() const { return companions_; }
-    // Where the export goes by now.
-    struct Place {
-        std::string path{};
-        std::optional<Error> instead_of{};  // why it is not path() that the files may go to
-    };
-    // path(); where that leads elsewhere by now, has files of another model in it or takes none, a
-    // new directory beside it: what was trained must not end with its place. Throws io where that
-    // cannot be made either.
-    Place place() const;
-
-private:
-    void claim();
-    void give_back();
-    void check_still_claimed() const;
-
-    std::string path_, description_{};
-    std::vector<Companion> companions_{};
-    bool made_ = false;
-    int lock_ = -1;
-};
-// Weights, config.json and, where the model came from a directory, its tokenizer's files.
-// config.json is written last: without it the directory is not taken for a model. A tokenizer's
-// file that cannot be written is a warning. Of several ranks the first one has the directory, and
-// writes; what keeps it from writing comes back, and the engine goes on. What the engine throws is
-// thrown.
-[[nodiscard]] std::optional<NotWritten> export_model(Engine& engine, const Config& config,
-                                                     const ExportOptions& options,
-                                                     const ExportDirectory* directory);
-// The same of weights that `ferry train --weights-out` wrote, of the model that `config` describes.
-void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
-                    const ExportDirectory& directory);
-
-// The same of a checkpoint; `progress` hears of bytes written, and of how many there are.
-void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& options,
-                       const ExportDirectory& directory,
-                       const std::function<void(int64_t bytes, int64_t of)>& progress);
-
-// Sequences of the whole token file, for a configuration that only evaluates. Throws usage where
-// there is none.
-int64_t evaluation_sequences(const Config& config);
-// The learning rate over the run's updates. Throws usage where its keys contradict each other.
-optim::LrSchedule schedule_of(const Config& config);
 
 }  // namespace ferry::train

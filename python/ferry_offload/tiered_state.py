@@ -40,7 +40,7 @@ class Chunk:
     next: int = -1  # with a speculative one
 
 
-# Of a piece: rows to read from and rows to write, which may be the same.
+# Called for each piece, with the rows to read from and the rows to write, which may be the same.
 Update = Callable[[Piece, Any, Any], None]
 
 

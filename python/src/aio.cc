@@ -11,7 +11,7 @@ namespace {
 
 using AioHandle = Handle<ferry_aio, ferry_aio_close>;
 
-// What became of a transfer. Its buffer is ferry's until it is done.
+// The outcome of a transfer. Its buffer is ferry's until it is done.
 struct Outcome {
     bool done = false;
     ferry_status status = FERRY_OK;

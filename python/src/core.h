@@ -1,4 +1,5 @@
-// What the parts of the extension share. It stands on the C ABI (include/ferry/ferry.h) alone.
+// Helpers that the parts of the extension share. The extension stands on the C ABI
+// (include/ferry/ferry.h) alone.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -51,7 +52,7 @@ bool done(const Call& call) {
 
 // ---------------------------------------------------------------- handles
 
-// What is to be closed before the interpreter ends: buffers of transfers are Python's memory.
+// An object to close before the interpreter ends: buffers of transfers are Python's memory.
 class Closable {
 public:
     Closable();

@@ -4,7 +4,7 @@
 namespace ferry::python {
 namespace {
 
-// What an array of it holds on to: the memory outlives a lease that is given back before.
+// The owner that an array of it holds on to: the memory outlives a lease that is given back before.
 nb::object keeper_of(nb::handle self) {
     const Memory& memory = *nb::inst_ptr<Memory>(self);
     if (!memory.owner)

@@ -58,7 +58,7 @@ bool same_file(const struct stat& one, const struct stat& other) {
     return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
-// What is printed would go with the file that is replaced.
+// Whether standard output or error goes there: it would be lost with a file that is replaced.
 bool is_standard_stream(const struct stat& file) {
     struct stat stream {};
     for (int number = 0; number <= kLastStandard; ++number)
@@ -250,7 +250,7 @@ Draft::Draft(const std::string& path, std::string what, std::string where,
                                      .measured = path_,
                                      .remedy = "name a regular file, or a new one"});
     check_replaceable();
-    // What can be known before the work. What changes until publish() costs its name, no more.
+    // Checks what can be known before the work. A change until publish() costs the name, no more.
     if (const auto hold = hold_on(path_))
         throw Error(Trouble::usage, {.what = "the file cannot be replaced",
                                      .where = where_,
@@ -289,7 +289,7 @@ void Draft::create() {
     fail(errno);
 }
 
-// Of what it replaces.
+// Takes those of the file that it replaces.
 void Draft::take_permissions() const {
     struct stat old {
     }, own{};
@@ -355,8 +355,8 @@ void Draft::publish() {
     flush_directory();
 }
 
-// What may be replaced is looked at once more: it is long since. A name that was free then is had
-// without a look, and only if it still is.
+// Looks once more at what may be replaced: the first look is long ago. A name that was free then is
+// taken without a look, and only if it still is.
 void Draft::take_name() {
     for (;;) {
         const bool replaces = check_replaceable();

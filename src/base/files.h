@@ -15,8 +15,8 @@ namespace ferry {
 // Whoever uses ferry as a library may have closed them.
 int open_above_standard(const char* name, int flags, unsigned mode = 0) noexcept;
 
-// What a path names, symbolic links followed. Throws usage where that cannot be told: a circle of
-// links, a name too long, a directory that may not be searched.
+// The kind of file that a path names, symbolic links followed. Throws usage where that cannot be
+// told: a circle of links, a name too long, a directory that may not be searched.
 enum class FileKind : uint8_t { none, regular, directory, other };
 FileKind kind_of(const std::string& path);
 
@@ -31,14 +31,14 @@ std::string behind_links(const std::string& path);
 // knows then.
 std::string beginning_of(const std::string& path, size_t most, const std::string& where);
 
-// What a new file may take the place of, beside an empty one.
+// The files whose place a new one may take, beside an empty one.
 struct Replaceable {
     std::string_view beginning{};  // a file with these bytes; "": any
     size_t skipped = 0;            // and any so many before them
     bool nothing = false;          // nothing at all: the name must be free, and no link
 };
 
-// What could not have its name is whole all the same: the remedy says where.
+// A file could not have its name and is whole all the same: the remedy says where.
 class WholeElsewhere : public Error {
 public:
     using Error::Error;

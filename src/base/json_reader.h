@@ -31,7 +31,7 @@ struct JsonSource {
     size_t most_values = 1'000'000;
 };
 
-// What an error shows of a value.
+// A value as an error shows it.
 template <class Json>
 std::string shown_json(const Json& value, size_t most = kShown) {
     return shown(value.dump(-1, ' ', false, Json::error_handler_t::replace), most);

@@ -18,7 +18,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using PhiloxTag = hn::ScalableTag<uint64_t>;
 using PhiloxWord = hn::Vec<PhiloxTag>;
 
-// Of the low halves.
+// The product of the low halves.
 HWY_INLINE PhiloxWord philox_product(PhiloxWord word, uint32_t factor) {
 #if HWY_TARGET == HWY_SCALAR
     return hn::Set(PhiloxTag(), (hn::GetLane(word) & 0xffffffffu) * factor);

@@ -1,4 +1,4 @@
-// What the system lets this process have, as errors name it: each limit with its value.
+// The limits that the system sets this process, each with its value, as errors name them.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ std::string limit_behind(int error);
 // Whose fault it is that a file cannot be opened or read: the disk's, that of such a limit, or the
 // user's, who named it.
 Trouble trouble_of_reading(int error);
-// Of threads: the user's (ulimit -u) and the least of the process's control groups (pids.max). The
-// files are below `root`, which a test may make up.
+// The limits of threads: the user's (ulimit -u) and the least of the process's control groups
+// (pids.max). The files are below `root`, which a test may make up.
 std::string thread_limits(const std::string& root = "");
 // The one error of a thread that could not be started.
 [[noreturn]] void refuse_thread(std::string_view where, std::string_view reason);
@@ -28,7 +28,7 @@ std::string thread_limits(const std::string& root = "");
 // library that does not say so.
 void require_threads(int count, std::string_view where);
 
-// What the deepest caller needs: a tile of a product keeps its widened operands on the stack.
+// The stack of the deepest caller: a tile of a product keeps its widened operands there.
 constexpr int64_t kStackBytes = 3072 * 1024;
 // Throws does_not_fit where the calling thread has less stack than kStackBytes.
 void require_stack();

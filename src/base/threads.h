@@ -1,4 +1,4 @@
-// What a thread asks of the system: a nap, and its cores.
+// Requests of a thread to the system: a nap, and its cores.
 #pragma once
 
 #include <span>

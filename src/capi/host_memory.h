@@ -21,7 +21,7 @@ struct HostMemoryOptions {
     DeviceKind lock_for = DeviceKind::cpu;
     int gpu = 0;
 };
-// Of what a caller passes in; 0 threads: one a core.
+// The options for what a caller passes in; 0 threads: one a core.
 HostMemoryOptions host_memory_options(int32_t threads, int32_t lock_for, int32_t gpu);
 
 class HostMemory {

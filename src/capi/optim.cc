@@ -107,7 +107,7 @@ void check_element(const optim::Span& span) {
         "multiples of " + times + " with moments in " + std::string(name_of(span.moment_type)));
 }
 
-// Of moments in int8, a float for each block.
+// Checks the scales of int8 moments, a float for each moment block.
 void check_scales(const optim::Span& span, int moments) {
     if (span.moment_type != MomentType::int8) return;
     const int64_t blocks = (span.count + kMomentBlock - 1) / kMomentBlock;
@@ -123,7 +123,7 @@ void check_scales(const optim::Span& span, int moments) {
     check_aligned(scales);
 }
 
-// What optim::update() takes for granted of its caller.
+// Checks what optim::update() takes for granted.
 void check_span(const optim::Span& span, const optim::Hyper& hyper, bool on_gpu) {
     const int moments = moments_of(hyper);
     const bool split = span.low || span.low_in || span.weight_in;

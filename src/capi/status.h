@@ -13,7 +13,7 @@
 
 namespace ferry::capi {
 
-// What has a status of its own, and no Trouble.
+// A failure with a status of its own, and no Trouble.
 class Refused : public std::runtime_error {
 public:
     Refused(ferry_status status, const std::string& why)
@@ -32,7 +32,7 @@ void check_choice(const char* name, int64_t value, int64_t last);
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 void check_given(const char* name, const void* pointer);
 
-// Of the exception that is being handled; its text is ferry_last_error() from then on.
+// The status of the exception that is being handled; its text is ferry_last_error() from then on.
 ferry_status status_of_exception(const char* function) noexcept;
 // The same of an error that no call throws.
 ferry_status keep_error(const char* function, const Error& error) noexcept;

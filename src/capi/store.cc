@@ -41,7 +41,7 @@ struct Store {
     int64_t leased() const { return std::ssize(leases) - std::ssize(free); }
 };
 
-// What the objects ask for.
+// The slots and memory that the objects ask for.
 struct Layout {
     int64_t host_bytes = 0;    // of those at home in host memory
     int64_t buffer_bytes = 0;  // the largest of those on NVMe

@@ -9,7 +9,8 @@
 
 namespace ferry::capi {
 
-// Of the first version of each: none has grown since. When one grows, this says the old size of it.
+// The size of a structure's first version: none has grown since. When one grows, this says its old
+// size.
 template <class T>
 constexpr size_t kFirstSize = sizeof(T);
 
@@ -22,7 +23,7 @@ void check_size(const char* name, const T* given) {
                     std::to_string(sizeof(T)) + " (FERRY_INIT sets it)");
 }
 
-// What the caller passes in. Fields that this library does not know must be 0.
+// Copies a structure that the caller passes in. Fields that this library does not know must be 0.
 template <class T>
 T taken(const char* name, const T* given) {
     check_size(name, given);
@@ -37,7 +38,7 @@ T taken(const char* name, const T* given) {
     return mine;
 }
 
-// What the caller gets: as much of it as it has room for. check_size() came first.
+// Copies a structure to the caller, as much as there is room for. check_size() came first.
 template <class T>
 void give(T* to, T mine) {
     mine.size = to->size;

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/files.h"
 #include "ferry/dtype.h"
 
@@ -47,9 +48,10 @@ public:
     const StoredTensor* find(std::string_view name) const;  // null: none of that name
     const std::string& file_of(const StoredTensor& tensor) const;
     // Elements [first, first + out.size()), row major, as fp32. `type` must be there. Nothing is
-    // held beside `out`; any thread may call it. Throws io, also where the file was written to
-    // since it was opened.
-    void read(const StoredTensor& tensor, int64_t first, std::span<float> out) const;
+    // held beside `out`; any thread may call it. `sum`, if given, takes the bytes as they lie in
+    // the file. Throws io, also where the file was written to since it was opened.
+    void read(const StoredTensor& tensor, int64_t first, std::span<float> out,
+              RunningChecksum* sum = nullptr) const;
     // Bytes [first, first + out.size()) of a tensor of any type, as they lie in the file.
     void read_bytes(const StoredTensor& tensor, int64_t first, std::span<std::byte> out) const;
 
@@ -68,7 +70,7 @@ using Source = std::function<void(size_t i, const Sink& sink)>;
 // As safetensors calls it: "F32", "BF16", "F16".
 std::string_view dtype_name(DType type);
 
-// What a safetensors file begins with, behind 8 bytes of length.
+// The beginning of a safetensors file, behind 8 bytes of length.
 inline constexpr Replaceable kSafetensors{.beginning = "{\"", .skipped = 8};
 
 // Writes tensors in the order given, one at a time, each value rounded once to `type`. The file

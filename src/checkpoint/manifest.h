@@ -1,4 +1,4 @@
-// What a checkpoint is beside its arrays: DIR/step-00000100/manifest.json (docs/checkpoints.md).
+// A checkpoint's manifest beside its arrays: DIR/step-00000100/manifest.json (docs/checkpoints.md).
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Shard {
     std::vector<ArraySum> arrays{};
 };
 
-// What the run printed of the step.
+// The figures that the run printed for the step.
 struct LastStep {
     double loss = 0, gradient_norm = 0, clip_factor = 1, lr = 0, loss_scale = 1, seconds = 0;
     int64_t targets = 0, tokens = 0;

@@ -166,7 +166,8 @@ constexpr std::array<Known, 14> kTypes{{{"F32", 4, DType::f32},
                                         {"BOOL", 1, {}},
                                         {"F8_E4M3", 1, {}}}};
 
-// Of a header or an index: of half a million tensors, where the largest files have some thousands.
+// The most values of a header or an index: those of half a million tensors, where the largest files
+// have some thousands.
 constexpr size_t kMostValues = 4'000'000;
 
 json parse_header(const std::string& text, const std::string& path) {
@@ -371,7 +372,8 @@ void Weights::read_bytes(const StoredTensor& tensor, int64_t first,
     impl_->files[tensor.file].read(out.data(), std::ssize(out), tensor.offset + first);
 }
 
-void Weights::read(const StoredTensor& tensor, int64_t first, std::span<float> out) const {
+void Weights::read(const StoredTensor& tensor, int64_t first, std::span<float> out,
+                   RunningChecksum* sum) const {
     FERRY_CHECK(tensor.type.has_value() && first >= 0);
     FERRY_CHECK(first + std::ssize(out) <= tensor.count(), tensor.name);
     const int64_t count = std::ssize(out), width = size_of(*tensor.type);
@@ -379,6 +381,7 @@ void Weights::read(const StoredTensor& tensor, int64_t first, std::span<float> o
     // never overtakes what is read.
     std::byte* to = reinterpret_cast<std::byte*>(out.data()) + count * (4 - width);
     impl_->files[tensor.file].read(to, count * width, tensor.offset + first * width);
+    if (sum) sum->add({to, static_cast<size_t>(count * width)});
     if (*tensor.type == DType::f32) return;
     for (size_t i = 0; i < out.size(); ++i) {
         uint16_t half = 0;

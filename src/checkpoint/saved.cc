@@ -118,7 +118,8 @@ void Saved::open(const Shard& shard) {
         const StoredTensor* stored = weights.find(array.name);
         if (stored == nullptr)
             damaged("a shard lacks a tensor", file + ": " + array.name, "", array.name);
-        if (!arrays_.emplace(array.name, Array{stored, &weights, array.bytes}).second)
+        if (!arrays_.emplace(array.name, Array{stored, &weights, array.bytes, array.checksum})
+                 .second)
             damaged("a tensor is in two shards", file + ": " + array.name, "", "");
     }
 }

@@ -27,6 +27,7 @@ public:
         const StoredTensor* stored = nullptr;
         const Weights* shard = nullptr;
         int64_t bytes = 0;
+        uint64_t checksum = 0;  // as it was written
     };
     const std::string& path() const { return path_; }
     const Manifest& manifest() const { return manifest_; }

@@ -208,7 +208,7 @@ void Steps::retain(const Keep& keep) {
         Candidate candidate{.step = step.step};
         if (keep.best > 0) {
             try {
-                // Of its own step, or of those since the evaluation: the weights were others then.
+                // The loss of its own step, or none: at other steps the weights were others.
                 const Manifest manifest = manifest_of(step.path);
                 if (manifest.held_back && manifest.held_back->step == step.step)
                     candidate.loss = manifest.held_back->loss;

@@ -31,7 +31,7 @@ namespace {
 constexpr const char* kWhat = "the file cannot be written";
 constexpr Replaceable kNothing{.nothing = true};
 
-// What was finite must be so in the file: a model with an infinite weight is none.
+// Finite values must be finite in the file too: a model with an infinite weight is none.
 void check_range(std::span<const float> values, const std::string& name) {
     constexpr float kLeastTooLarge = 65520;  // rounds to infinity
     const auto at = std::ranges::find_if(values, [](float value) {

@@ -15,7 +15,7 @@ std::string bytes_of(std::span<const Fact> facts) {
     return text;
 }
 
-// What every rank says, each padded to the longest, so much at a time as they can agree on.
+// Collects every rank's text, each padded to the longest, in parts that one exchange can carry.
 std::vector<std::string> gather(Communicator& communicator, Executor& executor, std::string mine) {
     const auto size = static_cast<size_t>(communicator.size());
     const uint64_t length = mine.size();

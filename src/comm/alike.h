@@ -1,4 +1,4 @@
-// What the ranks of one machine are to each other. Needs neither MPI nor NCCL.
+// Which ranks share a machine, and which GPU each takes. Needs neither MPI nor NCCL.
 #pragma once
 
 #include <array>
@@ -11,10 +11,10 @@ namespace ferry::comm {
 
 // One kernel, whatever containers run on it.
 uint64_t machine_id();
-// Of `rank`, where these are the machines of all ranks.
+// The place of `rank`, where these are the machines of all ranks.
 Place place_among(std::span<const uint64_t> machines, int rank);
 
-// What CUDA calls a GPU and no other (cudaUUID_t).
+// The id by which CUDA tells a GPU from all others (cudaUUID_t).
 using GpuId = std::array<char, 16>;
 // By rank. Throws usage, naming both ranks, where two have the same one; `name`: of its model.
 void require_own_gpus(std::span<const GpuId> gpus, const std::string& name);

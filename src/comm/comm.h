@@ -38,7 +38,7 @@ struct Exchange {
     int64_t bytes = 0;  // of a part; 0 is allowed
 };
 
-// What a call is for, as an error names it: "all-gather of the weights of block 3, step 12".
+// The purpose of a call, as an error names it: "all-gather of the weights of block 3, step 12".
 struct Topic {
     const char* of = "";  // "weights", "gradient", "outcome", "configuration"
     int64_t layer = -1;   // -1: none
@@ -84,7 +84,7 @@ public:
 void agree(Communicator& communicator, Executor& executor, std::span<const std::byte> mine,
            std::span<std::byte> all, Topic topic);
 
-// What must be equal on all ranks: the configuration's hash, the binary's version.
+// A value that must be equal on all ranks: the configuration's hash, the binary's version.
 struct Fact {
     std::string key;
     std::string value;
@@ -133,7 +133,7 @@ std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor,
                                         const CommOptions& options);
 // The same for a runtime that brings its own ranks: an ncclUniqueId, equal on all of them. Which of
 // them share a host they tell each other. What fails then names the operation and the step, and no
-// rank. Throws usage where NCCL refuses them: two on one GPU, identities that differ.
+// rank. Throws usage where NCCL refuses them: two on one GPU, unique ids that differ.
 struct NcclRanks {
     std::array<std::byte, 128> unique_id{};
     int rank = 0, size = 1;

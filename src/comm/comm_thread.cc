@@ -12,8 +12,8 @@ namespace {
 constexpr Nanos kMillisecond = 1'000'000;
 // How long one without work sleeps between two looks for news.
 constexpr auto kIdleLook = std::chrono::milliseconds(5);
-// What a rank said before it ended may still be on its way. So may be its part of an operation that
-// it has finished: then this rank goes on, and often meets the same error, which says more.
+// The last words of a rank that ended may still be on their way. So may its part of an operation
+// that it has finished: then this rank goes on, and often meets the same error, which says more.
 constexpr Nanos kLastWords = 50 * kMillisecond;
 constexpr const char* kEnded = "its process has ended";
 // Between two questions to the kernel whether a process has ended.
@@ -372,7 +372,7 @@ std::optional<Error> CommThread::known() const {
     return lost({&*rank, 1}, kEnded, "", "");
 }
 
-// What where() says, by what is under the mutex.
+// The text of where(), with the mutex held.
 std::string CommThread::oldest() const {
     const std::lock_guard lock(mutex_);
     for (uint64_t number = ended_; number < posted_; ++number) {

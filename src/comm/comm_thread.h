@@ -91,7 +91,7 @@ private:
     std::optional<std::pair<std::vector<int>, std::string>> given_up_;  // under mutex_, to be told
     std::atomic<bool> failed_ = false;                                  // failure_ is there
 
-    // Of the comm thread.
+    // The comm thread's own.
     uint64_t started_ = 0, first_ = 0;  // first_: the oldest that has not ended
     Nanos oldest_since_ = 0;            // when it became the oldest, or progress was last seen
     Nanos ended_seen_at_ = kForever;    // when a process was first seen to have ended

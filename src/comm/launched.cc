@@ -10,7 +10,7 @@ namespace ferry::comm {
 
 namespace {
 
-// What launchers say in the environment.
+// The variables that a launcher sets in the environment.
 struct Launcher {
     const char* ranks;
     const char* rank;

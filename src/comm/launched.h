@@ -1,4 +1,4 @@
-// What the launcher says in the environment of every rank.
+// The rank and size that a launcher sets in every rank's environment.
 #pragma once
 
 #include <optional>

@@ -81,7 +81,7 @@ void initialise(double timeout_seconds) {
                            "that was built with threads"});
 }
 
-// What a rank says of itself when the ranks meet.
+// A rank's own data, given when the ranks meet.
 struct Card {
     uint64_t machine = 0;
     uint64_t processes = 0;  // the namespace in which its process has its number
@@ -94,7 +94,7 @@ Card own_card() {
     return {machine_id(), processes.st_ino, getpid()};
 }
 
-// What news leaves in, until it has.
+// A message of news until it has left.
 struct Letter {
     News news;
     MPI_Request request = MPI_REQUEST_NULL;
@@ -177,7 +177,7 @@ public:
         return ranks;
     }
 
-    // What has not begun to arrive never will: its memory may be given back.
+    // A receive that has not begun never will: its memory may be given back.
     void abort() noexcept override {
         broken = true;
         for (Flight& flight : flights_)

@@ -19,7 +19,7 @@ namespace {
 
 // An error of NCCL's is often another rank's end. This long the ranks' news may tell which.
 constexpr Nanos kHearsay = 5'000'000'000;
-constexpr Topic kMeeting{.of = "NCCL identities"};
+constexpr Topic kMeeting{.of = "NCCL unique ids"};
 constexpr Topic kMachines{.of = "machines"};
 
 Error refused(const std::string& call, const std::string& measured) {
@@ -52,7 +52,7 @@ using OnHost = std::unique_ptr<std::byte, FreedBy<cudaFreeHost>>;
 // One that has not been left in order waits for nobody.
 using Comm = std::unique_ptr<std::remove_pointer_t<ncclComm_t>, FreedBy<ncclCommAbort>>;
 
-// What the ranks tell each other before they can use NCCL.
+// A rank's own data, exchanged before the ranks can use NCCL.
 struct Card {
     ncclUniqueId id{};
     GpuId gpu{};
@@ -143,7 +143,7 @@ public:
 private:
     struct Flight {
         Event ended{};
-        // Of a gather of host memory, which goes by the bootstrap, else by a place on the GPU.
+        // A gather of host memory: it goes by the bootstrap, else by a place on the GPU.
         const Transfer* host = nullptr;
         uint64_t host_number = 0;
         std::byte *on_host = nullptr, *on_device = nullptr;
@@ -176,10 +176,10 @@ private:
              .where = "rank " + std::to_string(place_.rank) + " of " + std::to_string(place_.size),
              .measured = ncclGetLastError(comm_.get()),
              .remedy = "give each rank a GPU and a number of its own, and all of them the same "
-                       "identity and size; NCCL_DEBUG=WARN says more"}};
+                       "unique id and size; NCCL_DEBUG=WARN says more"}};
     }
 
-    // The ranks' common identity; every GPU has one rank.
+    // The ranks' common unique id; every GPU has one rank.
     NcclRanks meet() const {
         cudaDeviceProp properties{};
         demand(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");

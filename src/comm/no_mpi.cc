@@ -1,4 +1,4 @@
-// What a build without MPI offers in its place.
+// Stands in where the build has no MPI.
 #ifndef FERRY_MPI
 
 #include "comm/comm.h"

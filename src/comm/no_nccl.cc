@@ -1,4 +1,4 @@
-// What a build without NCCL offers in its place.
+// Stands in where the build has no NCCL.
 #ifndef FERRY_NCCL
 
 #include "comm/comm.h"

@@ -29,7 +29,7 @@ struct Operation {
     static Operation gather_host(Gather transfer, Topic topic);
     static Operation signal(std::atomic<uint64_t>& counter);
 
-    // What leaves for `rank`.
+    // The bytes that leave for `rank`.
     const std::byte* out_for(const Transfer& transfer, int rank) const {
         return kind == Kind::exchange ? transfer.out + rank * transfer.bytes : transfer.out;
     }

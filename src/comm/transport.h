@@ -38,7 +38,7 @@ public:
     virtual void abort() noexcept {}
 };
 
-// What ranks tell each other beside the operations. Its bytes travel as they are.
+// A message between ranks beside the operations. Its bytes travel as they are.
 struct News {
     enum class Kind : int32_t {
         waiting,   // the sender is in an operation for long: it is alive, and not to blame

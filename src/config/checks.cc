@@ -111,13 +111,13 @@ void warn_of_unused(const Use<Choice>& use, Choice choice, const Words<Choice, c
 }
 
 void warn_of_method(const OptimizerConfig& o, const Given& given) {
-    using enum OptimizerMethod;
-    const std::array<Use<OptimizerMethod>, 5> uses{{{"optimizer.betas", {adamw, adam, lion}},
-                                                    {"optimizer.eps", {adamw, adam, adagrad}},
-                                                    {"optimizer.momentum", {sgd}},
-                                                    {"optimizer.nesterov", {sgd}},
-                                                    {"optimizer.initial_accumulator", {adagrad}}}};
-    for (const Use<OptimizerMethod>& use : uses) warn_of_unused(use, o.method, kMethods, given);
+    using enum optim::Method;
+    const std::array<Use<optim::Method>, 5> uses{{{"optimizer.betas", {adamw, adam, lion}},
+                                                  {"optimizer.eps", {adamw, adam, adagrad}},
+                                                  {"optimizer.momentum", {sgd}},
+                                                  {"optimizer.nesterov", {sgd}},
+                                                  {"optimizer.initial_accumulator", {adagrad}}}};
+    for (const Use<optim::Method>& use : uses) warn_of_unused(use, o.method, kMethods, given);
 }
 
 void warn_of_speculation(const Config& c, const Given& given) {
@@ -138,12 +138,12 @@ Rule below_one_in_fp32(std::string key, double decay) {
             "set it to at most 0.9999999"};
 }
 
-// What the update takes for a smaller one (ferry/optim.h), so that a gradient too small to leave a
-// trace in the second moment is not divided by less.
+// Warns of an eps below the least that the update can use (ferry/optim.h): a gradient too small to
+// leave a trace in the second moment would be divided by less.
 void warn_of_eps(const OptimizerConfig& o, const Given& given) {
     const double least =
-        0x1p-50 / (o.method == OptimizerMethod::adagrad ? 1 : std::sqrt(1 - o.beta2));
-    using enum OptimizerMethod;
+        0x1p-50 / (o.method == optim::Method::adagrad ? 1 : std::sqrt(1 - o.beta2));
+    using enum optim::Method;
     const bool used = o.method == adamw || o.method == adam || o.method == adagrad;
     if (!used || o.eps >= least) return;
     std::ostringstream text;
@@ -154,7 +154,7 @@ void warn_of_eps(const OptimizerConfig& o, const Given& given) {
 
 void resolve_optimizer(OptimizerConfig& o, const Given& given) {
     // Chen et al. 2023; torch.optim.Adagrad.
-    using enum OptimizerMethod;
+    using enum optim::Method;
     if (o.method == lion && !given.contains("optimizer.betas")) o.beta2 = 0.99;
     if (o.method == adagrad && !given.contains("optimizer.eps")) o.eps = 1e-10;
     warn_of_method(o, given);
@@ -181,7 +181,7 @@ void resolve_schedule(Config& c, const Given& given) {
     if (s.total_steps == 0) s.total_steps = std::max(c.steps, s.warmup_steps);
     const int64_t left = std::max<int64_t>(1, s.total_steps - s.warmup_steps);
     if (s.decay_steps == 0) s.decay_steps = std::clamp<int64_t>(s.total_steps / 10, 1, left);
-    warn_of_unused({"schedule.decay_steps", {ScheduleKind::wsd}}, s.kind, kSchedules, given);
+    warn_of_unused({"schedule.decay_steps", {optim::Decay::wsd}}, s.kind, kSchedules, given);
 }
 
 void check_steps(const Config& c, const Given& given) {

@@ -1,4 +1,4 @@
-// What no single key can say: how the values fit each other.
+// Checks of several keys together: whether their values fit each other.
 #pragma once
 
 #include <map>

@@ -92,7 +92,7 @@ class Reader {
 public:
     Reader(Config& config, config::Given& given) : config_(config), given_(given) {}
 
-    // What is read from here on may give keys that were given before, once each.
+    // Values read from here on may give keys that were given before, once each.
     void begin_layer() { seen_.clear(); }
 
     void read(const std::string& where, const std::string& path, const json& value) {
@@ -127,7 +127,7 @@ json override_value(const std::string& path, const std::string& text) {
     const bool words = key && (key->form == Form::text || key->form == Form::choice);
     if (words && !text.starts_with('"')) return text;
     const JsonSource source{.where = "--set " + shown(path)};
-    // What begins as a list or an object is one: its fault is named, not taken for text.
+    // Text that begins as a list or an object is one: its fault is named, not taken for text.
     if (text.starts_with('{') || text.starts_with('[')) return parse_json(text, source);
     return parse_json_if_it_is(text, source).value_or(json(text));
 }

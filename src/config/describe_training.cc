@@ -1,4 +1,4 @@
-// What two runs must have in common for one to go on with the other.
+// Describes the keys that two runs must have in common for one to go on with the other.
 #include <algorithm>
 #include <array>
 #include <span>
@@ -31,7 +31,7 @@ bool contains(std::span<const std::string_view> words, std::string_view word) {
 }  // namespace
 
 std::string describe_training(const Config& config) {
-    const bool falls = config.schedule.kind != ScheduleKind::constant;
+    const bool falls = config.schedule.kind != optim::Decay::constant;
     std::string text;
     for (const KeyValue& one : describe_values(config)) {
         const std::string_view key = one.key;

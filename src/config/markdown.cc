@@ -78,7 +78,7 @@ constexpr std::string_view kIntroduction =
 |---|---|
 )";
 
-// What people set, in the order in which they think of it.
+// The keys that people set, in the order in which they think of them.
 struct Usual {
     std::string_view path;
     std::string_view advice;
@@ -160,7 +160,7 @@ Sections nest: `model.hidden` is written `{"model": {"hidden": 256}}`. `//` and 
 'optimizer.betas=[0.9, 0.95]'`. Relative paths start at the working directory.
 
 A size is a number of bytes or text with a unit (`512MiB`, `2GB`), or `unlimited`. `auto` lets ferry choose. A key that is
-"part of the run's identity" decides how numbers are rounded: runs that differ in it end with different bits.
+"part of the numerics record" decides how numbers are rounded: runs that differ in it end with different bits.
 
 An unknown key, a wrong type or a value outside its range ends the program with code 2. The message names the key, what was
 found and what is allowed.

@@ -53,14 +53,14 @@ const Section kSections[] = {
      "Several ranks; docs/ranks.md says how to start them. `budgets.host`, `threads` and the sizes "
      "in `budgets.nvme` are a host's, and its ranks get equal parts. `budgets.device` is a "
      "rank's."},
-    {"numerics", "What orders floating-point operations. Part of the run's identity."},
+    {"numerics", "What orders floating-point operations. Part of the numerics record."},
 };
 
 // clang-format off
 const Key kKeys[] = {
     {FERRY_KEY(steps), integer, "optimizer steps of the run", kPositive, {}, true},
     {FERRY_KEY(seed), integer, "seeds every random number: initial weights, order of the sequences, stochastic rounding", {.low = 0, .high = 4294967295.0}},
-    {FERRY_CHOICE(device, kDevices), choice, "computes on this machine's processors, or on its first GPU; part of the run's identity"},
+    {FERRY_CHOICE(device, kDevices), choice, "computes on this machine's processors, or on its first GPU; part of the numerics record"},
     {FERRY_CHOICE(precision, kPrecisions), choice, "compute type. All three keep fp32 sums and master weights; fp16 adds dynamic loss scaling"},
     {FERRY_KEY(clip_norm), number, "limit of the gradient's global norm; 0: no clipping", {.low = 0, .high = 1e30}},
     {FERRY_KEY(freeze), texts, "glob patterns (`*`, `?`) over tensor names; a tensor that matches is not trained"},
@@ -101,9 +101,9 @@ const Key kKeys[] = {
     {FERRY_KEY(optimizer.nesterov), boolean, "`sgd` with momentum: look ahead"},
     {FERRY_KEY(optimizer.initial_accumulator), number, "`adagrad`: start of its sum of squares", {.low = 0, .high = 1e30}},
     {FERRY_KEY(optimizer.decay_norms_and_biases), boolean, "norm weights and biases decay too"},
-    {FERRY_CHOICE(optimizer.moments, kMoments), choice, "type of the stored moments; part of the run's identity. `bf16` rounds them stochastically by bits of `seed`. It stores and moves 2 B less for each moment of a parameter, at the price of noise. `int8` keeps codes in blocks of 256 with a scale each, as torchao's AdamW8bit does: about 3 B less for each moment. Norms, biases, tensors of fewer than 4,096 elements or of no whole blocks, and those of `fp32_moments` keep fp32 moments (docs/numerics.md)"},
+    {FERRY_CHOICE(optimizer.moments, kMoments), choice, "type of the stored moments; part of the numerics record. `bf16` rounds them stochastically by bits of `seed`. It stores and moves 2 B less for each moment of a parameter, at the price of noise. `int8` keeps codes in blocks of 256 with a scale each, as torchao's AdamW8bit does: about 3 B less for each moment. Norms, biases, tensors of fewer than 4,096 elements or of no whole blocks, and those of `fp32_moments` keep fp32 moments (docs/numerics.md)"},
     {FERRY_KEY(optimizer.fp32_moments), texts, "with `moments` `int8`: glob patterns (`*`, `?`) over names of tensors that keep fp32 moments. The default names the input embeddings of every family, tied ones too; a head of its own is coded"},
-    {FERRY_CHOICE(optimizer.master, kMasters), choice, "`split` stores only the low 16 bits of the fp32 master weight beside the bf16 weight, which is then rounded half up instead of to even. It is exact, and stores and moves 2 B less a parameter; needs `precision` `bf16`; part of the run's identity"},
+    {FERRY_CHOICE(optimizer.master, kMasters), choice, "`split` stores only the low 16 bits of the fp32 master weight beside the bf16 weight, which is then rounded half up instead of to even. It is exact, and stores and moves 2 B less a parameter; needs `precision` `bf16`; part of the numerics record"},
 
     {FERRY_CHOICE(schedule.kind, kSchedules), choice, "after the warm-up: stay (`constant`); fall as a line, as a half cosine, or as a line over the last steps only (`wsd`); rise and fall between final fraction and peak, counted from step 0 (`one_cycle`, `warmup_decay`)"},
     {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs. It has its peak at the last of them, with `one_cycle` one step later, with `warmup_decay` two", kCount},

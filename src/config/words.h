@@ -30,16 +30,16 @@ constexpr Words<MomentType, 3> kMoments = {{
     {MomentType::f32, "fp32"}, {MomentType::bf16, "bf16"}, {MomentType::int8, "int8"}}};
 constexpr Words<MasterFormat, 2> kMasters = {{
     {MasterFormat::fp32, "fp32"}, {MasterFormat::split, "split"}}};
-constexpr Words<OptimizerMethod, 5> kMethods = {{
-    {OptimizerMethod::adamw, "adamw"}, {OptimizerMethod::adam, "adam"},
-    {OptimizerMethod::sgd, "sgd"}, {OptimizerMethod::lion, "lion"},
-    {OptimizerMethod::adagrad, "adagrad"}}};
-constexpr Words<ScheduleKind, 6> kSchedules = {{
-    {ScheduleKind::constant, "constant"}, {ScheduleKind::linear, "linear"},
-    {ScheduleKind::cosine, "cosine"}, {ScheduleKind::wsd, "wsd"},
-    {ScheduleKind::one_cycle, "one_cycle"}, {ScheduleKind::warmup_decay, "warmup_decay"}}};
-constexpr Words<AttentionChoice, 2> kAttentions = {{
-    {AttentionChoice::automatic, "auto"}, {AttentionChoice::ferry, "ferry"}}};
+constexpr Words<optim::Method, 5> kMethods = {{
+    {optim::Method::adamw, "adamw"}, {optim::Method::adam, "adam"},
+    {optim::Method::sgd, "sgd"}, {optim::Method::lion, "lion"},
+    {optim::Method::adagrad, "adagrad"}}};
+constexpr Words<optim::Decay, 6> kSchedules = {{
+    {optim::Decay::constant, "constant"}, {optim::Decay::linear, "linear"},
+    {optim::Decay::cosine, "cosine"}, {optim::Decay::wsd, "wsd"},
+    {optim::Decay::one_cycle, "one_cycle"}, {optim::Decay::warmup_decay, "warmup_decay"}}};
+constexpr Words<AttentionKernels, 2> kAttentions = {{
+    {AttentionKernels::best, "auto"}, {AttentionKernels::ferry, "ferry"}}};
 constexpr Words<OnNonfinite, 2> kNonfinite = {{
     {OnNonfinite::stop, "stop"}, {OnNonfinite::skip, "skip"}}};
 constexpr Words<HashEvery, 2> kHashes = {{{HashEvery::end, "end"}, {HashEvery::step, "step"}}};
@@ -48,11 +48,11 @@ constexpr Words<UnsavedRun, 2> kUnsaved = {{
 constexpr Words<Speculate, 3> kSpeculate = {{
     {Speculate::automatic, "auto"}, {Speculate::off, "off"}, {Speculate::all, "all"}}};
 constexpr Words<OnDoubt, 2> kDoubts = {{{OnDoubt::refuse, "refuse"}, {OnDoubt::ignore, "ignore"}}};
-constexpr Words<IoBackend, 3> kBackends = {{
-    {IoBackend::automatic, "auto"}, {IoBackend::uring, "uring"}, {IoBackend::posix, "posix"}}};
-constexpr Words<Leftovers, 5> kLeftovers = {{
-    {Leftovers::remove, "remove"}, {Leftovers::reuse, "reuse"}, {Leftovers::refuse, "refuse"},
-    {Leftovers::remove_any, "remove_any"}, {Leftovers::reuse_any, "reuse_any"}}};
+constexpr Words<aio::BackendKind, 3> kBackends = {{
+    {aio::BackendKind::automatic, "auto"}, {aio::BackendKind::uring, "uring"}, {aio::BackendKind::posix, "posix"}}};
+constexpr Words<aio::Leftover, 5> kLeftovers = {{
+    {aio::Leftover::remove, "remove"}, {aio::Leftover::reuse, "reuse"}, {aio::Leftover::refuse, "refuse"},
+    {aio::Leftover::remove_any, "remove_any"}, {aio::Leftover::reuse_any, "reuse_any"}}};
 // clang-format on
 
 // A value that has no word in the table is a bug.

@@ -17,7 +17,7 @@ double weight_bytes(const BoundInput& in) {
     return static_cast<double>(in.element.weight) * in.parameters;
 }
 
-// Of state and gradients by bytes.
+// Shares of state and gradients, by bytes.
 struct Fractions {
     double weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
     double inputs_away = 0;  // of the block inputs: not on the device until backward
@@ -35,8 +35,8 @@ double most_updated_on_device(const BoundInput& in, const Fractions& f) {
     return std::min(1.0, f.state_on_device * in.parts.most_updated);
 }
 
-// Of state and gradients, which wait for the outcome with it; a byte of either that is stored is
-// read once and written once.
+// State, and the gradients that wait for the outcome beside it. A stored byte of either is read
+// once and written once.
 double state_and_gradient_bytes(const BoundInput& in) {
     return static_cast<double>(in.element.state_and_gradient()) * in.parameters;
 }
@@ -69,8 +69,8 @@ double bytes_on_device(const BoundInput& in, const Fractions& f) {
            f.state_on_device * state_and_gradient_bytes(in) + (1 - f.inputs_away) * in.input_bytes;
 }
 
-// Of what blocks may save for backward, in the device memory that is left, first what spares most
-// for its bytes: nothing else there makes the kernels' time shorter.
+// Activations saved for backward in the device memory that is left. Those that spare most seconds a
+// byte come first: nothing else there makes the kernels' time shorter.
 struct Savings {
     model::OfSaved<double> saved{};
     double seconds = 0;
@@ -119,7 +119,7 @@ Term compute(const BoundInput& in, const Fractions& f) {
             "compute"};
 }
 
-// Of all others.
+// The slowest of all other links.
 Term slowest_link(const BoundInput& in, const Fractions& f) {
     const double by_host = 1 - f.state_on_device;
     const WeightTraffic& w = in.weights;

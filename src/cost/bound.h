@@ -13,8 +13,8 @@ namespace ferry::cost {
 
 struct BoundInput {
     double kernel_seconds = 0;  // of one step, each call measured alone, everything recomputed
-    // Of them, those that backward spares where every block saves this activation, and what it
-    // takes on the device.
+    // The seconds of these that backward spares where every block saves this activation, and its
+    // bytes on the device.
     struct Saving {
         double seconds = 0, bytes = 0;
     };
@@ -30,8 +30,8 @@ struct BoundInput {
     Parts parts{};
     WeightTraffic weights{};
     double input_bytes = 0;  // block inputs of a group: on the device, or away until backward
-    // Of micro-batches, in a step. Each visits the weights, and between them the accumulators of
-    // all that trains go to the host and back.
+    // Groups of a step's micro-batches. Each visits the weights; between two of them the
+    // accumulators of all that trains go to the host and back.
     double groups = 1, accumulator_bytes = 0;
     double comm_bytes = 0;  // that must reach this rank from the others
     double device_bytes = 0, host_bytes = 0,
@@ -42,7 +42,7 @@ struct BoundInput {
 struct Bound {
     double seconds = 0;
     std::string binding{};  // the link that sets it
-    // Of the best placement; gradients lie where their state does.
+    // Shares of the best placement; gradients lie where their state does.
     double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
     model::OfSaved<double> saved{};
 };

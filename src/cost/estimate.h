@@ -1,5 +1,5 @@
-// What a step of a placement takes, at least: the sums by which the planner compares placements.
-// The planner counts what its placement moves.
+// The least time of a placement's step: the sums by which the planner compares placements. The
+// planner counts what its placement moves.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace ferry::cost {
 
-// Of a step's kernels.
+// Seconds of a step's kernels.
 struct KernelSeconds {
     double forward = 0, backward = 0;
 };
 // Everything recomputed, every block as long as the longest of those that were timed. 0: none was.
 KernelSeconds timed_kernels(const KernelTimes& kernels, int64_t micro_batches, int64_t blocks);
 
-// Of the host's update of so many elements.
+// Seconds that the host's update of so many elements takes.
 double update_seconds(int64_t elements, const ElementBytes& element, const Measurements& measured);
 
-// What a step moves over each link, and what updates take.
+// Bytes that a step moves over each link, and the seconds of its updates.
 struct PlacedTraffic {
     double up_bytes = 0, down_bytes = 0, stored_bytes = 0;
     double host_updates_s = 0, device_updates_s = 0;
@@ -38,9 +38,9 @@ struct LayerUpdates {
 struct OfPrevious {
     double committed = 0, not_speculative = 0;
 };
-// What the next step's first forward pass waits for the host's updates, layer by layer. Those that
-// are speculative begin as backward gives their gradients, the first layers' last; the others, and
-// all of a step without speculative updates, begin when it has ended, in forward's order.
+// Seconds that the next step's first forward pass waits for the host's updates, layer by layer.
+// Speculative updates begin as backward gives their gradients, the first layers' last. The others
+// begin when the step has ended, in forward's order.
 OfPrevious waits_for_updates(const std::vector<LayerUpdates>& layers, int64_t groups,
                              const KernelSeconds& kernels);
 

@@ -15,7 +15,7 @@ using model::Saved;
 
 namespace {
 
-// Of a GPU's memory.
+// Rates of a GPU's memory.
 
 TimedBy timed_by(const KernelTimes::Kind& kind) {
     return row_of(static_cast<Op>(kind[0])).timed_by;
@@ -81,7 +81,7 @@ KernelTimes::Kind other_backward(KernelTimes::Kind kind, Saved what) {
     return kind;
 }
 
-// What a backward of this kind takes beyond one with everything saved, as far as it is known.
+// Seconds of a backward of this kind beyond one with everything saved, as far as they are known.
 double again_s(const KernelTimes& times, const KernelTimes::Kind& kind) {
     double seconds = 0;
     for (const Saved what : model::kAllSaved)
@@ -172,8 +172,8 @@ double KernelTimes::longest(Op op, model::LayerKind layer) const {
 
 namespace {
 
-// What takes time beside the products: of an operation that has some a micro-batch's residual
-// stream, read and written, for operands are read while they are multiplied.
+// Bytes that take time beside the products. An operation with products reads its operands while it
+// multiplies; a micro-batch's residual stream, read and written, stands for the rest.
 double bytes_beside(const Row& row, const Work& work) {
     return static_cast<double>(row.flops ? 2 * work.input_bytes : row.bytes(work));
 }

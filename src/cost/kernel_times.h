@@ -13,14 +13,14 @@
 
 namespace ferry::cost {
 
-// What a plan knows of one of its kernels: planner::work_of().
+// Gives the sizes of one of a plan's kernels: planner::work_of().
 using WorkOf = std::function<Work(const swap::Task& kernel)>;
 
 // A kernel of the compute lane that can be timed alone: no update, which would change the state.
 bool is_timed(const swap::Task& task);
 // An update of the optimizer, on the host or, on the compute lane, on the device.
 bool is_update(const swap::Task& task);
-// What it reads and writes of the memory it runs on; 0 of any other task.
+// Bytes that an update reads and writes in the memory it runs on; 0 for any other task.
 double bytes_of_update(const swap::Task& task, const WorkOf& work_of);
 
 // Each kind measured alone once it is warm.
@@ -31,7 +31,7 @@ struct KernelTimes {
     static Kind kind_of(const swap::Task& task, const WorkOf& work_of);
     static std::string name_of(const Kind& kind);  // "backward, block", "zero, head, 1.06 MiB"
     std::map<Kind, double> seconds{};
-    // What gives each activation that a block may save for backward, alone. 0: not known.
+    // The kernels that give each activation that a block may save for backward. 0: not known.
     model::OfSaved<double> saved_s{};
     // A kernel of a size that was not measured, as with other chunks, costs by its bytes what the
     // nearest one did; a block's backward that saves other activations what a measured one did, and
@@ -39,20 +39,20 @@ struct KernelTimes {
     double of(const swap::Task& task, const WorkOf& work_of) const;
     bool covers(const swap::Schedule& step, const WorkOf& work_of) const;
     double sum(const swap::Schedule& step, const WorkOf& work_of) const;
-    // Of a block's backward, the part that saving this activation spares, or has spared.
+    // The part of a block's backward that saving this activation spares, or has spared.
     double saved_by(model::Saved what, const swap::Task& backward, const WorkOf& work_of) const;
-    // Of the sizes that were timed the longest: one more gradient than another layer of its kind
+    // The longest of the sizes that were timed: one more gradient than another layer of its kind
     // needs, and everything recomputed. 0: none was.
     double longest(Op op, model::LayerKind layer) const;
 };
 
-// Of products, and of what moves beside them.
+// Rates of products, and of bytes that move beside them.
 struct Rates {
     double flops_per_s = 0, bytes_per_s = 0;
 };
 constexpr double kAssumedDeviceBytesPerS = 2e12;
-// Of every kernel of the step, not from measurements but from what it multiplies and moves.
-// saved_flops: of what gives each activation that a block may save.
+// Times of every kernel of the step, from what it multiplies and moves instead of measurements.
+// saved_flops: operations that give each activation that a block may save.
 KernelTimes assumed_times(const swap::Schedule& step, const WorkOf& work_of, int64_t tokens,
                           const model::OfSaved<double>& saved_flops, const Rates& rates);
 

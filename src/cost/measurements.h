@@ -1,6 +1,6 @@
-// What is known of a machine: its links and its kernels, each measured alone. Planner, simulator
-// and bound go by it, and the machine file holds it field by field. It never changes a number of
-// a run.
+// The speeds of a machine: its links and its kernels, each measured alone. Planner, simulator and
+// bound go by them, and the machine file holds them field by field. They never change a number of a
+// run.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ferry::cost {
 
-// What the times of kernels depend on, field by field.
+// The things that kernels' times depend on, field by field.
 struct KernelsOf {
     std::string model{};      // shapes, micro-batch and numerics, in words that are never parsed
     std::string compute{};    // "bf16"
@@ -51,30 +51,30 @@ struct Measurements {
     double product_flops_per_s = 0;      // the best that a large product reaches
     KernelTimes kernels{};
 
-    // Of products whose kernels nobody has timed.
+    // The rate of products whose kernels nobody has timed.
     double assumed_flops_per_s = 0;
 };
 
-// Of a small machine, all of it the host's, or of a GPU's part of a server: an H100 or its like, 16
+// A small machine, all of it the host's, or a GPU's part of a server: an H100 or its like and 16
 // cores with their memory. Drives are a host's in both. docs/machine.md has both sets.
 Measurements default_measurements(DeviceKind device);
 
-// What is known, and what is not as the others have it.
+// The known measurements, and the assumed ones where nothing is known.
 Measurements known_or(Measurements known, const Measurements& assumed);
 
-// What each of the ranks of a host has of it: they share the drives, and the memory that updates
-// stream through. What is one rank's already stays.
+// Each rank's part: the ranks of a host share the drives, and the memory that updates stream
+// through. Measurements of one rank stay as they are.
 Measurements of_rank(Measurements measured, int ranks_on_host);
 
-// Of host memory, for each byte that is copied between host and device: both ends lie in it where
-// the processors are the device.
+// Bytes of host memory moved for each byte that is copied between host and device. Both ends lie in
+// it where the processors are the device.
 double dram_per_copied_byte(const Measurements& measured);
 // Bytes that host memory reads and writes for updates, copies and storage.
 double dram_bytes(double updated, double copied, double stored, const Measurements& measured);
 
 // Bytes a second that reach a rank from the others.
 double comm_rate(const Measurements& measured);
-// Of so many operations that bring these bytes.
+// Seconds of so many operations that bring these bytes.
 double comm_seconds(double bytes, int64_t operations, const Measurements& measured);
 
 }  // namespace ferry::cost

@@ -215,8 +215,7 @@ constexpr auto fields(Operands& of) {
     }
 }
 
-// What a kernel is given, by the addresses of its task's places: the one place where they get
-// types.
+// A kernel's operands, made from the addresses of its task's places. Here alone they get types.
 template <template <class> class Operation>
 Operation<Addressed> addressed(const std::array<std::byte*, swap::kPlaces>& at) {
     static_assert(kOperands<Operation> <= swap::kPlaces);

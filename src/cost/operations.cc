@@ -148,7 +148,7 @@ constexpr std::array kRows{
                   .item = kChunk,
                   .timed_by = TimedBy::elements,
                   .bytes = [](const Work& w) { return (w.ranks + 1) * wire(w) + leaves(w); }}),
-    // What reaches a rank from the others, whoever records them knows.
+    // The caller that records these knows the bytes that reach a rank from the others.
     row<op::GatherWeights>({.name = "gather weights", .lane = Lane::comm, .bytes = own}),
     row<op::Exchange>(
         {.name = "exchange gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),

@@ -48,7 +48,7 @@ constexpr uint8_t flag_of(model::Saved what) { return static_cast<uint8_t>(2U <<
 
 // ---------------------------------------------------------------- operands
 
-// What an operand holds. Two of the same content are told apart by their role.
+// The content of an operand. Two of the same content are told apart by their role.
 enum class Content : uint8_t {
     weights,         // a layer's flat buffer, or shards of it, in the compute type
     table,           // the embedding layer's
@@ -130,7 +130,7 @@ struct OperandOf {
     bool optional = false;
 };
 enum class ItemOf : uint8_t { none, micro_batch, chunk };
-// What besides operation and kind of layer tells apart the times that its tasks take.
+// The key, besides operation and kind of layer, by which tasks' times differ.
 enum class TimedBy : uint8_t {
     nothing,   // not timed: it takes no time, or that of its lane's bytes
     update,    // not timed: its bytes at the rate that updates reach
@@ -146,8 +146,8 @@ struct Row {
     bool device_too = false;  // on the compute lane where the chunk's state is the device's
     ItemOf item = ItemOf::none;
     TimedBy timed_by = TimedBy::nothing;
-    // Of its operands read and written; scratch, report and what ranks agree on apart. Of a table
-    // the rows that occur, taken to be as large as the block input they make.
+    // Bytes of its operands, read and written, without scratch, report and what ranks agree on. A
+    // table counts by the rows that occur, taken to be as large as the block input that they make.
     int64_t (*bytes)(const Work&) = nullptr;
     double (*flops)(const Work&) = nullptr;  // of products; null: none
     std::span<const OperandOf> operands{};   // as the places of a task
@@ -157,7 +157,7 @@ std::span<const Row> operations();  // by Op
 const Row& row_of(Op op);
 inline const Row& row_of(const swap::Task& kernel) { return row_of(static_cast<Op>(kernel.op)); }
 inline const char* name_of(Op op) { return row_of(op).name; }
-// Of a kernel its operation's, of everything else its verb's.
+// A kernel has its operation's name, every other task its verb's.
 const char* name_of(const swap::Task& task);
 
 }  // namespace ferry::cost

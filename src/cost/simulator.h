@@ -1,4 +1,4 @@
-// What the tasks of a step take on a machine: swap::predict() simulates its schedule with it.
+// Durations of a step's tasks on a machine. swap::predict() simulates the schedule with them.
 #pragma once
 
 #include "cost/measurements.h"

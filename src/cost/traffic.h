@@ -10,12 +10,12 @@
 
 namespace ferry::cost {
 
-// Of a trainable element: its state, and its gradient and weight as they travel.
+// Bytes of a trainable element: its state, and its gradient and weight as they travel.
 struct ElementBytes {
     double state = 12;  // of several formats the mean
     int64_t wire = 4, weight = 4;
     bool split = false;  // the update reads the weight too
-    // Of memory, that its update reads and writes.
+    // Bytes of memory that its update reads and writes.
     double updated() const {
         return 2 * state + static_cast<double>(wire + (split ? 2 : 1) * weight);
     }
@@ -44,7 +44,7 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
 double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
                     DType compute, DType wire);
 
-// Of a query of a block, on average over a sequence.
+// Keys that a query of this block sees, on average over a sequence.
 double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block);
 
 // Floating-point operations that the model asks for in a step, without recomputation. A matrix

@@ -205,7 +205,7 @@ void TokenFile::check_contents(int64_t model_vocab) {
     if (model.found()) refuse_token(model.index(), of_model);
 }
 
-// Of the model's vocabulary; 0: of the file's own.
+// Throws for a token outside the model's vocabulary; 0: outside the file's own.
 void TokenFile::refuse_token(uint64_t index, uint64_t model_vocab) const {
     int32_t token = 0;
     copy_tokens(index, {&token, 1});

@@ -35,7 +35,7 @@ private:
     void check_contents(int64_t model_vocab);
     [[noreturn]] void refuse_token(uint64_t index, uint64_t model_vocab) const;
     [[noreturn]] void refuse_changed(uint64_t offset, uint64_t bytes) const;
-    // Of the file; not yet proved.
+    // Reads bytes of the file, not yet proved.
     void read_raw(uint64_t offset, std::span<std::byte> out) const;
     void read(uint64_t offset, std::span<std::byte> out) const;
 

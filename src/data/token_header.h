@@ -1,4 +1,4 @@
-// What a token file begins with (data/tokens.h).
+// The header of a token file (data/tokens.h).
 #pragma once
 
 #include <bit>

@@ -25,9 +25,9 @@ struct TokenFileInfo {
 
 constexpr uint64_t kVocabularyMost = uint64_t{1} << 30;
 
-// What the header of such a file says; nothing behind it is read. Throws usage or io where it is no
-// token file, not as long as its header says, or where that holds what no writer puts there: no
-// checksum is of the header.
+// Reads the header of a token file and nothing behind it. Throws usage or io where it is no token
+// file, is not as long as its header says, or where the header holds what no writer puts there: it
+// has no checksum of its own.
 TokenFileInfo read_token_info(const std::string& path);
 
 // Writes such a file piece by piece, as a Draft: a reader sees the old file or the new one. First

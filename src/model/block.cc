@@ -200,7 +200,7 @@ void Block::mlp(ConstView x_mid, int64_t first) {
     if (!known_[at(Saved::mlp)]) up_.apply(ops_, n2, inner_of(first, x_mid.rows), {}, b_.ops);
 }
 
-// What is active of that.
+// Applies the activation to it.
 void Block::activate(ConstView inner) {
     const View active = b_.active.row_range(0, inner.rows);
     if (shape_.gated) {

@@ -3,7 +3,7 @@
 //   x_mid = x_in + attention(q, k, v) Wo [+ b]
 //   n2 = norm(x_mid); gate, up = n2 W [+ b]; x_out = x_mid + (silu(gate) * up) Wd [+ b]
 //   or, without a gate, gelu(up) Wd
-// What is in brackets, the shape says. T tokens, H hidden, Q = heads * head_dim,
+// The shape decides on the parts in brackets. T tokens, H hidden, Q = heads * head_dim,
 // K = kv_heads * head_dim, I intermediate, M tokens of a tile of the MLP.
 #pragma once
 
@@ -65,7 +65,7 @@ private:
 
     void attend(ops::ConstView x_in, ops::View x_mid);
     void attention_forward();
-    // What the MLP's first matrices give of a tile that begins at this token.
+    // The output of the MLP's first matrices for the tile that begins at this token.
     ops::View inner_of(int64_t first, int64_t tokens) const;
     void mlp(ops::ConstView x_mid, int64_t first);
     void activate(ops::ConstView inner);

@@ -29,7 +29,7 @@ public:
     }
     float* floats(int64_t count) { return reinterpret_cast<float*>(bytes(count * 4)); }
 
-    // What was cut since `mark` may be cut again.
+    // Memory cut since `mark` may be cut again.
     int64_t mark() const { return used_; }
     void rewind(int64_t mark) { used_ = mark; }
     int64_t peak() const { return peak_; }

@@ -7,7 +7,7 @@ namespace {
 
 using enum Role;
 
-// Of llama and all that follow it; which of them a model has, its shape says.
+// The names of llama and all that follow it; the shape says which of them a model has.
 constexpr TensorName kLlamaNames[] = {
     {token_table, "embed_tokens.weight"},
     {head_table, "lm_head.weight"},

@@ -77,7 +77,7 @@ constexpr Keys kKeys[] = {
 
 // ---------------------------------------------------------------- reading
 
-// What fp32 holds and what means something. An epsilon of 1e300 is an Inf there, which trains
+// The range that fp32 holds and that makes sense. An epsilon of 1e300 is an Inf there, which trains
 // nothing; one of 1e-300 is a 0.
 struct Between {
     double low = 1e-30, high = 1e30;
@@ -183,8 +183,8 @@ const Keys& keys_of(const Reader& in) {
               "supported: " + known);
 }
 
-// Of each layer, whether its type is the sliding one; empty: no types are given. Types that no
-// window is asked for are looked at too, as transformers does.
+// Whether each layer is of the sliding type; empty: no types are given. The types are read even
+// where no window is asked for, as transformers does.
 std::vector<bool> sliding_layers(const Reader& in, int64_t layers) {
     const json& types = in.at("layer_types");
     if (types.is_null()) return {};

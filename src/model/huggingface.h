@@ -8,7 +8,7 @@
 
 namespace ferry::model {
 
-// What a config.json says.
+// The contents of a config.json.
 struct Description {
     Shape shape{};
     int64_t context = 0;  // tokens of the longest text the model was made for
@@ -23,7 +23,7 @@ Description read_description(std::string_view json, const std::string& where);
 // The same for weights of another type: as it was read, but for the type. Throws usage, naming
 // `where`, for what is no JSON object.
 std::string with_type(std::string_view json, const std::string& where, DType type);
-// Of a model that ferry's own keys describe, which is a Llama.
+// The config.json of a model that ferry's own keys describe, which is a Llama.
 std::string describe_llama(const Shape& shape, int64_t context, DType type);
 
 // The beginning of names that files of a base model, saved without its head, leave out.

@@ -1,4 +1,4 @@
-// What each layer's flat buffer holds, and in which order.
+// The tensors of each layer's flat buffer, in their order.
 #include <algorithm>
 #include <string>
 
@@ -204,7 +204,7 @@ std::vector<Tensor> tensors_of(const Shape& s, LayerKind kind, int64_t block, bo
     return tensors;
 }
 
-// What decides a tensor's fate.
+// The settings that decide whether a tensor trains, and decays.
 struct Fates {
     Patterns freeze, fp32;
     bool coded = false;

@@ -17,7 +17,7 @@ namespace ferry::model {
 // How a family names and lays out its tensors. Shape has what else differs, huggingface.h reads it.
 enum class Family : uint8_t { llama, mistral, qwen2, qwen3, gpt2 };
 
-// What stretches RoPE beyond the text a model was first trained on.
+// How RoPE is stretched beyond the text that a model was first trained on.
 struct RopeScaling {
     enum class Kind : uint8_t { none, linear, llama3, yarn, dynamic, longrope, proportional };
     Kind kind = Kind::none;
@@ -56,7 +56,7 @@ struct Shape {
     }
 };
 
-// What orders or rounds a floating-point operation (numerics.md). Nothing else may.
+// The settings that order or round a floating-point operation (numerics.md). Nothing else may.
 struct Numerics {
     int64_t sequence = 0, micro_batch = 0;  // tokens a sequence; sequences a kernel
     int64_t head_tile = 1024;               // tokens a tile of the fused head and loss
@@ -66,8 +66,8 @@ struct Numerics {
     int64_t tokens() const { return sequence * micro_batch; }
 };
 
-// What a tensor is for, in the order in which a layer's buffer holds them. A bias follows its
-// weight's place: what one GEMM does lies together.
+// The role of a tensor, in the order in which a layer's buffer holds them. A bias follows its
+// weight's place: the operands of one GEMM lie together.
 enum class Role : uint8_t {
     token_table,
     position_table,

@@ -65,7 +65,7 @@ double turning_pairs(const Shape& shape) {
     return std::floor(shape.rope_scaling.rotated * static_cast<double>(shape.head_dim) / 2);
 }
 
-// What becomes of theta^(-2 i / head_dim), where theta does not say it all.
+// The frequency theta^(-2 i / head_dim), scaled as the shape asks.
 double stretched(const Shape& shape, int64_t sequence, int64_t i, double frequency) {
     const RopeScaling& s = shape.rope_scaling;
     const auto n = static_cast<double>(i);

@@ -1,4 +1,4 @@
-// What need not be computed again in a block's backward pass.
+// The activations that a block may save, so that backward need not compute them again.
 #pragma once
 
 #include <array>

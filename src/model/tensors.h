@@ -58,7 +58,7 @@ struct Norm {
 // as one, so that one GEMM does them.
 class Projection {
 public:
-    // Of those roles that the layer has. Each weight's bias, if any, is the role of the same place
+    // Takes the roles that the layer has. Each weight's bias, if any, is the role at the same place
     // in `biases`.
     Projection(const LayerMemory& memory, bool input_major, std::initializer_list<Role> weights,
                std::initializer_list<Role> biases);
@@ -74,7 +74,7 @@ public:
     void apply_transposed(ops::Ops& ops, ops::ConstView dy, ops::View dx, std::byte* scratch) const;
     // gradients += dy^T x and the sums of dy, of the parts that train.
     void add_gradient(ops::Ops& ops, ops::ConstView dy, ops::ConstView x, std::byte* scratch) const;
-    // Of any of the three, on so many tokens. `output`: y's type.
+    // Scratch that is enough for each of the three, on so many tokens. `output`: y's type.
     int64_t scratch_bytes(const ops::Ops& ops, int64_t tokens, DType output) const;
 
 private:

@@ -10,7 +10,7 @@
 
 namespace ferry::ops {
 
-// What a call does of a sequence: queries [query, query + queries), keys [key, key + keys).
+// One call's part of a sequence: queries [query, query + queries), keys [key, key + keys).
 struct AttentionTile {
     int64_t query = 0, queries = 0, key = 0, keys = 0;
     // The last query sees the last key, each query before it one less; a window bounds them from
@@ -31,7 +31,7 @@ public:
     AttentionTiles(const Attention& shape, int64_t most_bytes);
 
     int64_t strips() const { return ceil_div(shape_.sequence, most_queries_); }
-    // Of a strip, in the order of their keys.
+    // The tiles of a strip, in the order of their keys.
     int64_t tiles(int64_t strip) const { return windowed_ ? 1 : strip + (is_one(strip) ? 0 : 1); }
     AttentionTile tile(int64_t strip, int64_t index) const;
 

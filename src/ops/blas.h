@@ -14,7 +14,8 @@ struct Blas {
     Sgemm sgemm = nullptr;
     std::string config{};  // version and kernels, as the numerics record names them
     std::string core{};    // the kernels alone
-    // Of OpenBLAS's inside: one of the buffers that products work in. Null: this build hides them.
+    // OpenBLAS's own function: takes one of the buffers that products work in. Null: this build
+    // hides it.
     void* (*take_buffer)(int) = nullptr;
     void (*give_buffer)(void*) = nullptr;
 };

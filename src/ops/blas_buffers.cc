@@ -14,7 +14,7 @@
 namespace ferry::ops {
 namespace {
 
-// Of one thread, in the distributions' builds.
+// Size of one thread's buffer, in the distributions' builds.
 constexpr int64_t kBufferBytes = 128 * kMiB;
 
 // OpenBLAS asks again for ever where it gets none, so nobody may ask it before.

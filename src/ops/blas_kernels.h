@@ -20,8 +20,8 @@ std::vector<BlasCore> blas_cores();  // all that OpenBLAS has for x86-64, the wi
 bool take_blas_core(const std::string& core);
 // Who else than ferry chose those that this process runs; empty: nobody.
 std::string blas_chosen_by();
-// What to tell the user of kernels that are older than the processor and that neither ferry chose
-// nor a run is resumed with; empty: nothing.
+// A note for the user where OpenBLAS's kernels are older than the processor, unless ferry chose
+// them or a run is resumed with them; empty: nothing to say.
 std::string slow_blas();
 
 }  // namespace ferry::ops

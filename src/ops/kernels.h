@@ -1,5 +1,5 @@
-// What the CPU's operations are made of: pieces of work for one thread, each compiled for every
-// SIMD target and dispatched to the best one that this processor runs. `first`/`count` are rows.
+// The kernels of the CPU's operations: work for one thread, compiled for every SIMD target and
+// dispatched to the best one that this processor runs. `first`/`count` are rows.
 #pragma once
 
 #include "blas.h"

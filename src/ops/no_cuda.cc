@@ -1,4 +1,4 @@
-// What a build without CUDA offers in its place.
+// Stands in where the build has no CUDA.
 #include "ops/ops.h"
 #include "ops/stopwatch.h"
 

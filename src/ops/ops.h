@@ -14,6 +14,7 @@
 #include <string>
 
 #include "ferry/device.h"
+#include "ferry/device_kind.h"
 #include "ferry/dtype.h"
 #include "ferry/team.h"
 #include "ops/view.h"
@@ -152,8 +153,8 @@ public:
     virtual void add(float* a, const float* b, int64_t count) = 0;  // a += b
     virtual void fill_zero(void* data, int64_t bytes) = 0;
     virtual void cast(ConstView from, View to) = 0;
-    // Of one type. `to` may be host memory, which need not be page-locked; on CUDA too it has the
-    // values once the stream has come this far.
+    // Both are of one type. `to` may be host memory, which need not be page-locked; on CUDA too it
+    // has the values once the stream has come this far.
     virtual void copy_out(ConstView from, View to) = 0;
     // *nonfinite |= 1 when an element is NaN or Inf.
     virtual void check_finite(ConstView x, uint32_t* nonfinite) = 0;
@@ -163,9 +164,6 @@ public:
 std::unique_ptr<Ops> make_reference_ops();
 // SIMD and serial BLAS under tiles run by the team, which must outlive it.
 std::unique_ptr<Ops> make_cpu_ops(Team& team);
-// Whose attention the GPU runs. `best`: cuDNN's where this build has it and it has a deterministic
-// kernel for the shape; it rounds probabilities to the compute type. Else ferry's own.
-enum class AttentionKernels : uint8_t { best, ferry };
 // The GPU's: cuBLASLt, cuDNN and ferry's own kernels, enqueued on the device's compute stream; the
 // device must outlive it. Heads of at most 128 elements. Throws Trouble::usage where this build has
 // no kernels for the GPU.
@@ -178,8 +176,8 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device,
                                    AttentionKernels attention = AttentionKernels::best,
                                    int64_t most_slope_bytes = kMostSlopeBytes);
 
-// What the operations' bits depend on beside their arguments and the architecture. CPU: the BLAS
-// with the processor type it chose kernels for, and the SIMD target.
+// The libraries that the operations' bits depend on. CPU: the BLAS with the processor type that it
+// chose kernels for, and the SIMD target.
 std::string library_versions();
 // The OPENBLAS_CORETYPE that this processor deserves, where OpenBLAS chose a lesser one by itself
 // or by the environment: it is read when the library is loaded. Empty where all is well.

@@ -22,7 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // At most 16 lanes: 64-byte vectors.
 using F32 = hn::CappedTag<float, 16>;
 using V32 = hn::Vec<F32>;
-// What a type of 16 bits occupies beside a vector of floats.
+// As many 16-bit lanes as a vector of floats has.
 using U16 = hn::Rebind<uint16_t, F32>;
 using I32 = hn::Rebind<int32_t, F32>;
 using U32 = hn::Rebind<uint32_t, F32>;

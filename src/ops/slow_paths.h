@@ -17,11 +17,11 @@ struct SlowPath {
     double seconds = 0, fast_seconds = 0;
 };
 
-// Of what these operations were asked for scratch so far, as a Decoder's plan asks for all of its
-// own. Empty on the CPU.
+// The slow ones among the operations whose scratch was asked for so far; a Decoder's plan asks for
+// that of all its own. Empty on the CPU.
 std::vector<SlowPath> slow_paths(const Ops& ops);
 
-// What a device's operations implement to be asked.
+// The interface that a device's operations implement to be asked.
 class KnowsSlowPaths {
 public:
     virtual ~KnowsSlowPaths() = default;

@@ -16,7 +16,7 @@ public:
     virtual void mark() = 0;
     // Waits for the last mark; the times between each and the next. Forgets them.
     virtual std::vector<double> seconds() = 0;
-    // What `work` would launch, without running it where the device can tell; -1: it cannot.
+    // Launches that `work` makes, without running it where the device can tell; -1: it cannot.
     virtual int64_t launches(const std::function<void()>& work) = 0;
 };
 

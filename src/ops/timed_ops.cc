@@ -58,7 +58,7 @@ OpCall call_of(const Gemm& g) {
                      bytes_of(g.c) * (g.accumulate ? 2 : 1)};
 }
 
-// Of scores and weighted values: two products over the pairs of query and key that are seen.
+// Scores and weighted values: two products over the pairs of query and key that are seen.
 double attention_flops(const Attention& s) {
     double pairs = 0;
     for (int64_t i = 0; i < s.sequence; ++i) pairs += static_cast<double>(i - s.first_key(i) + 1);

@@ -33,7 +33,7 @@ public:
         time,   // and are timed
         count,  // are not run: what they would launch is counted. On the CPU they are run
     };
-    // What is called of these from here on is noted. Inside a job of the compute stream.
+    // Notes every call from here on. Inside a job of the compute stream.
     void begin(Mode mode);
     Ops& ops();
     // Anything else that a job enqueues, beside operations.

@@ -77,9 +77,9 @@ HWY_INLINE __m512i encode(VF moment, VF reciprocal, __mmask16& doubt) {
     return kSigned ? _mm512_add_epi32(code, _mm512_set1_epi32(lines.kZero)) : code;
 }
 
-// By the definition, from a code that is at most one off.
+// The code by the definition, from one that is at most one off.
 template <bool kSigned>
-HWY_INLINE uint8_t settle(float share, uint8_t code) {
+HWY_INLINE uint8_t exact_code(float share, uint8_t code) {
     const float* begin = MomentLines<kSigned>::kMap.begin;
     if (code > 0 && share < begin[code]) return static_cast<uint8_t>(code - 1);
     if (code < kCodes - 1 && share >= begin[code + 1]) return static_cast<uint8_t>(code + 1);
@@ -109,7 +109,7 @@ HWY_INLINE void encode_finite(BlockMoments& block, float scale, uint8_t* codes) 
                         uint64_t{doubt[1]} << 16 | doubt[0];
         for (; HWY_UNLIKELY(left != 0); left &= left - 1) {
             const int64_t at = i + std::countr_zero(left);
-            codes[at] = settle<kSigned>(block.value[at] / scale, codes[at]);
+            codes[at] = exact_code<kSigned>(block.value[at] / scale, codes[at]);
         }
     }
 }
@@ -171,7 +171,8 @@ HWY_INLINE float largest_of(VU magnitudes) {
     return std::bit_cast<float>(*std::max_element(lanes, lanes + 16));
 }
 
-// Of a whole block: the scale, and its codes. One copy a target and map, not one a loop.
+// Encodes a whole moment block: its scale, and its codes. One copy a target and map, not one a
+// loop.
 template <bool kSigned>
 HWY_NOINLINE void encode_all(BlockMoments& block, uint8_t* codes, float* scale) {
     const float largest = block.largest;

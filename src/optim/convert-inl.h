@@ -23,7 +23,7 @@ using VU = hn::Vec<U>;
 
 HWY_INLINE VU magnitude_of(VU bits) { return hn::And(bits, hn::Set(U(), 0x7fffffffu)); }
 
-// Of values below 2^31: signed comparison is one instruction everywhere, unsigned is not.
+// For values below 2^31: signed comparison is one instruction everywhere, unsigned is not.
 HWY_INLINE hn::Mask<U> above(VU value, uint32_t limit) {
     const I i;
     return hn::RebindMask(U(),
@@ -120,7 +120,7 @@ HWY_INLINE void put(V value, D d, T* at) {
     }
 }
 
-// Of values below 2^16.
+// For values below 2^16.
 HWY_INLINE hn::Vec<H> narrow(VU bits) { return hn::DemoteTo(H(), hn::BitCast(I(), bits)); }
 
 HWY_INLINE hn::Vec<H> high_halves(VU bits) {

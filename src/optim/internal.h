@@ -1,4 +1,4 @@
-// What the files of this module share.
+// Constants and helpers that the files of this module share.
 #pragma once
 
 #include <vector>
@@ -50,16 +50,23 @@ void each_tile(NodeTeams& teams, const Element* where, int64_t count, const Body
     });
 }
 
-// What is written past the caches: nothing, the weight, or p, m, v as well. Only for arrays aligned
-// to 64 bytes.
+// The arrays that are written past the caches: none, the weight, or p, m, v as well. Only arrays
+// aligned to 64 bytes.
 enum class Stores : uint8_t { cached, stream_weight, stream_all };
 
-// One entry a method, defined beside its formula; each picks the best SIMD target by itself and
-// returns the name of the one that ran.
-const char* update_adamw(const Span& span, const Scalars& scalars, Stores stores);
-const char* update_adam(const Span& span, const Scalars& scalars, Stores stores);
-const char* update_sgd(const Span& span, const Scalars& scalars, Stores stores);
-const char* update_lion(const Span& span, const Scalars& scalars, Stores stores);
-const char* update_adagrad(const Span& span, const Scalars& scalars, Stores stores);
+// Runs a method over a span on the best SIMD target, whose name comes back. Each method's own file
+// defines it (dispatch-inl.h).
+template <Method kMethod>
+const char* run_best(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::adamw>(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::adam>(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::sgd>(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::lion>(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::adagrad>(const Span& span, const Scalars& scalars, Stores stores);
 
 }  // namespace ferry::optim

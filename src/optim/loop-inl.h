@@ -1,6 +1,5 @@
-// The one loop of all methods: load, apply a rule, store. A method's file defines its rule and
-// calls run_rule<Rule>(). Included once a target by Highway's foreach_target.h, hence the toggling
-// guard.
+// The one loop of all methods: load, apply a rule (rules-inl.h), store. Included once a target by
+// Highway's foreach_target.h, hence the toggling guard.
 #if defined(FERRY_OPTIM_LOOP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FERRY_OPTIM_LOOP_INL_H_
 #undef FERRY_OPTIM_LOOP_INL_H_
@@ -118,7 +117,7 @@ struct Pass {
     static constexpr int64_t kLine = kCoded ? kMomentBlock : kNoisy ? kNoiseRun : 16;
     static constexpr int64_t kAhead = 512;
 
-    // What the elements of a line share.
+    // Data that the elements of a line share.
     struct NoLine {};
     struct NoisyLine {
         HWY_ALIGN uint32_t noise[kLine];
@@ -262,7 +261,7 @@ struct Pass {
         Padded gradient(span, begin, size_of(kGradient)), weight(span, begin, size_of(kWeight));
         Padded p(span, begin, 4), low(span, begin, 2);
         Padded m(span, begin, size_of(kMoment)), v(span, begin, size_of(kMoment));
-        // What is padded is zero, and no block's largest.
+        // Padding is zero, and never a moment block's largest.
         if constexpr (kCoded && kSignedM) std::memset(m.bytes, kZeroWithSign, sizeof(m.bytes));
         Span copy = part_of(span, begin, span.count - begin);
         copy.gradient = gradient.filled_from(span.gradient);
@@ -371,15 +370,6 @@ const char* run_rule(const Span& span, const Scalars& s, Stores stores) {
         with_moments<Rule, false>(span, s, stores);
     }
     return hwy::TargetName(HWY_TARGET);
-}
-
-// AdamW's and Adam's common part.
-HWY_INLINE void adam_step(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
-    m = flush(blend(m, s.beta1, g, s.one_minus_beta1), kLeastMoment);
-    v = flush(blend(v, s.beta2, hn::Mul(g, g), s.one_minus_beta2), kLeastMoment);
-    const VF divisor = hn::Add(hn::Mul(hn::Sqrt(v), set(s.inv_sqrt_bias2)), set(s.eps));
-    const VF move = hn::Div(hn::Mul(m, set(s.step_size)), divisor);
-    p = hn::Sub(hn::Mul(p, set(s.decay)), move);
 }
 
 }  // namespace ferry::optim::HWY_NAMESPACE

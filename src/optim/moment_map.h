@@ -8,7 +8,7 @@
 namespace ferry::optim {
 
 constexpr int kCodes = 256;
-// What a block's scale is at least.
+// The least scale of a moment block.
 constexpr float kLeastScale = 1e-12f;
 // The code of a share of 0, in the map with signs; in the other it is 0.
 constexpr uint8_t kZeroWithSign = 127;

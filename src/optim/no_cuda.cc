@@ -1,4 +1,4 @@
-// What a build without CUDA offers in its place.
+// Stands in where the build has no CUDA.
 #include "ferry/error.h"
 #include "ferry/optim.h"
 

@@ -77,7 +77,7 @@ float rounded(double value) {
     return std::fabs(nearest) < std::numeric_limits<float>::min() ? 0.0f : nearest;
 }
 
-// Of values that are each finite in fp32.
+// Checks that every scalar is finite in fp32.
 void need_finite(const Scalars& scalars, const Hyper& hyper) {
     if (!std::isfinite(scalars.step_size)) {
         refuse("lr", hyper.lr, "lr / (1 - beta1^step) finite in fp32", "set a smaller lr");

@@ -38,15 +38,15 @@ Stores stores_for(const Span& span) {
 const char* run(const Span& span, const Scalars& scalars, Stores stores) {
     switch (scalars.method) {
         case Method::adamw:
-            return update_adamw(span, scalars, stores);
+            return run_best<Method::adamw>(span, scalars, stores);
         case Method::adam:
-            return update_adam(span, scalars, stores);
+            return run_best<Method::adam>(span, scalars, stores);
         case Method::sgd:
-            return update_sgd(span, scalars, stores);
+            return run_best<Method::sgd>(span, scalars, stores);
         case Method::lion:
-            return update_lion(span, scalars, stores);
+            return run_best<Method::lion>(span, scalars, stores);
         case Method::adagrad:
-            return update_adagrad(span, scalars, stores);
+            return run_best<Method::adagrad>(span, scalars, stores);
     }
     FERRY_CHECK(false, "unknown method");
 }

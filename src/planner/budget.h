@@ -32,7 +32,7 @@ private:
     std::vector<TierRow> rows_;
 };
 
-// Of all paths in sum.
+// The sum of all paths.
 Budget nvme_budget(const PlanRequest& request);
 
 // "3 MiB needed (3145728 bytes)", where a rank needs so many; of all that share the budget, who is

@@ -23,7 +23,7 @@ public:
 
     // Adds the task's waits and entries to the schedule, and remembers its uses.
     void order(swap::Schedule& schedule, swap::Task& task, std::span<const Use> uses);
-    // What each resource leaves behind, for the schedules that follow.
+    // Notes the state of each resource at the end, for the schedules that follow.
     void finish(swap::Schedule& schedule) const;
 
 private:

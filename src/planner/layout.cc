@@ -184,8 +184,8 @@ int64_t enough_over(size_t paths, const Plan& plan) {
 }
 
 void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
-    // What is written goes to a fresh slot: of speculative updates, of updates under way, of
-    // durable versions.
+    // A write goes to a fresh slot: that of a speculative update, of an update under way, of a
+    // durable version.
     for (size_t c = 0; c < plan.slot_classes.size(); ++c) {
         const aio::SlotClass& slots = plan.slot_classes[c];
         const int64_t stored = std::ranges::count_if(plan.objects, [&](const Object& object) {

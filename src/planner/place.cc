@@ -153,7 +153,8 @@ private:
         return blocks;
     }
 
-    // What was asked for is among the buffers already. Returns how many blocks save each.
+    // Activations that were asked for are among the buffers already. Returns how many blocks save
+    // each.
     model::OfSaved<int64_t> save_activations(int64_t left_bytes) {
         model::OfSaved<int64_t> blocks{};
         for (auto& of_layers : result_.saved) of_layers.assign(work_.layers.size(), false);
@@ -372,7 +373,7 @@ private:
 
     // The weight of a split master is half of a version, and a durable version is on NVMe.
     bool stores_weights() const { return work_.state.split && request_.durable; }
-    // Of the state on NVMe, at least; none: what the budget asks.
+    // The least share of the state on NVMe; none: what the budget asks.
     std::optional<double> given_fraction() const {
         return request_.durable ? 1 : request_.swap.state_on_nvme;
     }
@@ -397,8 +398,8 @@ private:
                    ? 2 * bytes_of(Class::weight_staging)
                    : chunk.count * size_of(work_.numerics.compute);
     }
-    // What has to be on NVMe, spread evenly over the layers: the drives and the memory then share
-    // every phase of a step.
+    // Spreads the state that has to be on NVMe evenly over the layers: the drives and the memory
+    // then share every phase of a step.
     void place_states() {
         double trainable = 0, waiting = 0, bytes = 0;
         for_trainable(

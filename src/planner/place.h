@@ -11,9 +11,9 @@ namespace ferry::planner {
 // How many blocks the user has save that; none: the planner decides.
 std::optional<int64_t> blocks_asked_to_save(const PlanRequest& request, model::Saved what);
 
-// What stays on the device from forward to backward. First the inputs of at most so many blocks,
-// the last ones, as far as they fit. Then these saved activations in their order: all that the
-// configuration asks for, and as many of the others as fit.
+// The activations that stay on the device from forward to backward. First the inputs of at most so
+// many blocks, the last ones, as far as they fit. Then these saved activations in their order: all
+// that the configuration asks for, and as many of the others as fit.
 struct ToSave {
     int64_t inputs = 0;
     std::span<const SavedActivation> activations{};

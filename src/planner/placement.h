@@ -27,7 +27,7 @@ struct Placement {
     Budget device, host;
 };
 
-// What a layer may save from forward to backward.
+// An activation that a layer may save from forward to backward.
 struct SavedActivation {
     size_t layer = 0;
     model::Saved what{};

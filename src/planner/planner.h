@@ -53,7 +53,7 @@ struct AccumulatorSpill {
 };
 
 // clang-format off
-// Of equally large buffers; those before `state_staging` are device memory.
+// A class of equally large buffers; those before `state_staging` are device memory.
 enum class Class : uint8_t {
     block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, activation, attention,
     mlp, tokens, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
@@ -86,7 +86,7 @@ struct TierRow {  // a line of the plan's table
     int64_t bytes = 0;
 };
 
-// Of how many groups a step of so many micro-batches can be, the fewest first.
+// The numbers of groups that so many micro-batches can be cut into, the fewest first.
 std::vector<int64_t> group_counts(int64_t micro_batches);
 
 struct Plan {
@@ -112,7 +112,7 @@ struct Plan {
     int64_t leaves = 0, leaves_offset = 0;  // fp32, in the host arena
     int64_t report_offset = 0;              // of a step's report, in the host arena
     uint32_t leaves_resource = 0, report_resource = 0, resources = 0;
-    // Of the arenas and volumes; the device holds device_overhead_bytes beside its arena.
+    // Sizes of the arenas and volumes; the device holds device_overhead_bytes beside its arena.
     int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0, device_overhead_bytes = 0;
     int64_t io_bytes = 0;      // prefix of the host arena that meets io_uring
     int64_t record_bytes = 0;  // durable: of the chunk map, and of the run's few numbers beside it
@@ -163,7 +163,7 @@ Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& laye
                const model::Numerics& numerics, const DeviceNeeds& needs,
                const cost::Measurements& machine, const zero::Partition& partition = {});
 
-// Of a segment's chunks: whole arrays, one after the other.
+// The format of a segment's chunks: whole arrays, one after the other.
 StateFormat format_of(const StateFormat& asked, const model::Segment& segment);
 
 }  // namespace ferry::planner

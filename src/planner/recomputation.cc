@@ -34,7 +34,7 @@ std::vector<SavedActivation> activations_by_gain(const Workload& work,
     return activations;
 }
 
-// What the configuration asks for, then what it leaves to the planner.
+// A choice of the configuration, or one that it leaves to the planner.
 struct Choice {
     std::vector<SavedActivation> activations{};
     size_t asked = 0;  // of the first ones
@@ -82,7 +82,7 @@ public:
             if (fits(in_groups(groups), inputs.front())) fitting.push_back(groups);
         }
         if (fitting.empty() && refusal_) throw DoesNotFit(*refusal_);
-        // Of NVMe the layout says to the byte what is missing.
+        // For NVMe the layout says to the byte what is missing.
         const Groups plainest = fitting.empty() ? least_stored_ : fitting.front();
         if (fitting.empty() || request_.budgets.device_bytes == kUnlimited)  // what is to spare?
             return placement_of(in_groups(plainest), inputs.front(), choice_.asked);
@@ -111,9 +111,9 @@ private:
                      {inputs, std::span(choice_.activations).first(activations)});
     }
 
-    // Of how many blocks, the most first. Copies of those that leave run beside a GPU's kernels;
-    // the processors would make them themselves. Never of all, where the last ones would come back
-    // as soon as they have left.
+    // Numbers of blocks to try, the most first. Copies of inputs that leave run beside a GPU's
+    // kernels; the processors would make them themselves. Never all blocks: the last inputs would
+    // come back as soon as they have left.
     std::vector<int64_t> inputs_to_try() const {
         const int64_t blocks = std::ssize(work_.layers) - 2;
         if (const auto asked = request_.swap.save_inputs) return {std::min(*asked, blocks)};

@@ -1,4 +1,4 @@
-// What is computed again in backward, and what stays on the device for it.
+// Chooses what backward computes again, and what stays on the device for it.
 #pragma once
 
 #include <vector>

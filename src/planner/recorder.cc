@@ -76,7 +76,7 @@ Recorder::Weights Recorder::acquire_for_weights(int64_t layer) {
 
 namespace {
 
-// What an accumulator is spilled to: a tied table has two.
+// The object that an accumulator is spilled to: a tied table has two.
 template <Content content>
 ObjectId object_of(const AccumulatorSpill& spill) {
     return content == Content::table_gradient ? spill.table : spill.object;

@@ -44,7 +44,7 @@ constexpr Class buffers_of(Content content) {
     }
 }
 
-// What a task says of itself beside its operands.
+// A task's details beside its operands.
 struct Detail {
     int64_t bytes = 0;  // of operations of several sizes, and of what ranks exchange
     uint8_t flags = 0;
@@ -54,7 +54,7 @@ struct Detail {
 
 // As a row's functions count it, but for what the device multiplies to give what blocks may save.
 cost::Work work_of(const Plan& plan, const swap::Task& task);
-// Of any of its kernels; the plan must outlive it.
+// Gives the work of any of the plan's kernels; the plan must outlive it.
 cost::WorkOf work_of(const Plan& plan);
 
 class Recorder;
@@ -189,7 +189,7 @@ public:
     void mark_outcome();    // norms and report have reached the host, and every rank knows of all
 
     swap::Schedule finish();
-    // Of the tasks recorded so far, on each lane.
+    // Bytes of the tasks recorded so far, on each lane.
     const std::array<int64_t, swap::kLanes>& bytes() const;
 
 private:

@@ -1,4 +1,4 @@
-// What a recorder keeps while it records, and the tasks that its methods are made of.
+// A recorder's state while it records, and the tasks that its methods are made of.
 #pragma once
 
 #include <deque>

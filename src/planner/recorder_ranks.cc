@@ -1,5 +1,5 @@
-// What the ranks say to each other, in tasks: weights gathered before they are used, gradients cut,
-// exchanged and added by their owners.
+// The exchanges of ranks as tasks: weights gathered before they are used, gradients cut, exchanged
+// and added by their owners.
 #include "chunks.h"
 #include "recorder_impl.h"
 
@@ -114,7 +114,7 @@ void Recorder::gather_gradient(int64_t index, const BufferOf<Content::wire>& wir
 
 // ---------------------------------------------------------------- outcome
 
-// Of what the host arena has of the step: whoever asks the ranks knows where.
+// A task over the step's part of the host arena; the code that asks the ranks knows the place.
 void Recorder::agree() {
     const std::array<uint32_t, 1> leaves{plan_.leaves_resource}, report{plan_.report_resource};
     record<op::Agree>(-1, -1,

@@ -1,4 +1,4 @@
-// What a plan is asked for: what it may use, what the user has fixed of it, and what the run needs.
+// The request for a plan: the budgets, the keys that the user has fixed, and the run's needs.
 #pragma once
 
 #include <cstdint>

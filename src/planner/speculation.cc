@@ -10,7 +10,8 @@ using swap::Tier;
 
 namespace {
 
-// Of all slots that lay_out() makes, but those of speculative updates and of durable versions.
+// Bytes of all slots that lay_out() makes, without those of speculative updates and durable
+// versions.
 int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
                    const std::vector<AccumulatorSpill>& spills, const Placement& placement) {
     const auto slot = [&](Tier home, Class staging) {
@@ -59,7 +60,7 @@ int64_t left_on_paths(const PlanRequest& request, const Workload& work,
     return std::max<int64_t>(limit - taken, 0);
 }
 
-// Of the second slots of what a chunk's update writes afresh there.
+// Bytes of the second slots that a chunk's update writes to.
 int64_t second_slot_bytes(const Workload& work, const Placement::ChunkHomes& homes) {
     const int64_t state = homes.state == Tier::nvme ? buffer_bytes(Class::state_staging, work) : 0;
     const bool two_weights = work.state.split && homes.weight == Tier::nvme;

@@ -15,7 +15,7 @@ namespace ferry::planner {
 double speculative_fraction(double forward_s, double backward_s, double optimizer_s,
                             double out_of_place);
 
-// Of what the host updates, by where the placement keeps it: see speculative_fraction().
+// The speculative share of what the host updates in this placement: see speculative_fraction().
 double expected_speculative_fraction(const PlanRequest& request, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,
                                      const cost::Measurements& machine);
@@ -26,15 +26,15 @@ int64_t missing_on_paths(const PlanRequest& request, const Workload& work,
                          const std::vector<Chunk>& chunks,
                          const std::vector<AccumulatorSpill>& spills, const Placement& placement);
 
-// What the NVMe paths have left once all that has to be stored is: the second slots of speculative
-// updates that were not asked for come out of that alone. A durable step has second slots in any
+// The room that NVMe paths have left beside all that has to be stored. Speculative updates that
+// were not asked for take their second slots from it alone. A durable step has second slots in any
 // case.
 class SpeculationRoom {
 public:
     SpeculationRoom(const PlanRequest& request, const Workload& work,
                     const std::vector<Chunk>& chunks, const std::vector<AccumulatorSpill>& spills,
                     const Placement& placement);
-    // Of the second slots of a chunk that lives there.
+    // Bytes of the second slots of a chunk that lives there.
     int64_t bytes_for(const Placement::ChunkHomes& homes) const;
     // 0 where what is stored already takes more than there is.
     int64_t left() const { return left_; }

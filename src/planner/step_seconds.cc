@@ -62,7 +62,7 @@ public:
         all_.down_bytes += read;
     }
 
-    // What leaves for a while and comes back.
+    // Counts bytes that leave for a while and come back.
     void count_spilled(Tier home, double bytes) {
         all_.up_bytes += bytes;
         all_.down_bytes += bytes;

@@ -1,4 +1,4 @@
-// What a step of a placement takes, at least: the sums by which placements are compared.
+// The least seconds of a placement's step: the sums by which placements are compared.
 #pragma once
 
 #include <optional>
@@ -8,16 +8,16 @@
 
 namespace ferry::planner {
 
-// Of what gives such an activation, on one micro-batch.
+// Seconds of the kernels that give such an activation, for one micro-batch.
 double seconds_of(const SavedActivation& activation, const Workload& work,
                   const cost::Measurements& machine);
 
-// Of a step's kernels, with some layers' activations saved from forward to backward.
+// Seconds of a step's kernels, with some layers' activations saved from forward to backward.
 cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
                                    const model::OfSaved<std::vector<bool>>& saved,
                                    const cost::Measurements& machine);
 
-// Of the host's update of a chunk; of a whole one in the format that the run asks for.
+// Seconds of the host's update of a chunk; or of a whole chunk in the format that the run asks for.
 double update_seconds(const Workload& work, const Chunk& chunk, const cost::Measurements& machine);
 double update_seconds(const Workload& work, const cost::Measurements& machine);
 
@@ -25,7 +25,7 @@ double update_seconds(const Workload& work, const cost::Measurements& machine);
 std::optional<double> expected_clipped(const PlanRequest& request);
 
 struct StepSeconds : cost::OfPrevious {
-    // Of what a run will do: as often one as the other, unless the configuration says more.
+    // The mean over a run: half of its steps are clipped, unless the configuration says more.
     double expected(const PlanRequest& request) const;
 };
 StepSeconds step_seconds(const PlanRequest& request, const Workload& work,

@@ -21,7 +21,7 @@ std::vector<Owner> owners_of_objects(const Plan& plan) {
         own(spill.object, spill.layer, -1);
         own(spill.table, spill.layer, -1);
     }
-    // What a layer leaves is the next one's input.
+    // A layer's output is the next one's input.
     const int64_t size = plan.group_size();
     for (int64_t i = 0; i < std::ssize(plan.inputs); ++i)
         own(plan.inputs[static_cast<size_t>(i)], i / size + 1, i % size);

@@ -1,4 +1,4 @@
-// What a task says of itself beyond what it does, for traces.
+// Details of a task for traces, beyond its operation.
 #pragma once
 
 #include <vector>

@@ -44,7 +44,7 @@ int64_t sum_of(const std::string& path, std::span<const std::string_view> names)
     return sum;
 }
 
-// What one version of control groups calls them.
+// The names of the files in one version of control groups.
 struct MemoryFiles {
     const char *limit, *usage;
     std::array<std::string_view, 3> reclaimable;  // lines of memory.stat

@@ -56,7 +56,7 @@ struct Hwloc {
     ~Hwloc() { hwloc_topology_destroy(handle); }
 };
 
-// What hwloc allows (cgroup cpusets are already taken out) and the affinity mask leaves.
+// The processing units that hwloc allows (less cgroup cpusets) and the affinity mask leaves.
 void allowed_units(hwloc_topology_t machine, hwloc_bitmap_t allowed) {
     hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(machine));
     if (!hwloc_topology_is_thissystem(machine)) return;
@@ -91,7 +91,7 @@ std::vector<int> take_cores(hwloc_topology_t machine, hwloc_const_cpuset_t of,
     return units;
 }
 
-// Of all nodes.
+// The cores of all nodes.
 int count_cores(hwloc_topology_t machine, hwloc_bitmap_t allowed) {
     size_t count = 0;
     hwloc_obj_t node = nullptr;

@@ -1,4 +1,4 @@
-// What the machine offers this process.
+// The machine as far as this process may use it.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ struct NumaNode {
 
 struct Topology {
     std::vector<NumaNode> nodes{};
-    // Of the nodes' cores, those that are for the threads of I/O and copies alone; as it was found,
-    // a machine has none.
+    // The cores that are for the threads of I/O and copies alone; a machine as it was found has
+    // none.
     std::vector<int> reserved{};
     std::vector<Attached> attached{};  // on several nodes; on one there is nothing to choose
     int64_t l3_bytes = 0;
     int64_t memory_limit_bytes = 0;  // the cgroup's limit, else the machine's memory
-    // Of that limit, what was not in use when it was read. What this and other processes of the
-    // cgroup held counts as used; files that the kernel merely caches do not. Without a cgroup's
+    // The part of that limit that was free when it was read. Memory of this and other processes of
+    // the cgroup counts as used; files that the kernel merely caches do not. Without a cgroup's
     // limit only this process counts.
     int64_t memory_left_bytes = 0;
     int64_t memlock_limit_bytes = 0;  // RLIMIT_MEMLOCK, which io_uring's registration is held to
@@ -50,7 +50,7 @@ int node_of_path(const Topology& machine, const std::string& path);
 // Throws usage where every core is reserved.
 void require_a_core(const Topology& machine);
 
-// What was found, as a line of the log.
+// The machine as a line of the log.
 std::string describe(const Topology& machine);
 
 // The machine with one of `parts` equal parts of its cores, which as many processes share: a run of

@@ -1,5 +1,5 @@
-// What happened when, for people to look at: slices on rows, written as a Chrome trace
-// (chrome://tracing, ui.perfetto.dev); and NVTX ranges for NVIDIA's profilers.
+// A run's trace: slices of time on rows, written as a Chrome trace (chrome://tracing,
+// ui.perfetto.dev), and NVTX ranges for NVIDIA's profilers.
 #pragma once
 
 #include <atomic>

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "step.h"
-#include "train/forecast/predict.h"
+#include "train/prediction/step_timeline.h"
 
 namespace ferry::train {
 

@@ -6,15 +6,15 @@
 
 #include "ferry/train.h"
 #include "rank_planner.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 
-// What a step is predicted to take: one whose speculative updates are committed, and one among
-// those without speculative updates.
+// The predicted seconds of a step whose speculative updates are committed, and of one among those
+// without speculative updates.
 struct StepKinds {
     double committed = 0, not_speculative = 0;  // seconds
-    // Of steps of which this share (0 to 1) is clipped.
+    // The mean over steps of which this share (0 to 1) is clipped.
     double mean(double clipped) const {
         return (1 - clipped) * committed + clipped * not_speculative;
     }

@@ -21,9 +21,9 @@
 #include "ranks.h"
 #include "schedules.h"
 #include "step_kernels.h"
-#include "train/forecast/measure.h"
-#include "train/forecast/planning_measurements.h"
 #include "train/from_config.h"
+#include "train/prediction/measure.h"
+#include "train/prediction/planning_measurements.h"
 #include "train/stack/path_rows.h"
 #include "train/stack/storage_room.h"
 #include "train/stack/threads.h"
@@ -91,7 +91,7 @@ public:
     }
 
     ~Run() {
-        // Of the caller's, who has not said which: the others would wait for this rank.
+        // An error of the caller's, who has not said which: the others would wait for this rank.
         if (std::uncaught_exceptions() > exceptions_) context_->abandon("raised between its steps");
     }
 
@@ -171,7 +171,7 @@ public:
     }
 
 private:
-    // What ends this rank, the others hear at once; what storage lost, whoever finds its files.
+    // The others hear at once what ends this rank. Its files tell who finds them what storage lost.
     template <class Work>
     std::invoke_result_t<Work> guarded(const Work& work) {
         try {
@@ -589,7 +589,7 @@ private:
     std::unique_ptr<LoadedWeights> loaded_;              // as long
     std::unique_ptr<ImportedState> imported_;            // as long
     int64_t step_ = 0, last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
-    // What the stack goes by until it is closed: after an error its store still finishes tasks.
+    // The stack needs these until it is closed: after an error its store still finishes tasks.
     std::unique_ptr<RankDirectories> directories_{};
     std::optional<Rows> rows_{};
     std::optional<OutcomeJudge> judge_{};

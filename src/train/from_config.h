@@ -1,20 +1,20 @@
-// What other modules take from a configuration, in their own words.
+// A configuration translated to the types of other modules.
 #pragma once
 
-#include "ferry/aio.h"
 #include "ferry/config.h"
 #include "ferry/dtype.h"
+#include "ferry/learning_rate.h"
 #include "ferry/optim.h"
 #include "planner/request.h"
 
 namespace ferry::train {
 
-// Of the whole run, as if it were one rank: a rank's is of_rank() of it.
+// The request of the whole run, as if it were one rank: a rank's is of_rank() of it.
 planner::PlanRequest request_of(const Config& config);
-// The optimizer; its learning rate is the schedule's peak (schedule_of() in ferry/train.h).
+// The optimizer; its learning rate is the schedule's peak (schedule_of()).
 optim::Hyper hyper_of(const Config& config);
 StateFormat format_of(const Config& config);
-aio::BackendKind backend_of(IoBackend backend);
-aio::Leftover leftover_of(Leftovers leftovers);
+// The learning rate over the run's updates. Throws usage where its keys contradict each other.
+optim::LrSchedule schedule_of(const Config& config);
 
 }  // namespace ferry::train

@@ -1,4 +1,4 @@
-// What the loader draws, from the configuration.
+// The loader of a configuration.
 #pragma once
 
 #include "data/tokens.h"
@@ -19,5 +19,8 @@ void warn_of_text(const Config& config, const model::Description& made);
 // configuration insists.
 void check_vocabulary(const Config& config, const model::Description& made,
                       const TokenFileInfo& tokens);
+// Sequences of the whole token file, for a configuration that only evaluates. Throws usage where
+// there is none.
+int64_t evaluation_sequences(const Config& config);
 
 }  // namespace ferry::train

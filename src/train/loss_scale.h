@@ -21,7 +21,7 @@ public:
     // Throws diverged below a scale of 1, and after 20 skipped steps in a row.
     void overflow(int64_t step);
 
-    // Of a run that is resumed: where the scale was, and good and skipped steps in a row.
+    // The state of a run that is resumed: the scale, and good and skipped steps in a row.
     struct State {
         double value = 1;
         int64_t good = 0, skipped = 0;

@@ -1,4 +1,4 @@
-// What is trained, from the configuration.
+// The model of a configuration.
 #pragma once
 
 #include <cstdint>

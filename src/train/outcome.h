@@ -16,7 +16,7 @@
 
 namespace ferry::train {
 
-// What an outcome needs to know of a rank, as the ranks tell each other.
+// A rank's part of an outcome, as the ranks tell each other.
 struct RankReport {
     double squares = 0;           // of the gradients of its shards: its norm leaves in order
     double loss_sum = 0;          // over its micro-batches
@@ -24,7 +24,7 @@ struct RankReport {
     int64_t output_layer = -1;    // the lowest with a non-finite output; -1: none
 };
 
-// What a rank found in its part of the held-back text.
+// A rank's loss over its part of the held-back text.
 struct HeldBack {
     double loss_sum = 0;
     int64_t targets = 0;
@@ -48,7 +48,7 @@ struct Outcome {
     bool forward_was_finite = true;
 };
 
-// What ends a run whose numbers are not finite.
+// The error that ends a run whose numbers are not finite.
 struct Divergence {
     std::string where{};
     int64_t last_good_step = 0;
@@ -58,7 +58,7 @@ struct Divergence {
 // The layer and the operation that were not finite first.
 std::string place_of(const Outcome& outcome, const std::vector<model::Layer>& layers);
 Error diverged(const Config& config, const Outcome& outcome, const Divergence& how);
-// What ends an evaluation whose numbers are not: no weights make such a loss a result.
+// The error that ends an evaluation whose numbers are not finite: such a loss is no result.
 Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute);
 
 class OutcomeJudge {
@@ -68,12 +68,13 @@ public:
     OutcomeJudge(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
                  const planner::Plan& plan, std::span<const std::byte> host);
 
-    // Of this rank.
+    // This rank's part.
     RankReport report() const;
-    // Of the last schedule, which evaluated so many micro-batches. Their targets are not counted.
+    // The loss of the last schedule, which evaluated so many micro-batches. Their targets are not
+    // counted.
     HeldBack held_back(int64_t micro_batches) const;
-    // Of all ranks, in their order: so all decide alike. The gradients carry `loss_scale`, the
-    // losses are those of `targets`.
+    // `reports`: all ranks', in their order, so that all decide alike. The gradients carry
+    // `loss_scale`, the losses are those of `targets`.
     Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale);
     // Without ([0]) and with ([1]) weight decay, for update number `update` (from 1).
     std::array<optim::Scalars, 2> scalars(int64_t update, double gradient_scale) const;

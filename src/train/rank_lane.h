@@ -28,7 +28,7 @@ public:
     void signal(std::atomic<uint64_t>& counter) override { ranks_.signal(counter); }
     void check() override { ranks_.check(); }
 
-    // Of the step whose outcome is due.
+    // The reports of the step whose outcome is due.
     std::span<const RankReport> reports() const { return reports_; }
 
 private:

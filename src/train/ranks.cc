@@ -52,8 +52,8 @@ uint64_t hash_of(const Values& values) {
     return checksum(std::as_bytes(std::span(values)));
 }
 
-// Of the file that this code was loaded from: another build may round otherwise, or know other
-// keys.
+// The hash of the file that this code was loaded from: another build may round otherwise, or know
+// other keys.
 std::string program_hash() {
     static const char kHere = 0;
     Dl_info loaded{};
@@ -83,7 +83,7 @@ void warn_of_binding(const Topology& machine, int sharing, const comm::Communica
 
 void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
     const auto refuse = [](const char* measured, const char* remedy) {
-        throw Error(Trouble::usage, {.what = "ranks by an NCCL identity cannot be used here",
+        throw Error(Trouble::usage, {.what = "ranks by an NCCL unique id cannot be used here",
                                      .where = "Runtime::nccl",
                                      .measured = measured,
                                      .remedy = remedy});

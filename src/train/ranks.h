@@ -55,7 +55,7 @@ struct ComputeContext {
     void abandon(const char* why) const noexcept;
 };
 
-// What each rank says, from all of them. Blocking.
+// Gathers each rank's fact to all ranks. Blocking.
 template <class Fact>
 std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fact& mine,
                          const char* of) {
@@ -75,8 +75,8 @@ Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communica
 // Compares the program and the keys of the configuration, before anything else is done with them.
 // Throws usage on every rank, naming the rank and what differs.
 void require_same_config(comm::Communicator& ranks, Executor& executor, const Config& config);
-// Of what fixes the numbers beside them. `kernels` are OpenBLAS's, where it computes: of different
-// processors it chooses different ones.
+// Compares the rest of what fixes the numbers. `kernels` are OpenBLAS's, where it computes: it
+// chooses different ones on different processors.
 void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& kernels,
                       const std::string& numerics, const TokenFileInfo& tokens,
                       const std::string& first_weights);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "train/forecast/predict.h"
+#include "train/prediction/step_timeline.h"
 
 namespace ferry::train {
 

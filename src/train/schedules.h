@@ -10,7 +10,7 @@
 
 namespace ferry::train {
 
-// What a schedule has the ranks say to each other, in its order: op, layer and bytes of each.
+// The exchanges of a schedule in its order: op, layer and bytes of each.
 std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule);
 
 struct Schedules {
@@ -28,7 +28,7 @@ struct Schedules {
     std::vector<const swap::Schedule*> all() const;
 };
 
-// Of the steps, as measurements of the machine predict them.
+// The steps' timelines, as measurements of the machine predict them.
 using Timelines = std::array<std::array<swap::Timeline, 2>, kPrevious>;
 Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
                       const cost::Measurements& measured);

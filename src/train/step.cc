@@ -57,15 +57,14 @@ public:
     }
     void send_report() { r_.send_report(report_); }
 
-    // What the step before left of the layers to this one, just before its weights are needed.
-    // Ranks share what they have updated: with several of them a layer more, so that its weights
-    // travel beside the work on this one.
+    // Finishes the step before for the layers up to this one, just before its weights are needed.
+    // Several ranks finish a layer more: its weights then travel beside the work on this one.
     void finish_previous_to(int64_t layer) {
         const int64_t last = plan_.partition.alone() ? layer : std::min(layer + 1, head());
         while (finished_ < last) finish_previous(++finished_);
     }
 
-    // What the step before left of this layer.
+    // Finishes the step before for this layer.
     void finish_previous(int64_t layer) {
         for_chunks(layer, [&](int64_t c, bool speculative) {
             if (previous_ == Previous::not_speculative || previous_ == Previous::rolled_back)
@@ -283,8 +282,8 @@ private:
         if (plan_.partition.alone()) receive_gradient();
     }
 
-    // Of the layer sent last. With several ranks that is a layer later: the exchange has had this
-    // one's backward to run beside.
+    // Receives the gradient of the layer sent last. With several ranks that is a layer later: its
+    // exchange ran beside this one's backward.
     void receive_gradient() {
         if (sent_ < 0) return;
         r_.receive_gradient();
@@ -310,7 +309,7 @@ private:
         BufferOf<Content::attention> attention;
         BufferOf<Content::mlp> mlp;
     };
-    // Of the layers that save something: [layer, micro-batch of the group].
+    // The layers that save something: [layer, micro-batch of the group].
     std::vector<SavedOf> saved_;
 };
 

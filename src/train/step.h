@@ -9,7 +9,7 @@
 
 namespace ferry::train {
 
-// What became of the updates of the step before, when the next one starts.
+// The state of the last step's updates when the next one starts.
 enum class Previous : uint8_t {
     none,             // nothing to do: the first step, or a dropped one that had not speculated
     not_speculative,  // it made no speculative updates: every chunk is still to be updated
@@ -23,7 +23,8 @@ std::string name_of_step(Previous previous, bool speculative);
 swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool speculative);
 // Finishes the step before, and nothing else.
 swap::Schedule record_drain(const planner::Plan& plan, Previous previous);
-// What these move on each lane, without recording them: a large model's have millions of tasks.
+// Bytes that these move on each lane, without recording them: a large model's have millions of
+// tasks.
 using LaneBytes = std::array<int64_t, swap::kLanes>;
 LaneBytes step_bytes(const planner::Plan& plan, Previous previous, bool speculative);
 LaneBytes drain_bytes(const planner::Plan& plan, Previous previous);

@@ -135,7 +135,7 @@ void StepKernels::kernel(const Call& call, const op::Round<At>& at) {
     model_.ops->round_gradient(at.gradient, chunk_of(call).count, plan_.wire, at.wire, at.leaves);
 }
 
-// Of every rank's shard the run that lies as the chunk does in its owner's, in rank order.
+// Cuts, from every rank's shard, the run that lies as the chunk does in its owner's, in rank order.
 void StepKernels::kernel(const Call& call, const op::Cut<At>& at) {
     const Chunk& chunk = chunk_of(call);
     const zero::Partition& partition = plan_.partition;

@@ -1,4 +1,4 @@
-// What the kernels of a step need to know about it.
+// A step's data that its kernels need.
 #pragma once
 
 #include <array>
@@ -23,12 +23,12 @@ struct StepState {
 // A ring: at most three schedules are in the lanes at once.
 class StepStates {
 public:
-    // What is measured or warmed up runs as of a schedule before all others.
+    // Measurement and warming up run as part of a schedule before all others.
     static constexpr int64_t kMeasured = 0;
 
     StepState& operator[](int64_t sequence) { return ring_[position(sequence)]; }
     const StepState& operator[](int64_t sequence) const { return ring_[position(sequence)]; }
-    // Of the step that this schedule's updates after the outcome finish.
+    // The step that this schedule's updates after the outcome finish.
     StepState& before(int64_t sequence) { return ring_[position(sequence - 1)]; }
 
 private:

@@ -14,8 +14,8 @@
 
 namespace ferry::zero {
 
-// What a rank keeps only its shard of; the rest it keeps whole. A gradient is kept where it is
-// used: beside the state.
+// The parts of which a rank keeps only its shard; it keeps the rest whole. A gradient is kept where
+// it is used: beside the state.
 struct Sharding {
     bool state = false, weights = false;
 };
@@ -41,7 +41,7 @@ struct Partition {
         const int64_t count = shard_elements(segment);
         return {segment.offset + owner * count, count};
     }
-    // What this rank keeps weights of.
+    // The run of elements whose weights this rank keeps.
     Run weights(const model::Segment& segment) const {
         return sharding.weights ? shard(segment, rank) : Run{segment.offset, segment.count};
     }
@@ -58,7 +58,7 @@ struct Partition {
     bool shares_updates() const { return ranks > 1 && sharding.state && !sharding.weights; }
 };
 
-// Of a rank among several; one alone shards nothing.
+// The partition of a rank among several; one alone shards nothing.
 Partition partition_of(int64_t stage, int rank, int ranks);
 
 // The segment that an element lies in.

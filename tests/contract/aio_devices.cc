@@ -165,8 +165,8 @@ TEST_F(RawDevice, FreedSlotsAreDiscarded) {
     EXPECT_EQ(read.state, State::done);
 }
 
-// What the kernel asks for, and not what most drives have: slots, probes and polled rings follow
-// it.
+// Slots, probes and polled rings follow the block size that the kernel asks for, not the one that
+// most drives have.
 TEST_F(RawDevice, LargerBlocksThanUsual) {
     const LoopDevice large(directory_ / "large", 64 * kMiB, 16384);
     if (!large.why_not().empty()) GTEST_SKIP() << large.why_not();

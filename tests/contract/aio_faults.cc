@@ -30,8 +30,8 @@ protected:
         if (GetParam() == BackendKind::uring && !why_no_uring().empty())
             GTEST_SKIP() << "no io_uring here: " << why_no_uring();
     }
-    void open(const std::string& path, int segments = 0) {
-        volume_ = Volume::open({.paths = {{.path = path, .segments = segments}},
+    void open(const std::string& path, int files = 0) {
+        volume_ = Volume::open({.paths = {{.path = path, .files = files}},
                                 .classes = {{"a", kSlotBytes, kSlots}},
                                 .backend = GetParam(),
                                 .block_bytes = 16384,
@@ -285,7 +285,7 @@ TEST_P(RealFaults, FreedSpaceGoesBackToTheFileSystem) {
         int64_t bytes = 0;
         struct stat status {};
         for (int i = 0;
-             stat((directory_ / ("ferry.seg" + std::to_string(i))).c_str(), &status) == 0; ++i)
+             stat((directory_ / ("ferry.slots" + std::to_string(i))).c_str(), &status) == 0; ++i)
             bytes += int64_t{status.st_blocks} * 512;
         return bytes;
     };

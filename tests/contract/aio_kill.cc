@@ -28,8 +28,8 @@ constexpr char kPrecious[] = "not ferry's, and longer than a header's magic";
 
 // The number of files is fixed, so that every run makes the same system calls.
 VolumeOptions options(const std::string& path, Leftover leftover) {
-    const int segments = path.starts_with("/dev/shm") ? 3 : 1;
-    return {.paths = {{.path = path, .size_bytes = kMiB, .segments = segments}},
+    const int files = path.starts_with("/dev/shm") ? 3 : 1;
+    return {.paths = {{.path = path, .size_bytes = kMiB, .files = files}},
             .classes = {{"a", kSlotBytes, kSlots}},
             .block_bytes = 8192,
             .queue_depth = 4,
@@ -81,14 +81,14 @@ int write_and_read(const std::string& path, Leftover leftover, Dies dies) {
 
 constexpr Dies kNever{1 << 30};
 
-// What must hold of a path whatever its last user's fate was.
+// Checks what must hold for a path, whatever became of its last user.
 void check_after_kill(const TemporaryDirectory& directory, int number) {
     SCOPED_TRACE("killed at " + std::to_string(number));
     EXPECT_EQ(directory.contents("ferry.notes"), kPrecious);
     auto executor = make_thread_executor();
     const std::string header = directory.contents("ferry.volume");
     if (header.empty()) {
-        EXPECT_FALSE(directory.has("ferry.seg0")) << "a segment without a header";
+        EXPECT_FALSE(directory.has("ferry.slots0")) << "a slot file without a header";
     } else {
         try {
             Volume::open(options(directory.path(), Leftover::refuse), *executor);
@@ -103,7 +103,7 @@ void check_after_kill(const TemporaryDirectory& directory, int number) {
     const Leftover next = number % 2 ? Leftover::reuse : Leftover::remove;
     EXPECT_EQ(write_and_read(directory.path(), next, kNever), 0);
     EXPECT_FALSE(directory.has("ferry.volume"));
-    EXPECT_FALSE(directory.has("ferry.seg0"));
+    EXPECT_FALSE(directory.has("ferry.slots0"));
     EXPECT_EQ(directory.contents("ferry.notes"), kPrecious);
 }
 
@@ -202,11 +202,11 @@ TEST_P(Killed, ReusedFilesAreTheSameFiles) {
     ASSERT_TRUE(WIFSIGNALED(status));
     struct stat before {
     }, after{};
-    ASSERT_EQ(stat((directory / "ferry.seg0").c_str(), &before), 0);
+    ASSERT_EQ(stat((directory / "ferry.slots0").c_str(), &before), 0);
     auto executor = make_thread_executor();
     auto [bytes, volume, layout_bytes] =
         open_and_count(options(directory.path(), Leftover::reuse), *executor);
-    ASSERT_EQ(stat((directory / "ferry.seg0").c_str(), &after), 0);
+    ASSERT_EQ(stat((directory / "ferry.slots0").c_str(), &after), 0);
     EXPECT_EQ(before.st_ino, after.st_ino);
     EXPECT_EQ(layout_bytes, 0) << "the layout was written again";
     volume.reset();

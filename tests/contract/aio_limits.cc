@@ -1,5 +1,5 @@
-// What a process may not have: io_uring, descriptors, locked memory, memory, threads. Each is got
-// over with a line in the log, or is an Error; nothing aborts.
+// Limits of a process: no io_uring, too few descriptors, locked memory, memory or threads. The
+// volume goes on with a line in the log, or throws an Error; nothing aborts.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
@@ -47,15 +47,15 @@ void limit(__rlimit_resource what, rlim_t value) {
 class Limits : public testing::Test {
 protected:
     VolumeOptions options(BackendKind kind = BackendKind::automatic) const {
-        return {.paths = {{.path = directory_.path(), .segments = 1}},
+        return {.paths = {{.path = directory_.path(), .files = 1}},
                 .classes = {{"a", kSlotBytes, 4}},
                 .backend = kind,
                 .block_bytes = 16384,
                 .queue_depth = 8,
                 .operations_max = 16};
     }
-    // What a child says when it opens, writes and reads under a limit: the backend's name and what
-    // was logged, or the error's words.
+    // The words of a child that opens, writes and reads under a limit: the backend's name and the
+    // log, or the error's text.
     std::string outcome(VolumeOptions wanted, const auto& restrict) {
         const std::string name = directory_.path() + ".log";
         const int status = in_child([&] {
@@ -227,7 +227,7 @@ TEST_F(Limits, MoreThanAGibibyteIsRegisteredInPieces) {
     close(file);
 }
 
-// The header and the segment can be opened, a ring and its wake-up cannot.
+// The header and the slot file can be opened, a ring and its wake-up cannot.
 TEST_F(Limits, NoDescriptorIsLeftForARing) {
     if (!why_no_uring().empty()) GTEST_SKIP() << "no io_uring here: " << why_no_uring();
     int rings = 0, posix = 0, refused = 0;

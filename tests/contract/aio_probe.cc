@@ -1,4 +1,4 @@
-// What the probes say of real paths, and what is made of it.
+// Probes of real paths, and the settings that follow from them.
 #include "probe.h"
 
 #include <dirent.h>
@@ -91,7 +91,7 @@ TEST(Probe, WritersTakeTurnsWhereAFileHasOneLock) {
     const auto found = [&](const TemporaryDirectory& where, int64_t bytes, bool expected) {
         const File one(where / "one"), other(where / "other");
         for (int tries = 0; tries < 60; ++tries) {
-            // What else is busy here has an end.
+            // Other work on this machine ends some time.
             std::this_thread::sleep_for(std::min(tries, 20) * std::chrono::milliseconds(20));
             for (const File* file : {&one, &other})
                 EXPECT_EQ(fallocate(file->get(), 0, 0, bytes), 0);

@@ -153,7 +153,7 @@ protected:
             return;
         }
         const bool raw = !devices_.empty();
-        std::fstream file(raw ? devices_[0]->name() : path(0) + "/ferry.seg0",
+        std::fstream file(raw ? devices_[0]->name() : path(0) + "/ferry.slots0",
                           std::ios::in | std::ios::out | std::ios::binary);
         Header header{};
         if (raw) file.read(reinterpret_cast<char*>(&header), sizeof header);
@@ -186,7 +186,7 @@ TEST_P(Records, WhatWasPublishedIsThereAgain) {
     ASSERT_TRUE(volume_->take(0, published_[1]));
     EXPECT_FALSE(volume_->take(0, published_[1])) << "they are in use";
     for (const SlotId slot : published_[1]) EXPECT_EQ(read(slot), 2);
-    // What was taken is not handed out again, and everything else is.
+    // Slots that were taken are not handed out again, and all others are.
     for (int64_t i = 4; i < kSlots; ++i) {
         const SlotId slot = volume_->allocate(0);
         ASSERT_NE(slot, kNoSlot);
@@ -263,7 +263,7 @@ TEST_P(Records, WhatWasPublishedDoesNotDependOnTheLayout) {
 
 class RecordsOnSim : public Records {};
 
-// What a copy holds is not known then, so it counts neither as whole nor as absent.
+// The contents of such a copy are not known, so it counts neither as whole nor as absent.
 TEST_P(RecordsOnSim, ACopyThatCannotBeReadIsNotTakenForAbsent) {
     run();
     std::array<int, 3> opened{};  // with so many copies unreadable
@@ -342,7 +342,7 @@ TEST_P(RecordsOnFiles, ARunThatEndsWithAnErrorLeavesAHeaderThatSaysWhichStateIsL
     volume_->note_step(41);
     volume_->note_lost();
     volume_.reset();
-    EXPECT_FALSE(std::filesystem::exists(path(0) + "/ferry.seg0")) << "its space is given back";
+    EXPECT_FALSE(std::filesystem::exists(path(0) + "/ferry.slots0")) << "its space is given back";
     expect_refused(options(Leftover::resume), "not consistent, state of step 41 lost");
     expect_refused(options(Leftover::refuse), "a run that ended with an error");
     for (const Leftover leftover : {Leftover::remove, Leftover::reuse}) {
@@ -401,12 +401,12 @@ TEST_P(RecordsOnFiles, WhatIsNotProvedIsRefused) {
     expect_refused(other, "laid out by another plan");
     other.record_bytes = 0;
     expect_refused(other, "checkpoint.durable_steps is false");
-    const std::string segment = path(0) + "/ferry.seg0";
-    const auto size = static_cast<int64_t>(std::filesystem::file_size(segment));
-    std::filesystem::resize_file(segment, static_cast<uintmax_t>(size - 4096));
+    const std::string slot_file = path(0) + "/ferry.slots0";
+    const auto size = static_cast<int64_t>(std::filesystem::file_size(slot_file));
+    std::filesystem::resize_file(slot_file, static_cast<uintmax_t>(size - 4096));
     expect_refused(options(Leftover::resume), "not as it was laid out");
-    std::filesystem::remove(segment);
-    expect_refused(options(Leftover::resume), "a segment is missing");
+    std::filesystem::remove(slot_file);
+    expect_refused(options(Leftover::resume), "a slot file is missing");
 }
 
 TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
@@ -442,7 +442,7 @@ TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
         put(other);
         expect_refused(options(Leftover::resume), words);
     }
-    // What was zeroed, cut or written over may have been the header of what lies beside it.
+    // A file that was zeroed, cut or overwritten may have been the header of the files beside it.
     for (const std::string& gone :
          {std::string("somebody's diary"), std::string(kHeaderBytes, '\0'), good.substr(0, 1)}) {
         put(gone);
@@ -486,8 +486,8 @@ TEST_P(RecordsOnFiles, AHeaderThatNoFerryWritesIsRefused) {
         expect_refused(options(Leftover::resume), words);
     };
     const std::string never = "says what no ferry writes";
-    for (const int segments : {INT32_MIN, -1, 0, kSegmentsMax + 1, INT32_MAX})
-        refused_with([&](Header& header) { header.segments = segments; }, never);
+    for (const int files : {INT32_MIN, -1, 0, kFilesMax + 1, INT32_MAX})
+        refused_with([&](Header& header) { header.files = files; }, never);
     for (const double speed : {0.0, -1.0, std::nan(""), HUGE_VAL})
         refused_with([&](Header& header) { header.speed = speed; }, never);
     for (const int64_t slots : {INT64_MIN, int64_t{-1}, 2 * kSlots + 1, INT64_MAX})
@@ -515,7 +515,7 @@ TEST_P(RecordsOnFiles, OneDamagedHeaderOfTwoIsResumedBy) {
         EXPECT_EQ(volume_->noted_step(), 41);
         volume_.reset();
     }
-    // Of two that are whole the one that was written later counts, wherever it lies.
+    // Where both are whole the one that was written later counts, wherever it lies.
     open(options(Leftover::resume));
     volume_->note_step(42);
     volume_.reset();
@@ -533,15 +533,15 @@ TEST_P(RecordsOnFiles, OneDamagedHeaderOfTwoIsResumedBy) {
 TEST_P(RecordsOnFiles, AFileRemovedUnderItIsMissed) {
     run();
     EXPECT_EQ(volume_->missing(), "");
-    const std::string segment = path(0) + "/ferry.seg0", away = segment + "-away";
-    std::filesystem::rename(segment, away);
-    EXPECT_EQ(volume_->missing(), segment) << "who resumes does not look for it there";
-    directory_.put("0/ferry.seg0", "another's");
-    EXPECT_EQ(volume_->missing(), segment);
-    std::filesystem::rename(away, segment);
+    const std::string slot_file = path(0) + "/ferry.slots0", away = slot_file + "-away";
+    std::filesystem::rename(slot_file, away);
+    EXPECT_EQ(volume_->missing(), slot_file) << "who resumes does not look for it there";
+    directory_.put("0/ferry.slots0", "another's");
+    EXPECT_EQ(volume_->missing(), slot_file);
+    std::filesystem::rename(away, slot_file);
     EXPECT_EQ(volume_->missing(), "") << "it was put back";
-    std::filesystem::remove(segment);
-    EXPECT_EQ(volume_->missing(), segment);
+    std::filesystem::remove(slot_file);
+    EXPECT_EQ(volume_->missing(), slot_file);
     std::filesystem::remove_all(path(0));
     EXPECT_EQ(volume_->missing(), header(0));
 }
@@ -553,7 +553,7 @@ TEST_P(RecordsOnFiles, AFileOfAnothersNamedAsAHeaderIsNotFerrys) {
         expect_refused(options(leftover), "not ferry's");
 }
 
-TEST_P(RecordsOnFiles, AHeaderOverwrittenAndASegmentCutUnderItAreMissed) {
+TEST_P(RecordsOnFiles, AHeaderOverwrittenAndASlotFileCutUnderItAreMissed) {
     run();
     const std::string good = directory_.contents("0/ferry.volume");
     const std::string zeros(kHeaderBytes, '\0');
@@ -567,11 +567,11 @@ TEST_P(RecordsOnFiles, AHeaderOverwrittenAndASegmentCutUnderItAreMissed) {
         directory_.put("0/ferry.volume", enough);
         EXPECT_EQ(volume_->missing(), "") << "either copy can be resumed by";
     }
-    const std::string segment = path(0) + "/ferry.seg0";
-    const auto size = std::filesystem::file_size(segment);
-    std::filesystem::resize_file(segment, size - 4096);
-    EXPECT_EQ(volume_->missing(), segment);
-    std::filesystem::resize_file(segment, size);
+    const std::string slot_file = path(0) + "/ferry.slots0";
+    const auto size = std::filesystem::file_size(slot_file);
+    std::filesystem::resize_file(slot_file, size - 4096);
+    EXPECT_EQ(volume_->missing(), slot_file);
+    std::filesystem::resize_file(slot_file, size);
     EXPECT_EQ(volume_->missing(), "");
 }
 

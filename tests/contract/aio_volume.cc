@@ -1,4 +1,4 @@
-// What every volume promises, whatever moves its bytes: uring and posix on a disk and on tmpfs,
+// The promises of every volume, whatever moves its bytes: uring and posix on a disk and on tmpfs,
 // and the simulated disk.
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -24,7 +24,7 @@ struct Where {
     const char* name;
     BackendKind kind;
     const char* directory;  // null: simulated
-    int rings = 1, segments = 0;
+    int rings = 1, files = 0;
     enum { none, sqpoll, iopoll, raw, buffered } special = none;
 };
 
@@ -110,7 +110,7 @@ protected:
         return {.paths = {{.path = device_ ? device_->name() : directory_,
                            .size_bytes = 64 * kMiB,
                            .raw_device = device_ != nullptr,
-                           .segments = where.segments}},
+                           .files = where.files}},
                 .classes = {{"a", kSlotBytes, kSlots}, {"b", 4096, 3}},
                 .backend = where.kind,
                 .block_bytes = 64 * kKiB,
@@ -404,7 +404,7 @@ TEST(Rings, RunOnTheCoresOfTheirPath) {
     } seen{last, elsewhere, transfers};
     const auto executor = make_thread_executor();
     const auto volume =
-        Volume::open({.paths = {{.path = directory.path(), .segments = 1, .cores = {last}}},
+        Volume::open({.paths = {{.path = directory.path(), .files = 1, .cores = {last}}},
                       .classes = {{"a", 4096, 8}},
                       .tracer = {.transfer =
                                      [](void* context, const TransferTrace&) {
@@ -418,7 +418,7 @@ TEST(Rings, RunOnTheCoresOfTheirPath) {
     EXPECT_EQ(elsewhere, 0);
 }
 
-// What a tracer is told: every transfer once, with its place, its bytes and its time.
+// A tracer hears of every transfer once, with its place, its bytes and its time.
 struct Traced {
     std::mutex mutex;
     std::vector<TransferTrace> transfers;

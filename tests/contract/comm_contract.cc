@@ -16,7 +16,7 @@ protected:
 
 using Bytes = std::vector<uint8_t>;
 
-// What rank `from` sends to rank `to` in operation `op`; other bytes for every one of them.
+// The bytes that rank `from` sends to rank `to` in operation `op`, different for each of them.
 Bytes message(int from, int to, int op, size_t bytes) {
     Bytes data(bytes);
     uint32_t state = static_cast<uint32_t>(from * 7919 + to * 104729 + op * 1299709 + 1);

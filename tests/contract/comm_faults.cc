@@ -69,7 +69,7 @@ private:
     std::vector<std::byte> all_;
 };
 
-// What rank 1, or the ranks from there to `last`, do at the operation in question.
+// The fault of rank 1, or of the ranks from there to `last`, at the operation in question.
 struct Fault {
     const char* name;
     double timeout_seconds;

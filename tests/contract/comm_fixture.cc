@@ -1,7 +1,7 @@
 #include "comm_fixture.h"
 
 #include "base/threads.h"
-#include "tests/support/nccl_identity.h"
+#include "tests/support/nccl_unique_id.h"
 
 namespace ferry::comm {
 namespace {
@@ -19,14 +19,14 @@ void run_on_cpu(Communicator& communicator, Executor& executor, const RankTest& 
 }
 
 #ifdef FERRY_NCCL
-void run_on_gpus(bool identity, Executor& executor, const CommOptions& options,
+void run_on_gpus(bool by_unique_id, Executor& executor, const CommOptions& options,
                  const RankTest& test) {
     auto bootstrap = make_mpi(executor, options);
     const int gpu = gpu_of_rank(*bootstrap, executor);
     const auto device = Device::open(DeviceKind::cuda, executor, gpu);
     const auto communicator =
-        identity ? make_nccl(*device, executor, with_identity(*bootstrap, executor), options)
-                 : make_nccl(*device, executor, std::move(bootstrap), options);
+        by_unique_id ? make_nccl(*device, executor, with_unique_id(*bootstrap, executor), options)
+                     : make_nccl(*device, executor, std::move(bootstrap), options);
     run_on(*communicator, executor, *device, test);
 }
 #endif

@@ -24,7 +24,7 @@ inline std::string test_name(const testing::TestParamInfo<RanksKind>& info) {
     return info.param.name + (size > 0 ? std::to_string(size) : "");
 }
 
-// What one rank of a test has: its communicator, and memory of its device.
+// One rank of a test: its communicator, and memory of its device.
 class Rank {
 public:
     Rank(Communicator& communicator, Executor& executor, Device& device)

@@ -237,7 +237,7 @@ Setting qwen3_setting() {
     s.shape.windows = {2, 5};
     return s;
 }
-// Of the second block only the norms of the queries train.
+// Only the norms of the second block's queries train.
 Setting head_norms_alone() {
     Setting s = qwen3_setting();
     s.freeze = {"model.embed*",    "lm_head*", "*.0.*",      "*.1.*proj*",

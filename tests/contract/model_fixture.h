@@ -60,7 +60,7 @@ constexpr int kGpu = -1, kGpuCudnn = -2;
 inline std::unique_ptr<ops::Ops> ops_for(int threads, Team& team) {
     std::string why;
     if (threads == kGpu) return ops::make_mirrored_ops(why);
-    if (threads == kGpuCudnn) return ops::make_mirrored_ops(why, ops::AttentionKernels::best);
+    if (threads == kGpuCudnn) return ops::make_mirrored_ops(why, AttentionKernels::best);
     return threads > 0 ? ops::make_cpu_ops(team) : ops::make_reference_ops();
 }
 

@@ -168,7 +168,7 @@ TEST_P(CudnnAttention, a_group_of_heads_is_the_same_alone_and_among_others) {
     }
 }
 
-// Of all elements together, relative to those that are wanted.
+// The distance of all elements together, relative to the wanted ones.
 double distance(const Matrix& actual, const Matrix& wanted) {
     double apart = 0, all = 0;
     for (int64_t r = 0; r < actual.rows(); ++r) {
@@ -285,7 +285,7 @@ TEST_P(CudnnTiles, go_the_fast_way) {
     }
 }
 
-// What it has no kernels for is ferry's own attention, bit for bit.
+// Where cuDNN has no kernels, the result is ferry's own attention, bit for bit.
 TEST_P(CudnnAttention, other_heads_fall_back) {
     const Attention s = shape_of(2, 70, 4, 2, 40);
     Operands here(s), own(s);

@@ -1,4 +1,5 @@
-// What the contract suites of Ops share: every implementation, for every type, beside the oracle.
+// The fixture of the contract suites of Ops: every implementation, for every type, beside the
+// oracle.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -100,8 +100,8 @@ TEST_P(OpsProducts, gemm_of_a_model_s_sizes_and_every_way_of_adding) {
     }
 }
 
-// Of whole numbers and sixteenths every sum is exact in fp32, in any order and split in any way. So
-// one rounding, and no two, gives the oracle's bits.
+// Sums of whole numbers and sixteenths are exact in fp32, in any order and split in any way. So one
+// rounding, and no two, gives the oracle's bits.
 TEST_P(OpsProducts, gemm_rounds_once) {
     enum class Adds { nothing, addend, itself };
     const int64_t m = 384, n = 320, k = 128;

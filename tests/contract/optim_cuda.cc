@@ -47,7 +47,7 @@ private:
     char* data_ = nullptr;
 };
 
-// What update() does to host arrays, done on the device.
+// Does on the device what update() does to host arrays.
 void update_on_device(Arrays& arrays, const Case& c, const Scalars& scalars) {
     OnDevice gradient(arrays.gradient()), weight(arrays.weight()), weight_in(arrays.weight_in());
     OnDevice p_in(arrays.in(0)), m_in(arrays.in(1)), v_in(arrays.in(2));

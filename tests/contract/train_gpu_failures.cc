@@ -1,6 +1,6 @@
-// What a run says when the GPU fails it: work that had been enqueued, and memory that another
-// process took. Each test is a process of its own, for the GPU is lost to one whose work has
-// failed.
+// The errors of a run that the GPU fails: enqueued work that failed, and memory that another
+// process took. Each test is a process of its own, for a process whose work has failed loses the
+// GPU.
 #ifdef FERRY_CUDA
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What of its host a rank takes.
+// The part of its host that a rank takes.
 #include <gtest/gtest.h>
 
 #include "ranks.h"
@@ -7,7 +7,7 @@
 namespace ferry::train {
 namespace {
 
-// Of a host with four cores, what each of its ranks takes; `bound`: the cores it was started on.
+// The part that each rank of a host with four cores takes; `bound`: the cores it was started on.
 std::vector<Topology> machines_of(const std::vector<std::vector<int>>& bound, int hosts = 1) {
     std::vector<Topology> machines(bound.size());
     comm::run_ranks({.size = static_cast<int>(bound.size()), .hosts = hosts},

@@ -14,12 +14,12 @@
 #include "cost/traffic.h"
 #include "ranks.h"
 #include "tests/support/borrowed_ranks.h"
-#include "tests/support/nccl_identity.h"
+#include "tests/support/nccl_unique_id.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
 #include "train/from_config.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {
@@ -106,11 +106,11 @@ Outcome run(
     return first;
 }
 
-// Of a rank, as the error says that refuses less.
+// A rank's smallest budget, as the error names it that refuses less.
 int64_t smallest_device_budget(Config config, int ranks) {
     config.budgets.device_bytes = 1;
     try {
-        Forecaster::make(config, {.ranks = ranks, .on_a_host = ranks})->plan(request_of(config));
+        Predictor::make(config, {.ranks = ranks, .on_a_host = ranks})->plan(request_of(config));
     } catch (const Error& error) {
         const std::string& needed = error.problem().measured;  // "1.00 MiB needed (1048576 bytes)"
         return std::stoll(needed.substr(needed.find('(') + 1));
@@ -213,7 +213,7 @@ protected:
     int ranks() const override { return comm::ranks_launched() > 0 ? comm::ranks_launched() : 3; }
 };
 
-// What a run can differ in, on three ranks: whose shards end inside of tensors.
+// Every kind of run, on three ranks: their shards end inside of tensors.
 TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
     Config config = this->config();
     config.batch.micro_batches = 2 * ranks();
@@ -240,7 +240,7 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
             config.precision = DType::bf16;
             config.numerics.wire = DType::f32;
             config.clip_norm = 0;
-            config.optimizer.method = OptimizerMethod::lion;
+            config.optimizer.method = optim::Method::lion;
         },
         [&] { config = with_coded_moments(config); }};
     kinds[static_cast<size_t>(GetParam())]();
@@ -319,7 +319,7 @@ TEST_F(Ranks, MetByAnIdentityGiveTheSameBits) {
     if (config.device != DeviceKind::cuda) GTEST_SKIP() << "NCCL moves a GPU's memory";
     const auto by_identity = [](Runtime& runtime, std::unique_ptr<comm::Communicator> others) {
         runtime.gpu = comm::gpu_of_rank(*others, *runtime.executor);
-        const auto met = comm::with_identity(*others, *runtime.executor);
+        const auto met = comm::with_unique_id(*others, *runtime.executor);
         runtime.nccl = {met.unique_id, met.rank, met.size};
     };
     expect_equal(run(config, 2, by_identity), run(config, 2));
@@ -359,9 +359,8 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
     for (const int ranks : {2, 3}) {
         for (const int64_t stage : {0, 1, 2, 3}) {
             config.zero.stage = stage;
-            const planner::Plan plan =
-                Forecaster::make(config, {.ranks = ranks, .on_a_host = ranks})
-                    ->plan(request_of(config));
+            const planner::Plan plan = Predictor::make(config, {.ranks = ranks, .on_a_host = ranks})
+                                           ->plan(request_of(config));
             const double least =
                 cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
             EXPECT_GT(least, 0);
@@ -377,16 +376,16 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
 // A link so slow that nothing else matters sets the prediction, its bound and any placement's.
 TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
     Config config = this->config();
-    const auto forecaster = Forecaster::make(config, {.ranks = 2, .on_a_host = 2});
-    const planner::Plan plan = forecaster->plan(request_of(config));
-    cost::Measurements measurements = forecaster->assumed(plan);
+    const auto predictor = Predictor::make(config, {.ranks = 2, .on_a_host = 2});
+    const planner::Plan plan = predictor->plan(request_of(config));
+    cost::Measurements measurements = predictor->assumed(plan);
     const auto step = [&](double bytes_per_s, double overhead_s) {
         measurements.comm_bytes_per_s = bytes_per_s;
         measurements.comm_overhead_s = overhead_s;
-        return forecaster->forecast(request_of(config), plan, measurements);
+        return predictor->predict(request_of(config), plan, measurements);
     };
     EXPECT_NE(step(1e15, 0).binding().link, "comm");
-    const Forecast slow = step(1e3, 0);
+    const Prediction slow = step(1e3, 0);
     const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
     EXPECT_EQ(slow.binding().link, "comm");
     EXPECT_EQ(slow.bound_link, "comm");
@@ -394,7 +393,7 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
     EXPECT_DOUBLE_EQ(slow.binding().seconds, slow.bound_seconds);
     EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     // Calls that take long bind as well, and no placement is to blame for them.
-    const Forecast late = step(1e15, 10);
+    const Prediction late = step(1e15, 10);
     EXPECT_EQ(late.binding().link, "comm");
     EXPECT_NE(late.bound_link, "comm");
     EXPECT_GE(late.timeline.step_seconds, late.binding().seconds);
@@ -402,7 +401,7 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
 
 // ---------------------------------------------------------------- what goes wrong
 
-// What each rank says where one of them fails, or where they do not belong together.
+// Each rank's error where one of them fails, or where they do not belong together.
 std::vector<Problem> problems(int ranks, const std::function<Config(int)>& config,
                               const std::function<void(int, Engine&)>& then = {}) {
     std::vector<Problem> found;

@@ -6,7 +6,7 @@
 #include "planner/recorder.h"
 #include "step.h"
 #include "tests/support/temporary_directory.h"
-#include "train/forecast/rehearsal.h"
+#include "train/prediction/rehearsal.h"
 
 namespace ferry::train {
 namespace {

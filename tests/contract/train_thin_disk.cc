@@ -9,7 +9,7 @@
 
 #include "tests/support/loop_device.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {
@@ -73,7 +73,8 @@ TEST(ThinDisk, IsFoundOutBeforeTheFirstStepAndTheNextRunWorks) {
         Engine::make(config, {.executor = executor.get()});
         ADD_FAILURE() << "a disk of 128 KiB took " << plan_for(config).nvme_bytes << " bytes";
     } catch (const Error& error) {
-        // Of a slot, or, where other blocks of the image came first, of the volume's header.
+        // The write of a slot, or of the volume's header where other blocks of the image came
+        // first.
         const bool named =
             error.trouble() == Trouble::io || error.trouble() == Trouble::does_not_fit;
         EXPECT_TRUE(named) << error.what();

@@ -130,9 +130,9 @@ class ConfigurationTest(BadInputTest):
         hosts = self.path("evil-hosts")
         with open(hosts, "w", encoding="ascii") as file:
             file.write("localhost slots=1\n")
-        commands = [["plan", config, "--no-forecast"], ["data", self.path("text.txt"), "-o", self.path(printed)],
+        commands = [["plan", config, "--no-prediction"], ["data", self.path("text.txt"), "-o", self.path(printed)],
                     ["data", self.path("text.txt"), "-o", self.path(printed), "--json"],
-                    ["plan", config, "--no-forecast"], ["plan", config, "--json"], ["train", config, "--no-bound"],
+                    ["plan", config, "--no-prediction"], ["plan", config, "--json"], ["train", config, "--no-bound"],
                     ["bench", "io", drive, "--size", "64MiB", "--seconds", "0.01", "--modes", "read"],
                     ["launch", config, "--hostfile", hosts, "--dry-run", "--", "--weights-out", self.path(printed)]]
         for command in commands:
@@ -289,7 +289,7 @@ class CommandLineTest(BadInputTest):
                             (["train", config, "--weight-out", "x"], "--weights-out"),
                             (["train", config, "--machin=x"], "--machine"),
                             (["bench", "io", self.path("nvme"), "--block", "4KiB"], "--blocks"),
-                            (["plan", config, "--no-forcast"], "--no-forecast")):
+                            (["plan", config, "--no-predicton"], "--no-prediction")):
             err = self.said(*words)
             self.assertIn(f'did you mean "{near}"?', err)
             self.assertIn("--help", err)
@@ -628,11 +628,11 @@ class NvmePathTest(BadInputTest):
         large = {"model__hidden": 512, "model__intermediate": 2048, "model__layers": 12, "steps": 1,
                  "swap__state_on_nvme": 1}
         enough = self.config(**large, budgets__nvme=[self.nvme("1TiB")])
-        run = self.ferry("plan", self.command(enough)[1], "--json", "--no-forecast")
+        run = self.ferry("plan", self.command(enough)[1], "--json", "--no-prediction")
         self.assertEqual(run.code, 0, run.err)
         planned = run.lines[0]["device_bytes"] + run.lines[0]["host_bytes"]
         self.assertGreater(planned, 256 << 20)
-        _, _, planning = self.peak_kib("plan", self.command(enough)[1], "--json", "--no-forecast")
+        _, _, planning = self.peak_kib("plan", self.command(enough)[1], "--json", "--no-prediction")
         full = self.command(self.config(**large, budgets__nvme=[self.nvme("900TiB")]))
         code, said, peak = self.peak_kib(*full)
         self.assertEqual(code, DOES_NOT_FIT, said)
@@ -643,7 +643,7 @@ class NvmePathTest(BadInputTest):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
         run = self.on_path(self.path("nvme"), preexec_fn=limit)
-        self.assert_refused(run, DOES_NOT_FIT, "ferry.seg0", "2097152 bytes (RLIMIT_FSIZE)", "ulimit")
+        self.assert_refused(run, DOES_NOT_FIT, "ferry.slots0", "2097152 bytes (RLIMIT_FSIZE)", "ulimit")
 
     def test_without_direct_io(self):
         run = self.on_mount("ramfs", "mode=700", size="unlimited")
@@ -655,7 +655,7 @@ class NvmePathTest(BadInputTest):
     def test_a_file_of_somebody_else(self):
         other = self.path("other")
         os.mkdir(other)
-        for name in ("ferry.volume", "ferry.seg0"):
+        for name in ("ferry.volume", "ferry.slots0"):
             with open(os.path.join(other, name), "w", encoding="ascii") as file:
                 file.write("my thesis")
             self.assert_refused(self.on_path(other), USAGE, name, "not ferry's")
@@ -710,7 +710,7 @@ class DataTest(BadInputTest):
         for changes in ({"batch__sequence": 50000}, {"data__held_back": 0.999999}, {"evaluate__micro_batches": 10000},
                         {"reserved_cores": [65000]}, {"reserved_cores": sorted(os.sched_getaffinity(0))}):
             words = self.command(self.config(**changes))
-            train, plan = self.ferry(*words), self.ferry("plan", words[1], "--no-forecast")
+            train, plan = self.ferry(*words), self.ferry("plan", words[1], "--no-prediction")
             self.assert_refused(train, USAGE)
             self.assert_refused(plan, USAGE)
             self.assertEqual(plan.err.splitlines()[-5:], train.err.splitlines()[-5:])
@@ -889,7 +889,7 @@ class WeightsOutTest(BadInputTest):
             file.write("localhost slots=1\n")
         commands = [["--help"], ["--version"], *([name, "--help"] for name in ("train", "plan", "data", "bench")),
                     ["train", config, "--json"], ["train", config], ["plan", config], ["plan", config, "--json"],
-                    ["plan", deep, "--json", "--schedule", "--no-forecast"],
+                    ["plan", deep, "--json", "--schedule", "--no-prediction"],
                     ["data", self.path("text.txt"), "-o", self.path("full.bin")],
                     ["data", self.path("text.txt"), "-o", self.path("full.bin"), "--json"],
                     ["eval", model, self.path("tokens.bin"), "--set", "batch.sequence=32"],
@@ -909,7 +909,7 @@ class WeightsOutTest(BadInputTest):
         ours, theirs = os.pipe()
         os.set_blocking(theirs, False)
         deep = self.command(self.config(steps=9999))[1]
-        done = subprocess.run([FERRY, "plan", deep, "--json", "--schedule", "--no-forecast"], stdout=theirs,
+        done = subprocess.run([FERRY, "plan", deep, "--json", "--schedule", "--no-prediction"], stdout=theirs,
                               stderr=subprocess.PIPE, text=True, check=False, timeout=60)
         os.close(ours)
         os.close(theirs)

@@ -52,11 +52,11 @@ class BenchCommTest(FerryTest):
         machine, config = self.path("machine.json"), self.config()
         command = self.command(config)
 
-        def forecast(*arguments):
+        def prediction(*arguments):
             plan = self.ferry("plan", command[1], "--json", "--ranks", "2", "--machine", machine,
                               *arguments)
             self.assertEqual(plan.code, 0, plan.err)
-            return json.loads(plan.out)["forecast"]
+            return json.loads(plan.out)["prediction"]
 
         def train():
             words = [word for word in command if word != "--no-bound"]
@@ -73,7 +73,7 @@ class BenchCommTest(FerryTest):
         self.assertEqual(run.code, USAGE, run.err)
         self.assertIn("no measurements of 2 ranks, 2 on a host, by mpi", run.err)
         self.assertIn(f"mpirun -n 2 ferry bench comm --device cpu --save {machine}", run.err)
-        self.assertTrue(any("2 ranks" in line for line in forecast()["assumed"]))
+        self.assertTrue(any("2 ranks" in line for line in prediction()["assumed"]))
         saved = self.ferry(*QUICK, "--save", machine, "--json", through=[*MPIRUN, "2"])
         self.assertEqual(saved.code, 0, saved.err)
         with open(machine, encoding="utf-8") as file:
@@ -86,7 +86,7 @@ class BenchCommTest(FerryTest):
         seconds = row["us"] * 1e-6
         through = entry["overhead_s"] + row["value"] * 1e9 * seconds / entry["bytes_per_s"]
         self.assertAlmostEqual(through / seconds, 1, delta=0.05)
-        by_file = forecast()
+        by_file = prediction()
         self.assertEqual((by_file["assumed"], by_file["measured"]), ([], []))
         link = next(link for link in by_file["links"] if link["link"] == "comm")
         self.assertGreater(link["seconds"], link["bytes"] / entry["bytes_per_s"])
@@ -98,7 +98,7 @@ class BenchCommTest(FerryTest):
         entry["bytes_per_s"] = 1e4  # modems
         with open(machine, "w", encoding="utf-8") as file:
             json.dump(content, file)
-        by_modem = forecast()
+        by_modem = prediction()
         self.assertEqual((by_modem["binding"], by_modem["bound_link"]), ("comm", "comm"))
         self.assertGreater(by_modem["step_seconds"], link["bytes"] / 1e4)
         self.assertEqual(train().summary["binding"], "comm")

@@ -43,7 +43,7 @@ class RowsTest(BenchSwapTest):
             self.assertGreater(row["x of bound"], 0)
             self.assertLess(row["x of bound"], 10, "a ratio, no percentage")
             self.assertGreater(row["overlap"], 0)
-            # What is printed has four digits.
+            # Printed figures have four digits.
             self.assertAlmostEqual((row["nvme read"] + row["nvme write"]) / row["value"], 1, delta=0.002)
             self.assertAlmostEqual(row["GB moved"] / row["seconds"] / row["value"], 1, delta=0.002)
             self.assertAlmostEqual(row["value"] / row["reference"] / row["ratio"], 1, delta=0.002)

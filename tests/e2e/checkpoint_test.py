@@ -69,31 +69,6 @@ class CheckpointTest(FerryTest):
                 self.assertEqual(found.setdefault(step["step"], kept), kept)
         return found
 
-    def killed(self, config, *arguments, steps, signal_=signal.SIGKILL, through=()):
-        process = subprocess.Popen([*through, FERRY, *self.command(config, *arguments)], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out = ""
-        while out.count('"loss"') < steps:
-            line = process.stdout.readline()
-            self.assertTrue(line, "it ended before")
-            out += line
-        if through and signal_ == signal.SIGKILL:
-            self.kill_ranks()  # they outlive an mpirun that is killed
-        process.send_signal(signal_)
-        rest, err = process.communicate(timeout=60)
-        text = out + rest
-        return Run(process.returncode, text if process.returncode == 0 else text.rpartition("\n")[0], err)
-
-    def kill_ranks(self):
-        """Every process that has a file of this test in its command."""
-        for entry in os.listdir("/proc"):
-            try:
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    if self.path("").encode() in file.read():
-                        os.kill(int(entry), signal.SIGKILL)
-            except (OSError, ValueError):
-                pass  # it has ended, or is no process
-
     def same_as(self, whole, *runs):
         self.assertEqual(self.losses(*runs), self.losses(whole))
         self.assertEqual(runs[-1].hashes[-1], whole.hashes[-1])
@@ -309,6 +284,25 @@ class CheckpointTest(FerryTest):
             pathlib.Path(moved, "manifest.json").write_text(text or "[]", encoding="utf-8")
             self.ok(self.ferry("eval", moved, *evaluating[2:]))
 
+    def test_an_export_checks_what_it_copies(self):
+        self.ok(self.train(self.saving(precision="bf16")))
+        there, out = self.step(STEPS), self.path(f"{self.name}-out")
+        for name, type_ in (("model", "bf16"), ("master", "fp32")):
+            path = os.path.join(there, f"{name}.safetensors")
+            entries, data = self.header(path)
+            tensor, entry = sorted((k, v) for k, v in entries.items() if k != "__metadata__")[3]
+            at = data + entry["data_offsets"][0] + 6
+            self.flip(path, at)
+            self.refused(IO, [path, tensor, "ferry ckpt verify"], "ckpt", "export", there, out, "--export-type", type_)
+            self.assertFalse(os.path.exists(out))
+            self.flip(path, at)
+        description = os.path.join(there, "config.json")
+        self.flip(description, 40)
+        self.refused(IO, [description], "ckpt", "export", there, out)
+        self.flip(description, 40)
+        self.flip(os.path.join(there, "exp_avg.safetensors"), 5000)  # not copied
+        self.ok(self.ferry("ckpt", "export", there, out))
+
     def test_what_is_no_whole_checkpoint(self):
         config = self.saving()
         self.ok(self.train(config))
@@ -453,7 +447,7 @@ class CheckpointTest(FerryTest):
                 self.assertEqual(one.read(end - begin), other.read(end - begin), name)
         self.ok(self.ferry("ckpt", "export", self.dir_, self.path("out16"), "--shard-size", "100kB"))
         self.assertIn("model.safetensors.index.json", os.listdir(self.path("out16")))
-        # What is exported, and the checkpoint itself, are models to start from.
+        # The export and the checkpoint itself are models to start from.
         for model in (self.path("out16"), there):
             self.ok(self.ferry("eval", model, self.path("tokens.bin"), "--set", "batch.sequence=32",
                                "--set", "precision=bf16"))

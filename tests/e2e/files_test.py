@@ -166,17 +166,17 @@ class OutputsTest(FerryTest):
 
     def test_the_files_of_a_volume_are_no_outputs(self):
         config = self.config(steps=1, budgets__host="300KiB", budgets__nvme=[self.nvme()])
-        link = self.path("to-segment")
-        os.symlink(os.path.join("nvme", "ferry.seg1"), link)
+        link = self.path("to-slot-file")
+        os.symlink(os.path.join("nvme", "ferry.slots1"), link)
         named = [(option, self.path(os.path.join("nvme", name))) for option in ("--weights-out", "--trace", "--export")
-                 for name in ("ferry.volume", "ferry.seg0", "ferry.seg12")]
+                 for name in ("ferry.volume", "ferry.slots0", "ferry.slots12")]
         for option, path in (*named, ("--weights-out", link)):
             with self.subTest(option=option, path=path):
                 self.refused_before("budgets.nvme", config, option, path)
         self.assertEqual(os.listdir(self.path("nvme")), [])
         # Any other name beside them, and these names elsewhere.
         os.mkdir(self.path("elsewhere"))
-        for path in (self.path("nvme/weights"), self.path("elsewhere/ferry.seg0")):
+        for path in (self.path("nvme/weights"), self.path("elsewhere/ferry.slots0")):
             self.assert_trained(self.train(config, "--weights-out", path))
             self.assertGreater(os.path.getsize(path), 0)
             os.remove(path)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -164,6 +165,33 @@ class FerryTest(unittest.TestCase):
     def train(cls, config, *arguments, **options):
         return cls.ferry(*cls.command(config, *arguments), **options)
 
+    def killed(self, config, *arguments, steps, seconds=0.0, signal_=signal.SIGKILL, through=(), env=None):
+        """Starts a run and kills it, or sends it another signal, so many seconds after so many of its steps."""
+        process = start([*through, FERRY, *self.command(config, *arguments)], env=env)
+        out = ""
+        while out.count('"loss"') < steps:
+            line = process.stdout.readline()
+            self.assertTrue(line, "it ended before: " + process.stderr.read() if not line else "")
+            out += line
+        time.sleep(seconds)
+        if through and signal_ == signal.SIGKILL:
+            self.kill_all_ranks()  # they outlive an mpirun that is killed
+        process.send_signal(signal_)
+        rest, err = process.communicate(timeout=60)
+        text = out + rest
+        # The last line of a killed run may have been cut.
+        return Run(process.returncode, text if process.returncode == 0 else text.rpartition("\n")[0], err)
+
+    def kill_all_ranks(self):
+        """Every process that has a file of this test in its command."""
+        for entry in os.listdir("/proc"):
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    if self.path("").encode() in file.read():
+                        os.kill(int(entry), signal.SIGKILL)
+            except (OSError, ValueError):
+                pass  # it has ended, or is no process
+
     @classmethod
     def nvme(cls, size="64MiB", name="nvme"):
         return {"path": cls.path(name), "size": size}
@@ -225,7 +253,7 @@ class DriveTest(FerryTest):
     def wait_for_files(self, directory, size):
         """Until a benchmark's volume is laid out, in so many bytes; one file or several."""
         for _ in range(1000):
-            files = glob.glob(os.path.join(self.drive, directory, "ferry.seg*"))
+            files = glob.glob(os.path.join(self.drive, directory, "ferry.slots*"))
             try:
                 if sum(os.path.getsize(name) for name in files) >= size:
                     return

@@ -333,7 +333,7 @@ class IdsTest(HfTest):
         self.assertEqual(run.code, USAGE, run.err)
         self.assertIn("a vocabulary of 30, where the model's has 67", run.err)
         # A plan says it too, and needs no tokens.
-        planned = ("plan", self.command(config)[1], "--no-forecast")
+        planned = ("plan", self.command(config)[1], "--no-prediction")
         self.assertEqual(self.ferry(*planned).code, USAGE)
         self.assertNotIn("tokens not checked", self.ferry(*planned, "--set", "data.small_vocabulary=ignore").out)
         absent = self.ferry(*planned, "--set", "data.tokens=not-there.bin")

@@ -274,13 +274,13 @@ class OutputTest(LaunchTest):
             "[7,0]<stdout>:step 1\n",
             "[7,0]<stderr>:ferry: lost rank 2: it ended with an error: storage failed\n",
             "[7,0]<stderr>:  where:    all-gather of the weights of layer 3, step 12\n",
-            "[7,2]<stderr>:ferry: storage failed\n[7,2]<stderr>:  where:    /nvme/ferry.seg0\n",
+            "[7,2]<stderr>:ferry: storage failed\n[7,2]<stderr>:  where:    /nvme/ferry.slots0\n",
             "[7,1]<stderr>:ferry: rank 0 has given this rank (1) up: took no part\n",
             "[7,2]<stderr>:  limit:    4096 B\n", "[7,2]<stderr>:something else\n", code=4)
         run = self.launch("localhost slots=3\n")
         self.assertEqual(run.code, 4)
         self.assertTrue(run.err.endswith("ferry: rank 2 failed: storage failed\n"
-                                         "  where:    /nvme/ferry.seg0\n  limit:    4096 B\n"), run.err)
+                                         "  where:    /nvme/ferry.slots0\n  limit:    4096 B\n"), run.err)
 
     def test_the_lost_rank_is_named_where_no_other_failed(self):
         for lost, said in (("rank 0: its process has ended", "rank 0 was lost: its process has ended"),

@@ -55,7 +55,7 @@ class OutputTest(FerryTest):
         self.assertEqual([step["lr"] for step in run.steps], [0.5, 0.5])
 
     def test_gpu_memory_is_short_for_a_key(self):
-        # Of a size that is none the key's own name is told, before anybody looks for a GPU.
+        # An invalid size is refused under the key's own name, before anybody looks for a GPU.
         run = self.train(self.config(device="cuda"), "--gpu-memory", "much")
         self.assertEqual(run.code, USAGE, run.err)
         self.assertIn("--set budgets.device=much: budgets.device", run.err)
@@ -67,7 +67,7 @@ class OutputTest(FerryTest):
             self.assertEqual(run.code, USAGE, run.err)
             for text in ("--gpu-memory 8MiB", "device cpu", "--set budgets.device=8MiB"):
                 self.assertIn(text, run.err)
-        run = self.ferry("plan", config, "--no-forecast", "--set", "budgets.device=8MiB")
+        run = self.ferry("plan", config, "--no-prediction", "--set", "budgets.device=8MiB")
         self.assertEqual(run.code, 0, run.err)
 
     def test_a_skipped_step_is_still_json(self):
@@ -216,7 +216,7 @@ class OutputTest(FerryTest):
         stored = [event["args"] for event in measured if event["name"] in ("read", "write")]
         self.assertGreater(len({args["layer"] for args in stored}), 2)
         self.assertGreater(len({args["item"] for args in stored if "item" in args}), 2)
-        # What the team's threads did lies within its lane's slices, and moves the same bytes.
+        # The slices of the team's threads lie within its lane's, and move the same bytes.
         threads = [event for event in events
                    if event["ph"] == "X" and groups[event["pid"]] == "team's threads"]
         updates = [event for event in measured if event["name"] == "update"]
@@ -359,7 +359,7 @@ class EndTest(FerryTest):
         def keep_changing():
             while process.returncode is None:
                 try:
-                    with open(os.path.join(self.path("nvme"), "ferry.seg0"), "r+b") as file:
+                    with open(os.path.join(self.path("nvme"), "ferry.slots0"), "r+b") as file:
                         change(file)
                 except FileNotFoundError:
                     return  # the run has ended and tidied up
@@ -405,14 +405,14 @@ class EndTest(FerryTest):
             err = self.damage(process, flip, **changes)
             self.assertIn("bytes read back from NVMe are not those written", err)
             self.assertRegex(err, re.escape(self.path("nvme")) +
-                             r"/ferry.seg0 at \d+, piece \d+ of 256 KiB, of layer \d+")
+                             r"/ferry.slots0 at \d+, piece \d+ of 256 KiB, of layer \d+")
             self.assertIn("checksum", err)
 
     def test_a_truncated_volume_stops_the_run(self):
         process = self.start()
         self.wait_for_steps(process, 1)
         err = self.damage(process, lambda file: file.truncate(0))
-        self.assertIn("ferry.seg0", err)
+        self.assertIn("ferry.slots0", err)
 
 
 class MemoryTest(FerryTest):

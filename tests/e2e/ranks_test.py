@@ -18,7 +18,7 @@ MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
 MORTAL = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "libmortal_rank.so")
 OLD_DRIVER = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "old_driver")
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-# What a rank needs that this machine may lack, or guesses at slowly.
+# Settings that a rank needs where this machine lacks them, or guesses at them slowly.
 ENVIRONMENT = {**os.environ, "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
                "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
@@ -228,7 +228,7 @@ class Ranks(FerryTest):
         config = self.config(budgets__nvme=[self.nvme(name="shared")], swap__state_on_nvme=1, io__direct=False)
         left = self.path("shared/rank-7")
         os.makedirs(left)
-        with open(os.path.join(left, "ferry.seg0"), "wb") as file:
+        with open(os.path.join(left, "ferry.slots0"), "wb") as file:
             file.truncate(3 << 20)
         os.makedirs(self.path("shared/rank-of-somebody"))
         for run in (self.ranks(2, config), self.train(config)):
@@ -504,7 +504,7 @@ class Ranks(FerryTest):
         subprocess.run(
             [*MPIRUN, "--enable-recovery", "-x", f"LD_PRELOAD={MORTAL}", "-n", "3", "sh", "-c", rank, "sh",
              FERRY, *command], capture_output=True, text=True, timeout=120, check=False,
-            # What a rank has sent has arrived: all that is missing is what it dies at. With a limit of
+            # Everything that a rank has sent has arrived; only the operation that it dies at is missing. With a limit of
             # 512 KiB Open MPI 4.1 leaves shared memory for TCP, where it may turn for ever on a
             # connection that broke.
             env={**ENVIRONMENT, "OMPI_MCA_btl_vader_eager_limit": str(1 << 17), "WHERE": where,

@@ -39,23 +39,6 @@ class ResumeTest(FerryTest):
         self.assert_trained(run)
         return run
 
-    def killed(self, config, *arguments, steps, seconds=0.0, env=None):
-        """Starts a run and kills it so many seconds after so many of its steps."""
-        process = start([FERRY, *self.command(config, *arguments)], env=env)
-        out = ""
-        while out.count('"loss"') < steps:
-            line = process.stdout.readline()
-            self.assertTrue(line, process.stderr.read() if not line else "")
-            out += line
-        time.sleep(seconds)
-        process.kill()
-        rest, err = process.stdout.read(), process.stderr.read()
-        process.wait(timeout=30)
-        process.stdout.close()
-        process.stderr.close()
-        complete = (out + rest).rpartition("\n")[0]  # the last line may have been cut
-        return Run(process.returncode, complete, err)
-
     def kill_until_it_ends(self, config, whole, rng):
         """Kills it again and again, at random, and lets the last one end."""
         losses = {}
@@ -256,22 +239,22 @@ class ResumeTest(FerryTest):
         self.refused(self.durable(paths=2, checkpoint__durable_steps=False),
                      "set checkpoint.durable_steps to true", "--resume")
         self.what_is_damaged_is_named(config)
-        segment = os.path.join(self.drives[1], "ferry.seg0")
-        size = os.path.getsize(segment)
-        os.truncate(segment, 0)
-        self.refused(config, ["not as it was laid out", segment], "--resume", code=IO)
-        os.truncate(segment, size)  # the right size, but not the bytes
-        self.refused(config, ["not consistent", segment, "checksum"], "--resume", code=IO)
+        slot_file = os.path.join(self.drives[1], "ferry.slots0")
+        size = os.path.getsize(slot_file)
+        os.truncate(slot_file, 0)
+        self.refused(config, ["not as it was laid out", slot_file], "--resume", code=IO)
+        os.truncate(slot_file, size)  # the right size, but not the bytes
+        self.refused(config, ["not consistent", slot_file, "checksum"], "--resume", code=IO)
         self.assert_trained(self.train(self.durable(paths=2, io__leftovers="remove_any")))
 
     def what_is_damaged_is_named(self, config):
         """A file missing or cut: nobody is told to give the others up."""
         header = os.path.join(self.drives[0], "ferry.volume")
-        segment = os.path.join(self.drives[1], "ferry.seg0")
+        slot_file = os.path.join(self.drives[1], "ferry.slots0")
         kept = self.path("kept")
-        os.rename(segment, kept)
-        self.refused(config, ["a segment is missing", segment, "mount or restore it"], "--resume", code=IO)
-        os.rename(kept, segment)
+        os.rename(slot_file, kept)
+        self.refused(config, ["a slot file is missing", slot_file, "mount or restore it"], "--resume", code=IO)
+        os.rename(kept, slot_file)
         with open(header, "rb") as file:
             whole = file.read()
         os.truncate(header, 200)
@@ -426,7 +409,7 @@ class ResumeTest(FerryTest):
         def at(name):
             return os.path.join(self.drives[0], name)
         for remove in (lambda: shutil.rmtree(self.drives[0]), lambda: os.remove(at("ferry.volume")),
-                       lambda: os.remove(at("ferry.seg0")), lambda: os.rename(at("ferry.seg0"), at("away"))):
+                       lambda: os.remove(at("ferry.slots0")), lambda: os.rename(at("ferry.slots0"), at("away"))):
             run = self.remove_under_it(self.durable(**constant), remove)
             self.assertEqual(run.code, IO, run.err)
             self.assertIn("nothing of it will outlive the process", run.err)
@@ -435,7 +418,7 @@ class ResumeTest(FerryTest):
             shutil.rmtree(self.drives[0], ignore_errors=True)
             os.mkdir(self.drives[0])
 
-    def damaged_under_it(self, config, segment, at, damage):
+    def damaged_under_it(self, config, slot_file, at, damage):
         """A run of which a block is overwritten after some steps, and what the block held; None: it was not read."""
         process = start([FERRY, *self.command(config)])
         out = ""
@@ -445,7 +428,7 @@ class ResumeTest(FerryTest):
         time.sleep(0.1)  # what the kernel writes for it arrives
         # Past the page cache, as the run reads and writes: dirty pages would fail its flushes.
         block = mmap.mmap(-1, BLOCK)
-        file = os.open(segment, os.O_RDWR | os.O_DIRECT)
+        file = os.open(slot_file, os.O_RDWR | os.O_DIRECT)
         os.preadv(file, [block], at)
         was = block[:]
         block[:] = damage
@@ -467,14 +450,14 @@ class ResumeTest(FerryTest):
     def test_which_state_is_good_is_said(self):
         """A block is damaged under the run: whether the last durable step has it, resuming with and without it tells."""
         constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0}
-        segment, kept = os.path.join(self.drives[0], "ferry.seg0"), self.path("kept-state")
+        slot_file, kept = os.path.join(self.drives[0], "ferry.slots0"), self.path("kept-state")
         rng = random.Random(7)
         damage = rng.randbytes(BLOCK)
         said = collections.Counter()
         for _ in range(8):
             config = self.durable(**constant, steps=100000)
             size = 4 << 20
-            run, was = self.damaged_under_it(config, segment, rng.randrange(size // BLOCK) * BLOCK, damage)
+            run, was = self.damaged_under_it(config, slot_file, rng.randrange(size // BLOCK) * BLOCK, damage)
             if run is not None:
                 self.assertEqual(run.code, IO, run.err)
                 self.assertIn("not those written", run.err)
@@ -482,7 +465,7 @@ class ResumeTest(FerryTest):
                 ends = self.durable(**constant, steps=max(step["step"] for step in run.steps) + 3)
                 found = self.resumed_step(ends)
                 shutil.rmtree(self.drives[0])
-                with open(os.path.join(kept, "ferry.seg0"), "r+b") as file:
+                with open(os.path.join(kept, "ferry.slots0"), "r+b") as file:
                     contents = file.read()
                     self.assertEqual(contents.count(damage), 1)
                     file.seek(contents.index(damage))

@@ -1,5 +1,5 @@
-// What every fuzz target does: gives bytes to a reader, which takes them or throws ferry::Error;
-// anything else is a finding. Readers of paths get files in memory.
+// Every fuzz target gives bytes to a reader, which takes them or throws ferry::Error; anything else
+// is a finding. Readers of paths get files in memory.
 #pragma once
 
 #include <fcntl.h>
@@ -35,7 +35,7 @@ void refused_or_read(const Read& read) {
     }
 }
 
-// Of this process, gone at its end.
+// A directory of this process, gone at its end.
 class Directory {
 public:
     Directory() {

@@ -1,4 +1,4 @@
-// The header of a volume beside its one segment, in its two copies: as they are, and with the
+// The header of a volume beside its one slot file, in its two copies: as they are, and with the
 // checksum that the first or each should have, by which whoever writes one gets it believed.
 #include <algorithm>
 #include <cstring>
@@ -28,7 +28,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const fuzz::Directory directory;
     static const auto executor = make_thread_executor();
     // As eight slots and two copies of the record are laid out.
-    static const std::string segment = directory.put("ferry.seg0", std::string(48 * kKiB, '\0'));
+    static const std::string slot_file =
+        directory.put("ferry.slots0", std::string(48 * kKiB, '\0'));
     const std::string_view text = fuzz::text_of(data, size);
     for (const int sealed : {0, 1, 2}) {
         aio::Header copies[2]{};

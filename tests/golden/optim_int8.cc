@@ -140,7 +140,7 @@ private:
 
 class Torchao : public testing::TestWithParam<std::string> {};
 
-// Of 8,192 codes at most one in a thousand may differ, and by one: where a moment's last bit does.
+// At most one in a thousand of 8,192 codes may differ, and by one: where a moment's last bit does.
 TEST_P(Torchao, codes_after_one_step_are_the_same_but_for_ties) {
     const Golden golden = read(GetParam());
     Ours ours(golden);

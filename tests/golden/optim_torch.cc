@@ -168,7 +168,7 @@ private:
     std::vector<std::vector<uint32_t>> moments_;
 };
 
-// What a split master changes: of the master nothing, of the weight the ties.
+// A split master changes nothing of the master, and only ties of the weight.
 TEST_P(Torch, a_split_master_is_the_same_run) {
     const Golden golden = read(kFolder / (GetParam() + ".txt"));
     for (const MomentType moment_type : {MomentType::f32, MomentType::bf16}) {
@@ -187,9 +187,9 @@ TEST_P(Torch, a_split_master_is_the_same_run) {
     }
 }
 
-// What bf16 moments change: a run is off by about 0.3 % of what the weights have moved; the mean
-// over runs with other random bits is more than ten times nearer, for the rounding is fair. Lion
-// takes a sign of what was rounded: 3 %, and nothing that a mean would take away.
+// With bf16 moments a run is off by about 0.3 % of the weights' way. The mean over runs with other
+// random bits is more than ten times nearer, for the rounding is fair. Lion takes the sign of
+// rounded moments: 3 %, which no mean takes away.
 TEST_P(Torch, bf16_moments_are_near_and_on_average_nearer) {
     const Golden golden = read(kFolder / (GetParam() + ".txt"));
     if (moments_of(golden.hyper) == 0) GTEST_SKIP() << "no moments";

@@ -17,7 +17,7 @@
 #include "model/model.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {
@@ -105,7 +105,7 @@ std::string unavailable(const std::string& device) {
     return {};
 }
 
-// What the planner asks for at least: on a GPU the process itself takes some.
+// The least that the planner asks for: on a GPU the process itself takes some.
 int64_t smallest_device_budget(Config config) {
     config.budgets.device_bytes = 1;
     try {
@@ -141,7 +141,7 @@ private:
 
 using Values = std::map<std::string, std::vector<float>>;
 
-// What ferry did, as PyTorch's run is written down.
+// ferry's run, in the form in which PyTorch's is written down.
 struct Trace {
     std::vector<StepReport> reports{};
     Values initial{}, gradient{};         // gradient: of step 1
@@ -223,7 +223,7 @@ bool counts(const std::string& name, size_t i, size_t count) {
     return !name.ends_with("attn.c_attn.bias") || i / (count / 3) != 1;
 }
 
-// Of values - base to the exact ones.
+// The distance of values - base to the exact ones.
 Apart apart(const std::string& name, const std::vector<float>& values,
             const std::vector<float>& base, const std::vector<float>& moved, double theirs) {
     Apart result{.theirs = theirs * theirs};
@@ -364,7 +364,7 @@ void PrintTo(const RankCase& one, std::ostream* out) { *out << one.text(); }
 
 class TorchRanks : public testing::TestWithParam<RankCase> {};
 
-// What the ranks' sums add of rounding stays below what PyTorch's fp32 has.
+// The rounding of the ranks' sums stays below that of PyTorch's fp32.
 TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
     const int launched = comm::ranks_launched();
     if (launched > 0 && launched != GetParam().ranks) GTEST_SKIP() << "for another number of ranks";

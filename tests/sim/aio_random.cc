@@ -22,7 +22,7 @@ constexpr int64_t kBlock = 4096;
 constexpr int kBlocks = 5;  // a slot
 constexpr int64_t kSlotBytes = kBlocks * kBlock;
 
-// What write `id` puts into a block: no two are alike.
+// Fills a block as write `id` does: no two are alike.
 void fill(std::byte* block, uint64_t id, int number) {
     uint64_t state = (id << 8 | static_cast<uint64_t>(number)) * 0x9E3779B97F4A7C15u + 1;
     for (int64_t i = 0; i < kBlock; i += 8) {
@@ -61,7 +61,7 @@ public:
           executor_(make_simulated_executor(seed)),
           disk_(troubled_disk(seed, false), *executor_) {}
 
-    // What was wrong; empty: nothing.
+    // Returns what was wrong; empty: nothing.
     std::string run(Counts& counts) {
         const VolumeOptions options = draw_options();
         block_bytes_ = options.block_bytes;
@@ -106,10 +106,10 @@ private:
                                   static_cast<RandomRun*>(run)->note(trace);
                               },
                           .context = this};
-        const int paths = 1 + draw(3), segments = 1 + draw(4);
+        const int paths = 1 + draw(3), files = 1 + draw(4);
         for (int i = 0; i < paths; ++i)
             options.paths.push_back(
-                {.path = std::string("p").append(std::to_string(i)), .segments = segments});
+                {.path = std::string("p").append(std::to_string(i)), .files = files});
         return options;
     }
 

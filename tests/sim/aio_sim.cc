@@ -207,7 +207,7 @@ TEST(AioSim, TheSameSeedIsTheSameRun) {
     EXPECT_EQ(traces.size(), 100u) << "different seeds are different runs";
 }
 
-// What must be got over leaves no mark at all.
+// Harmless trouble leaves no trace at all.
 TEST(AioSim, HarmlessTroubleIsGotOver) {
     for (uint64_t seed = 1; seed <= 300; ++seed) {
         const Outcome outcome = run_cycle({.seed = seed,
@@ -315,7 +315,7 @@ class Stopped : public testing::TestWithParam<bool> {
 protected:
     static constexpr size_t kVersions = 5;
 
-    // What was promised must be there. False: the run ended before.
+    // Every promised version must be there. False: the run ended before.
     bool at_transfer(uint64_t seed, int64_t nth) {
         auto executor = make_simulated_executor(seed);
         SimulatedDisk disk(

@@ -70,7 +70,7 @@ public:
     const std::vector<std::string>& errors() const { return errors_; }
     int64_t injected(aio::Fault fault) const { return disk_.injected(fault); }
     int64_t went_back() const { return went_back_; }
-    // Of the volume once the store is gone.
+    // Free slots of the volume once the store is gone.
     int free_slots() {
         store_.reset();
         int free = 0;
@@ -177,7 +177,7 @@ Tally at_every_transfer(aio::Fault fault, bool mends) {
 TEST(LeasesSim, EveryFaultAtEveryTransferOfACycle) {
     for (int kind = 1; kind < aio::kFaults; ++kind) {
         const auto fault = static_cast<aio::Fault>(kind);
-        // Of discards and of flushes: a cycle has neither.
+        // These two are faults of discards and flushes: a cycle has neither.
         if (fault == aio::Fault::unsupported || fault == aio::Fault::failed_flush) continue;
         const bool vanishes = fault == aio::Fault::vanish;
         for (const bool mends : {false, true}) {
@@ -203,7 +203,7 @@ struct Counts {
             flushed = 0, flushes_failed = 0;
 };
 
-// What is known of an object: every version since the last one known to be on the disk, the newest
+// The possible versions of an object: each since the last one known to be on the disk, the newest
 // last. A failed write takes the newest away, and which one is left shows at the next lease.
 struct Model {
     int64_t bytes = 0;
@@ -223,7 +223,7 @@ public:
           executor_(make_simulated_executor(seed)),
           disk_(troubled_disk(seed, true), *executor_) {}
 
-    // What was wrong; empty: nothing.
+    // Returns what was wrong; empty: nothing.
     std::string run(Counts& counts) {
         open();
         for (int step = 0; step < 120 && wrong_.empty(); ++step) act();
@@ -273,7 +273,7 @@ private:
         buffers_ = 1 + draw(5);
         slots_ += draw(static_cast<int>(buffers_) + 1);
         volume_ =
-            aio::open_simulated_volume({.paths = {{.path = "simulated", .segments = 1 + draw(3)}},
+            aio::open_simulated_volume({.paths = {{.path = "simulated", .files = 1 + draw(3)}},
                                         .classes = {{"state", kBytes, slots_}},
                                         .block_bytes = kBlock << draw(2),
                                         .queue_depth = 1 + draw(4),
@@ -400,7 +400,7 @@ private:
             model.versions.clear();
             return;
         }
-        // Of these the newest is lost for certain.
+        // The newest of these is lost for certain.
         model.versions.pop_back();
         if (model.versions.empty()) wrong_ = "contents of nothing";
     }

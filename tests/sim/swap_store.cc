@@ -212,7 +212,7 @@ TEST_F(StoreTest, AFailedReadInAScheduleIsThrownAndNothingHangs) {
 TEST_F(StoreTest, EveryFaultAtEveryTransferOfACycle) {
     for (int kind = 1; kind < aio::kFaults; ++kind) {
         const auto fault = static_cast<aio::Fault>(kind);
-        // Of discards and of flushes: a cycle has none.
+        // These two are faults of discards and flushes: a cycle has neither.
         if (fault == aio::Fault::unsupported || fault == aio::Fault::failed_flush) continue;
         int64_t fired = 0, caught = 0;
         for (int64_t nth = 0;; ++nth) {

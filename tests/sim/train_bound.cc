@@ -8,7 +8,7 @@
 #include "cost/drives.h"
 #include "planner/recorder.h"
 #include "tests/support/seeds.h"
-#include "train/forecast/predict.h"
+#include "train/prediction/step_timeline.h"
 
 namespace ferry::train {
 namespace {

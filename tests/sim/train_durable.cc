@@ -127,7 +127,7 @@ TEST_P(Durable, StoppedAtAnyTransferGoesOnWithTheSameBits) {
             ++refused;
         } else {
             expect_the_rest(after, whole);
-            // What a step returned from is at most one step further than what is durable.
+            // A step that returned is at most one further than the durable one.
             EXPECT_GE(after.first - 1, std::ssize(before.losses) - 2);
             ++resumed_at[after.first - 1];
         }

@@ -9,7 +9,7 @@
 #include "swap/schedule.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {
@@ -23,50 +23,47 @@ struct MethodCase {
 void PrintTo(const MethodCase& c, std::ostream* out) { *out << c.name; }
 
 const MethodCase kMethods[] = {
-    {"adamw", {.method = OptimizerMethod::adamw, .lr = 1e-2, .weight_decay = 0.1}, 12},
-    {"adam", {.method = OptimizerMethod::adam, .lr = 1e-2, .weight_decay = 1e-3}, 12},
-    {"sgd", {.method = OptimizerMethod::sgd, .lr = 0.3, .weight_decay = 1e-3}, 4},
+    {"adamw", {.method = optim::Method::adamw, .lr = 1e-2, .weight_decay = 0.1}, 12},
+    {"adam", {.method = optim::Method::adam, .lr = 1e-2, .weight_decay = 1e-3}, 12},
+    {"sgd", {.method = optim::Method::sgd, .lr = 0.3, .weight_decay = 1e-3}, 4},
     {"sgd_momentum",
-     {.method = OptimizerMethod::sgd, .lr = 0.1, .weight_decay = 1e-3, .momentum = 0.9},
+     {.method = optim::Method::sgd, .lr = 0.1, .weight_decay = 1e-3, .momentum = 0.9},
      8},
     {"sgd_nesterov",
-     {.method = OptimizerMethod::sgd, .lr = 0.1, .momentum = 0.9, .nesterov = true},
+     {.method = optim::Method::sgd, .lr = 0.1, .momentum = 0.9, .nesterov = true},
      8},
-    {"lion", {.method = OptimizerMethod::lion, .lr = 3e-3, .beta2 = 0.99, .weight_decay = 0.1}, 8},
+    {"lion", {.method = optim::Method::lion, .lr = 3e-3, .beta2 = 0.99, .weight_decay = 0.1}, 8},
     {"adagrad",
-     {.method = OptimizerMethod::adagrad,
+     {.method = optim::Method::adagrad,
       .lr = 0.1,
       .eps = 1e-10,
       .weight_decay = 1e-3,
       .initial_accumulator = 0.1},
      8},
     {"adamw_bf16_moments",
-     {.method = OptimizerMethod::adamw,
-      .lr = 1e-2,
-      .weight_decay = 0.1,
-      .moments = MomentType::bf16},
+     {.method = optim::Method::adamw, .lr = 1e-2, .weight_decay = 0.1, .moments = MomentType::bf16},
      8},
     {"adamw_split",
-     {.method = OptimizerMethod::adamw,
+     {.method = optim::Method::adamw,
       .lr = 1e-2,
       .weight_decay = 0.1,
       .master = MasterFormat::split},
      10},
     {"adamw_split_bf16_moments",
-     {.method = OptimizerMethod::adamw,
+     {.method = optim::Method::adamw,
       .lr = 1e-2,
       .weight_decay = 0.1,
       .moments = MomentType::bf16,
       .master = MasterFormat::split},
      6},
     {"sgd_split",
-     {.method = OptimizerMethod::sgd,
+     {.method = optim::Method::sgd,
       .lr = 0.3,
       .moments = MomentType::bf16,
       .master = MasterFormat::split},
      2},
     {"lion_split_bf16_moments",
-     {.method = OptimizerMethod::lion,
+     {.method = optim::Method::lion,
       .lr = 3e-3,
       .beta2 = 0.99,
       .moments = MomentType::bf16,
@@ -77,29 +74,26 @@ const MethodCase kMethods[] = {
 constexpr double kScale = 4.0 / 256;  // a moment's, of an element
 const MethodCase kCoded[] = {
     {"adamw_int8",
-     {.method = OptimizerMethod::adamw,
-      .lr = 1e-2,
-      .weight_decay = 0.1,
-      .moments = MomentType::int8},
+     {.method = optim::Method::adamw, .lr = 1e-2, .weight_decay = 0.1, .moments = MomentType::int8},
      6 + 2 * kScale},
     {"adam_int8",
-     {.method = OptimizerMethod::adam, .lr = 1e-2, .moments = MomentType::int8},
+     {.method = optim::Method::adam, .lr = 1e-2, .moments = MomentType::int8},
      6 + 2 * kScale},
     {"sgd_int8",
-     {.method = OptimizerMethod::sgd, .lr = 0.1, .momentum = 0.9, .moments = MomentType::int8},
+     {.method = optim::Method::sgd, .lr = 0.1, .momentum = 0.9, .moments = MomentType::int8},
      5 + kScale},
     {"lion_int8",
-     {.method = OptimizerMethod::lion, .lr = 3e-3, .beta2 = 0.99, .moments = MomentType::int8},
+     {.method = optim::Method::lion, .lr = 3e-3, .beta2 = 0.99, .moments = MomentType::int8},
      5 + kScale},
     {"adagrad_int8",
-     {.method = OptimizerMethod::adagrad,
+     {.method = optim::Method::adagrad,
       .lr = 0.1,
       .eps = 1e-10,
       .initial_accumulator = 0.1,
       .moments = MomentType::int8},
      5 + kScale},
     {"adamw_split_int8",
-     {.method = OptimizerMethod::adamw,
+     {.method = optim::Method::adamw,
       .lr = 1e-2,
       .moments = MomentType::int8,
       .master = MasterFormat::split},
@@ -113,7 +107,7 @@ protected:
         if (config.optimizer.moments == MomentType::int8) config = with_coded_moments(config);
         if (config.optimizer.master == MasterFormat::split) config.precision = DType::bf16;
         config.schedule = {
-            .kind = ScheduleKind::wsd, .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
+            .kind = optim::Decay::wsd, .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
         config.steps = 10;
         return config;
     }
@@ -215,7 +209,7 @@ TEST(Schedules, ThatContradictThemselvesAreRefusedAtTheStart) {
     const TinyData data;
     Config config = tiny_config(data);
     config.schedule = {
-        .kind = ScheduleKind::wsd, .warmup_steps = 4, .total_steps = 10, .decay_steps = 7};
+        .kind = optim::Decay::wsd, .warmup_steps = 4, .total_steps = 10, .decay_steps = 7};
     const auto executor = make_thread_executor();
     const auto where = [&](auto&& make) -> std::string {
         try {

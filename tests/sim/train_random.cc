@@ -17,7 +17,7 @@
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {
@@ -56,9 +56,9 @@ void draw_numbers(Lots& lots, Config& config) {
     config.batch.micro_batches = lots.one_of({2, 4});
     config.precision = lots.one_of({DType::f32, DType::bf16, DType::f16});
     config.optimizer.method =
-        lots.one_of({OptimizerMethod::adamw, OptimizerMethod::adamw, OptimizerMethod::adam,
-                     OptimizerMethod::sgd, OptimizerMethod::lion, OptimizerMethod::adagrad});
-    if (config.optimizer.method == OptimizerMethod::sgd)
+        lots.one_of({optim::Method::adamw, optim::Method::adamw, optim::Method::adam,
+                     optim::Method::sgd, optim::Method::lion, optim::Method::adagrad});
+    if (config.optimizer.method == optim::Method::sgd)
         config.optimizer.momentum = lots.one_of({0.0, 0.9});
     config.optimizer.moments =
         lots.one_of({MomentType::f32, MomentType::bf16, MomentType::int8, MomentType::int8});
@@ -149,7 +149,7 @@ int64_t draw_stop(Lots& lots) {
     return lots.one_in(3) ? static_cast<int64_t>(lots.log_uniform(1, 3000)) : -1;
 }
 
-// What happens between steps: a path is slow for a while, a bit turns where it lies.
+// The accidents between steps: a path is slow for a while, a stored bit turns.
 class Weather {
 public:
     Weather(Lots& lots, const Config& config)
@@ -348,7 +348,7 @@ private:
         const bool failed = failures() > failures_before_ || !machine_->disk().powered();
         failures_before_ = failures();
         if (ended.error.empty()) {
-            // What is resumed from may be the one record that could be read.
+            // The run may resume from the one record that could be read.
             EXPECT_TRUE(!failed || resumed) << "a failure was not noticed";
             return expect_the_rest(ended, whole_);
         }
@@ -380,8 +380,8 @@ private:
         }
     }
 
-    // What a step returned from is at most one step further than what is durable. Of a resumed run
-    // that did not get there, the older of two records may be all that is left.
+    // A step that returned is at most one further than the durable one. A resumed run that did not
+    // get there may have left only the older of two records.
     void note_durable(const Ended& ended, bool resumed) {
         if (ended.error.empty()) {
             durable_step_ = config_.steps;

@@ -34,7 +34,7 @@ protected:
         return config;
     }
 
-    // Of each rank. `recordings`: a trace for each, or none.
+    // The outcome of each rank. `recordings`: a trace for each, or none.
     static std::vector<TinyOutcome> simulate(const Config& config, uint64_t seed,
                                              std::span<trace::Recording> recordings = {}) {
         std::vector<TinyOutcome> outcomes(kRanks);
@@ -73,7 +73,7 @@ TEST_F(RanksSim, EveryInterleavingEndsWithTheSameBits) {
     } while (seeds.next());
 }
 
-// What the report says no kernel ran beside, against the slices of the trace.
+// Compares the exposed seconds of the report with the slices of the trace.
 TEST_F(RanksSim, ExposedCommunicationIsThatOfTheTrace) {
     for (const int64_t stage : {0, 3}) {
         std::array<trace::Recording, kRanks> recordings{trace::Recording(100'000),
@@ -194,7 +194,7 @@ private:
     bool seen_ = false;
 };
 
-// Of 50 interleavings, those in which some rank saw something else.
+// The number of 50 interleavings in which some rank saw something else.
 int wrong_of(const Chain::Waits& waits) {
     int wrong = 0;
     for (uint64_t seed = 1; seed <= 50; ++seed) {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/simulated_machine.h"
-#include "train/forecast/rehearsal.h"
+#include "train/prediction/rehearsal.h"
 
 namespace ferry::train {
 namespace {

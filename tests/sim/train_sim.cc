@@ -10,7 +10,7 @@
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {
@@ -64,7 +64,7 @@ protected:
         return outcome.trouble == Trouble::io && outcome.says("simulated");
     }
 
-    // Of a run whose state was there: its volume names the step that its error does.
+    // For a run whose state was there: its volume names the step that its error does.
     static void expect_step_named(const SimulatedOutcome& outcome) {
         ASSERT_TRUE(outcome.lost_step);
         const std::string step = std::to_string(*outcome.lost_step);
@@ -94,8 +94,8 @@ TEST_F(TrainSim, UsesEveryTierAndBothOutcomesOfSpeculation) {
     }
 }
 
-// Of every variant: what is only counted is what is recorded, and all that moves says how much, and
-// of which layer where that is stored.
+// In every variant, counted bytes are the recorded ones. Every task that moves bytes says how many,
+// and of which layer where they are stored.
 TEST_F(TrainSim, CountedBytesAreThoseOfTheSchedules) {
     const planner::Plan plan = plan_for(tiny_config_on_nvme(*data_));
     const auto expect_counted = [](const swap::Schedule& schedule, const LaneBytes& counted) {
@@ -118,8 +118,8 @@ TEST_F(TrainSim, CountedBytesAreThoseOfTheSchedules) {
     }
 }
 
-// What was really reserved is what the plan says, to the byte. Headers lie beside the volume's
-// slots; maps of durable steps are planned with a page more each.
+// The run reserves what its plan says, to the byte. Headers lie beside the volume's slots; maps of
+// durable steps are planned with a page more each.
 TEST_F(TrainSim, TakesAsMuchOfEveryTierAsItsPlanSays) {
     for (const bool durable : {false, true}) {
         Config config = tiny_config_on_nvme(*data_);

@@ -1,4 +1,4 @@
-// What tests of the C ABI share.
+// Helpers of the C ABI's tests.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What a volume's layout writes. Its counters have that together with what its probes write.
+// The bytes that a volume's layout writes. Its counters have them together with its probes' writes.
 #pragma once
 
 #include <atomic>

@@ -15,9 +15,9 @@ namespace ferry::comm {
 
 // How many mpirun has started; 0: this process is alone.
 int ranks_launched();
-// What they compute on; alone: "cpu".
+// The device that they compute on; alone: the CPU.
 DeviceKind device_of_ranks();
-// What the first of them says: a directory that all can use.
+// The text of the first of them: a directory that all can use.
 std::string as_first_rank_says(const std::string& mine);
 // Comes back when all have come.
 void await_all_ranks();

@@ -50,7 +50,8 @@ private:
     void (*const previous_)(int);
 };
 
-// What every seed draws its own mix of: no failures, but all that the queue must get over.
+// The trouble of which every seed draws its own mix: no failures, but all that the queue must
+// survive.
 inline aio::SimulatedDiskOptions disk_with_hiccups(uint64_t seed) {
     const auto bits = philox({static_cast<uint32_t>(seed), Purpose::test}, {7, 0, 0, 0});
     const auto odds = [&](int bit, double value) { return bits[0] >> bit & 1 ? value : 0.0; };

@@ -357,7 +357,7 @@ void SimulatedDisk::rot() {
     }
 }
 
-// Of what was not flushed any sectors become durable; of the others nobody will hear again.
+// Any sectors that were not flushed become durable; the others are lost.
 void SimulatedDisk::keep_some(File& file) {
     file.durable.resize(file.now.size());
     for (const File::Write& write : file.unflushed) {

@@ -29,7 +29,7 @@ inline std::string bits_of(double value) {
     return std::isnan(value) ? "nan" : std::to_string(std::bit_cast<uint64_t>(value));
 }
 
-// What became of a run.
+// The end of a run.
 struct Ended {
     std::vector<std::string> losses{}, norms{};  // bits, of steps first..
     int64_t first = 1;

@@ -189,7 +189,7 @@ public:
 private:
     static constexpr size_t kDepth = 1024;
 
-    // What has been decided and is yet to be seen here.
+    // An end that has been decided and is yet to be seen here.
     struct Ending {
         uint64_t number;
         Nanos at;
@@ -314,7 +314,7 @@ private:
     std::vector<Operation> operations_;
     uint64_t posted_ = 0;
     std::atomic<uint64_t> ended_ = 0;
-    // Of the lane.
+    // The lane's own.
     uint64_t meetings_ = 0;
     Nanos last_ = 0;
     bool over_ = false;

@@ -22,7 +22,7 @@ protected:
     void SetUp() override {
         if (GetParam() == BackendKind::uring && !why_no_uring().empty())
             GTEST_SKIP() << "no io_uring here: " << why_no_uring();
-        volume_ = Volume::open({.paths = {{.path = directory_.path(), .segments = 3}},
+        volume_ = Volume::open({.paths = {{.path = directory_.path(), .files = 3}},
                                 .classes = {{"a", kSlotBytes, kSlots}},
                                 .backend = GetParam(),
                                 .block_bytes = 16384,

@@ -84,8 +84,8 @@ TEST(Extents, KnowsTheMostThatWasEverInUse) {
 TEST(Extents, SlotsNeverOverlap) {
     const SlotClass classes[] = {{"a", 12288, 50}, {"b", 4096, 31}, {"c", 4097, 7}};
     const PathShape paths[] = {
-        {.segments = 3, .rings = 2, .data_offset = 0, .capacity_bytes = kGiB},
-        {.segments = 1, .rings = 4, .data_offset = kMiB, .capacity_bytes = kGiB, .speed = 2}};
+        {.files = 3, .rings = 2, .data_offset = 0, .capacity_bytes = kGiB},
+        {.files = 1, .rings = 4, .data_offset = kMiB, .capacity_bytes = kGiB, .speed = 2}};
     const Extents extents(classes, paths, 4096);
     std::vector<std::tuple<int, int, int64_t, int64_t>> ranges;
     std::set<std::pair<int, int>> rings;

@@ -1,4 +1,4 @@
-// What is refused at open, and with which words: bad paths, other people's files, no space.
+// Refusals at open, and their words: bad paths, other people's files, no space.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/magic.h>
@@ -151,7 +151,7 @@ TEST_F(VolumeFiles, SmallTmpfs) {
 
 TEST_F(VolumeFiles, FilesArePrivate) {
     const auto volume = open(options());
-    for (const char* name : {"ferry.volume", "ferry.seg0"}) {
+    for (const char* name : {"ferry.volume", "ferry.slots0"}) {
         struct stat status {};
         ASSERT_EQ(stat((path_ + "/" + name).c_str(), &status), 0);
         EXPECT_EQ(status.st_mode & 0777, 0600u) << name;
@@ -161,16 +161,16 @@ TEST_F(VolumeFiles, FilesArePrivate) {
 TEST_F(VolumeFiles, LockedByAnother) {
     const auto first = open(options());
     expect_refused(options(), Trouble::usage, "process " + std::to_string(getpid()));
-    EXPECT_TRUE(exists("ferry.seg0")) << "the refused one removed the owner's files";
+    EXPECT_TRUE(exists("ferry.slots0")) << "the refused one removed the owner's files";
 }
 
 TEST_F(VolumeFiles, ALeftoverIsRefusedOrRemovedAsAsked) {
     ASSERT_GE(leftover_header().size(), 32u);
-    ASSERT_TRUE(exists("ferry.seg0"));
+    ASSERT_TRUE(exists("ferry.slots0"));
     VolumeOptions wanted = options();
     wanted.leftover = Leftover::refuse;
     expect_refused(wanted, Trouble::usage, "killed run");
-    EXPECT_TRUE(exists("ferry.seg0"));
+    EXPECT_TRUE(exists("ferry.slots0"));
     wanted.leftover = Leftover::remove;
     open(wanted).reset();
     EXPECT_TRUE(fs::is_empty(path_));
@@ -185,7 +185,7 @@ TEST_F(VolumeFiles, ALeftoverOfAnotherRunIsTakenOnlyWhenThatIsSaid) {
         expect_refused(wanted, Trouble::usage, "another run");
         expect_refused(wanted, Trouble::usage,
                        "set io.leftovers (VolumeOptions::leftover) to \"remove_any\"");
-        EXPECT_TRUE(exists("ferry.seg0"));
+        EXPECT_TRUE(exists("ferry.slots0"));
     }
     wanted.leftover = Leftover::reuse_any;
     EXPECT_EQ(open_and_count(wanted, *executor_).layout_bytes, 0);
@@ -194,9 +194,9 @@ TEST_F(VolumeFiles, ALeftoverOfAnotherRunIsTakenOnlyWhenThatIsSaid) {
     EXPECT_EQ(open_and_count(wanted, *executor_).layout_bytes, 4 * 65536);
 }
 
-TEST_F(VolumeFiles, MoreSegmentsLeftThanWantedNowAllGo) {
+TEST_F(VolumeFiles, MoreSlotFilesLeftThanWantedNowAllGo) {
     VolumeOptions many = options();
-    many.paths[0].segments = 4;
+    many.paths[0].files = 4;
     const pid_t child = fork();
     if (child == 0) {
         auto executor = make_thread_executor();
@@ -204,7 +204,7 @@ TEST_F(VolumeFiles, MoreSegmentsLeftThanWantedNowAllGo) {
         kill(getpid(), SIGKILL);
     }
     waitpid(child, nullptr, 0);
-    ASSERT_TRUE(exists("ferry.seg3"));
+    ASSERT_TRUE(exists("ferry.slots3"));
     open(options()).reset();
     EXPECT_TRUE(fs::is_empty(path_));
 }
@@ -214,7 +214,7 @@ TEST_F(VolumeFiles, TruncatedHeader) {
     put("ferry.volume", header.substr(0, 12));
     VolumeOptions wanted = options();
     expect_refused(wanted, Trouble::usage, "truncated");
-    EXPECT_TRUE(exists("ferry.seg0")) << "nobody knows whose it is";
+    EXPECT_TRUE(exists("ferry.slots0")) << "nobody knows whose it is";
     wanted.leftover = Leftover::remove_any;
     open(wanted).reset();
     EXPECT_TRUE(fs::is_empty(path_));
@@ -258,12 +258,12 @@ TEST_F(VolumeFiles, DamagedHeader) {
             wanted.leftover = leftover;
             expect_refused(wanted, Trouble::usage, "a damaged header is left here");
         }
-        ASSERT_TRUE(exists("ferry.seg0"));
+        ASSERT_TRUE(exists("ferry.slots0"));
     }
     put("ferry.volume", header);
     for (const Leftover leftover : {Leftover::remove_any, Leftover::reuse_any}) {
         std::string damaged = leftover_header();
-        damaged[24] ^= 1;  // how many segments there are
+        damaged[24] ^= 1;  // how many files there are
         damaged[kCopyBytes + 24] ^= 1;
         put("ferry.volume", damaged);
         wanted.leftover = leftover;
@@ -284,9 +284,9 @@ TEST_F(VolumeFiles, ForeignFilesAreNeverTouched) {
     expect_refused(options(), Trouble::usage, "not ferry's");
     EXPECT_TRUE(exists("ferry.volume"));
     fs::remove(path_ + "/ferry.volume");
-    put("ferry.seg0", "somebody's film");
+    put("ferry.slots0", "somebody's film");
     expect_refused(options(), Trouble::usage, "not ferry's");
-    EXPECT_EQ(fs::file_size(path_ + "/ferry.seg0"), 15u);
+    EXPECT_EQ(fs::file_size(path_ + "/ferry.slots0"), 15u);
     EXPECT_FALSE(exists("ferry.volume")) << "a refused attempt left a header";
 }
 
@@ -322,7 +322,7 @@ TEST_F(VolumeFiles, NewerFormat) {
     }
     put("ferry.volume", header);
     expect_refused(options(), Trouble::usage, "newer ferry");
-    EXPECT_TRUE(exists("ferry.seg0"));
+    EXPECT_TRUE(exists("ferry.slots0"));
 }
 
 TEST_F(VolumeFiles, OlderFormat) {
@@ -348,10 +348,10 @@ TEST_F(VolumeFiles, AnUnfinishedLayoutIsNotTakenOver) {
     EXPECT_EQ(open_and_count(wanted, *executor_).layout_bytes, 4 * 65536);
 }
 
-TEST_F(VolumeFiles, ACutOrHoledSegmentIsWrittenAgain) {
+TEST_F(VolumeFiles, ACutOrHoledSlotFileIsWrittenAgain) {
     const auto written_again = [&](auto damage) {
         leftover_header();
-        damage(path_ + "/ferry.seg0");
+        damage(path_ + "/ferry.slots0");
         VolumeOptions wanted = options();
         wanted.leftover = Leftover::reuse;
         return open_and_count(wanted, *executor_).layout_bytes;
@@ -370,11 +370,11 @@ TEST_F(VolumeFiles, ACutOrHoledSegmentIsWrittenAgain) {
     EXPECT_TRUE(fs::is_empty(path_));
 }
 
-TEST_F(VolumeFiles, ALinkInPlaceOfASegmentIsNotFollowed) {
+TEST_F(VolumeFiles, ALinkInPlaceOfASlotFileIsNotFollowed) {
     leftover_header();
     put("precious", "do not overwrite");
-    fs::remove(path_ + "/ferry.seg0");
-    fs::create_symlink(path_ + "/precious", path_ + "/ferry.seg0");
+    fs::remove(path_ + "/ferry.slots0");
+    fs::create_symlink(path_ + "/precious", path_ + "/ferry.slots0");
     VolumeOptions wanted = options();
     for (const Leftover leftover : {Leftover::reuse, Leftover::remove}) {
         wanted.leftover = leftover;
@@ -383,12 +383,12 @@ TEST_F(VolumeFiles, ALinkInPlaceOfASegmentIsNotFollowed) {
     }
 }
 
-TEST_F(VolumeFiles, WhatIsPutInASegmentsPlaceStays) {
+TEST_F(VolumeFiles, WhatIsPutInASlotFilesPlaceStays) {
     auto volume = open(options());
-    fs::rename(path_ + "/ferry.seg0", path_ + "/away");
-    put("ferry.seg0", "results");
+    fs::rename(path_ + "/ferry.slots0", path_ + "/away");
+    put("ferry.slots0", "results");
     volume.reset();
-    EXPECT_EQ(fs::file_size(path_ + "/ferry.seg0"), 7u);
+    EXPECT_EQ(fs::file_size(path_ + "/ferry.slots0"), 7u);
     EXPECT_FALSE(exists("ferry.volume"));
 }
 
@@ -434,20 +434,20 @@ TEST_F(VolumeFiles, LeftoversOfAnotherUser) {
 }
 
 // As many files as the probe found to pay, once for all volumes on a file system.
-TEST_F(VolumeFiles, SegmentsFollowTheProbe) {
+TEST_F(VolumeFiles, SlotFilesFollowTheProbe) {
     VolumeOptions wanted = options();
     wanted.paths[0].size_bytes = 16 * kMiB;
     const TemporaryDirectory memory("/dev/shm");
     for (const std::string& path : {memory.path(), path_}) {
         wanted.paths[0].path = path;
         const auto first = open(wanted);
-        const auto segments =
+        const auto files =
             std::distance(fs::directory_iterator(path), fs::directory_iterator()) - 1;
-        const int file = ::open((path + "/ferry.seg0").c_str(), O_RDONLY);
+        const int file = ::open((path + "/ferry.slots0").c_str(), O_RDONLY);
         const Findings& known = findings_of(file, first->direct(0));
         close(file);
         ASSERT_TRUE(known.only_copies && known.writers_take_turns);
-        EXPECT_EQ(segments, *known.writers_take_turns ? 8 : 1) << path;
+        EXPECT_EQ(files, *known.writers_take_turns ? 8 : 1) << path;
     }
 }
 
@@ -458,7 +458,7 @@ TEST_F(VolumeFiles, TheSecondVolumeProbesNothing) {
         << "the layout, and the header twice";
 }
 
-// What the kernel says that this process sent to devices: all of it is counted, and hardly more.
+// The volume counts all bytes that the kernel says this process sent to devices, and hardly more.
 TEST_F(VolumeFiles, EveryByteWrittenIsCounted) {
     struct statfs system {};
     ASSERT_EQ(statfs(path_.c_str(), &system), 0);
@@ -530,16 +530,16 @@ TEST_F(VolumeFiles, FailedOperationsAreNamed) {
     const Error error = to_error(*volume, operation);
     EXPECT_EQ(error.trouble(), Trouble::io);
     EXPECT_NE(std::string(error.what()).find("No space left"), std::string::npos);
-    EXPECT_NE(error.problem().where.find(path_ + "/ferry.seg0"), std::string::npos);
+    EXPECT_NE(error.problem().where.find(path_ + "/ferry.slots0"), std::string::npos);
     EXPECT_FALSE(error.problem().remedy.empty());
     operation.state = State::cancelled;
     EXPECT_NE(to_error(*volume, operation).problem().remedy.find("again"), std::string::npos);
 }
 
-// The segment loses its end behind our back: reads find no bytes there, and end.
+// The slot file loses its end behind our back: reads find no bytes there, and end.
 TEST_F(VolumeFiles, AFileCutShortIsAnError) {
     const auto volume = open(options());
-    ASSERT_EQ(truncate((path_ + "/ferry.seg0").c_str(), 8192), 0);
+    ASSERT_EQ(truncate((path_ + "/ferry.slots0").c_str(), 8192), 0);
     auto* memory = static_cast<std::byte*>(std::aligned_alloc(4096, 65536));
     Operation read{.kind = Kind::read, .slot = volume->allocate(0), .buffer = {memory, 65536}};
     volume->submit(read);

@@ -47,7 +47,7 @@ void write_whole(const std::string& path, std::string_view text) {
     draft.publish();
 }
 
-// What a child process returns, whose standard streams may be closed.
+// Returns the exit code of a child process, whose standard streams may be closed.
 int in_child(const std::function<int()>& body) {
     const pid_t child = fork();
     if (child == 0) _exit(body());

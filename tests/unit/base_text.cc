@@ -1,4 +1,4 @@
-// What errors show of users' text, and which files are read as text.
+// Users' text in errors, and the files that are read as text.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>

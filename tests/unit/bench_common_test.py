@@ -72,6 +72,12 @@ class SpreadTest(unittest.TestCase):
         self.assertEqual(common.spread([*range(1, 15), 1e9]), (8, 4, 12))
 
 
+    def test_a_row_has_the_spread_of_its_ratios(self):
+        self.assertEqual(common.spread_of({"ratio": 8, "ratios": [*range(1, 16)]}), (8, 4, 12))
+        self.assertEqual(common.spread_of({"ratio": 8, "ratio_low": 7, "ratio_high": 9}), (8, 7, 9))
+        self.assertEqual(common.spread_of({"ratio": 8}), (8, None, None))
+
+
 class RowTest(unittest.TestCase):
     def test_ratios_are_of_pairs(self):
         row = common.compared("x", [2.0, 4.0, 3.0], [4.0, 4.0, 9.0], "s")

@@ -81,7 +81,7 @@ using test::write_sample;
 
 constexpr int kDone = 0, kFailed = 1;
 
-// What a run does with its directory: the last step is written twice.
+// Uses the directory as a run does: the last step is written twice.
 void run_in(const std::string& directory, int64_t first) {
     Steps steps(directory);
     for (int64_t step = first; step < first + 3; ++step) {

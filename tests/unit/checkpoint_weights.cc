@@ -318,7 +318,7 @@ TEST_F(WeightsTest, headers_are_bounded) {
     expect_damaged(R"({"a":7})", 8, {"entry", ": a"});
 }
 
-// Of what a user's file holds an error shows a part.
+// Errors show only a part of a user's file.
 TEST_F(WeightsTest, errors_stay_short) {
     const std::string much(50'000'000, 'x');
     for (const std::string& header :

@@ -1,4 +1,4 @@
-// What ranks of several machines share out: among those of one machine that see the same of it.
+// Ranks of several machines share out what they see: each machine's among those that see the same.
 #include <gtest/gtest.h>
 
 #include <vector>

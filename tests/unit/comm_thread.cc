@@ -1,4 +1,4 @@
-// What is common to all kinds of ranks, over a scripted library: deadlines, blame and news.
+// Deadlines, blame and news, alike for all kinds of ranks, over a scripted library.
 #include "comm_thread.h"
 
 #include <gmock/gmock.h>
@@ -91,7 +91,7 @@ protected:
             executor_->wait(executor_->now() + 1'000'000);
         }
     }
-    // Of everything enqueued so far.
+    // Waits for everything enqueued so far.
     void wait() {
         std::atomic<uint64_t> done = 0;
         thread_->signal(done);

@@ -1,4 +1,4 @@
-// What a configuration says reaches its field; what it does not say has the documented default.
+// Every given value reaches its field; every other field has the documented default.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ TEST(Config, Defaults) {
     EXPECT_EQ(c.model.head_dim, 16);
     EXPECT_EQ(c.model.vocab, 256);
     EXPECT_EQ(c.schedule.total_steps, 10);
-    EXPECT_EQ(c.optimizer.method, OptimizerMethod::adamw);
+    EXPECT_EQ(c.optimizer.method, optim::Method::adamw);
     EXPECT_EQ(c.optimizer.beta2, 0.999);
     EXPECT_EQ(c.optimizer.eps, 1e-8);
     EXPECT_EQ(c.schedule.decay_steps, 1);
@@ -71,10 +71,11 @@ TEST(Config, EveryKindOfValue) {
     EXPECT_EQ(c.io.block_bytes, 256 * kKiB);
     EXPECT_EQ(c.io.rings, 3);
     EXPECT_FALSE(c.io.direct);
-    EXPECT_EQ(c.io.leftovers, Leftovers::reuse);
+    EXPECT_EQ(c.io.leftovers, aio::Leftover::reuse);
 }
 
-// What ranks compare, and what a run's record holds: it does not change with how a value is kept.
+// The text that ranks compare and that a run's record holds does not change with how a value is
+// kept.
 TEST(Config, WordsAndWhatNobodyGaveAreDescribedAsTheyAreWritten) {
     const auto described = [](const std::vector<std::string>& overrides, const char* key) {
         for (const KeyValue& one : describe_values(parse(overrides))) {
@@ -104,7 +105,7 @@ TEST(Config, WordsAndWhatNobodyGaveAreDescribedAsTheyAreWritten) {
 TEST(Config, SetValueChecksAsAFileDoes) {
     Config config;
     set_value(config, "optimizer.method=lion");
-    EXPECT_EQ(config.optimizer.method, OptimizerMethod::lion);
+    EXPECT_EQ(config.optimizer.method, optim::Method::lion);
     set_value(config, "swap.save_mlp=3");
     EXPECT_EQ(config.swap.save_mlp, 3);
     set_value(config, "swap.save_mlp=auto");
@@ -185,7 +186,7 @@ TEST(Config, DocumentationIsCurrent) {
     ADD_FAILURE() << path << " is out of date; copy " << fresh << " over it";
 }
 
-// What somebody copies from the page is read; the keys of its first table are as many as it says.
+// Recipes copied from the page are configurations; its first table has as many keys as it says.
 TEST(Config, RecipesOfTheDocumentationAreConfigurations) {
     const std::string page = describe_config_markdown();
     const std::string fence = "```";
@@ -204,7 +205,7 @@ TEST(Config, RecipesOfTheDocumentationAreConfigurations) {
     EXPECT_EQ(usual, 12);
 }
 
-// What a resumed run must have in common with the run it goes on with.
+// The keys that a resumed run must have in common with the first one.
 TEST(Config, TheTrainingIsDescribedByWhatDecidesItsNumbers) {
     const auto described = [](const std::vector<std::string>& overrides) {
         return describe_training(parse(overrides));
@@ -228,7 +229,7 @@ TEST(Config, TheTrainingIsDescribedByWhatDecidesItsNumbers) {
 TEST(Config, EveryOptimizerHasItsKeysAndDefaults) {
     const Config sgd = parse({"optimizer={\"method\": \"sgd\", \"momentum\": 0.9}",
                               "optimizer.nesterov=true", "optimizer.weight_decay=0.1"});
-    EXPECT_EQ(sgd.optimizer.method, OptimizerMethod::sgd);
+    EXPECT_EQ(sgd.optimizer.method, optim::Method::sgd);
     EXPECT_EQ(sgd.optimizer.momentum, 0.9);
     EXPECT_TRUE(sgd.optimizer.nesterov);
     EXPECT_EQ(sgd.optimizer.weight_decay, 0.1);
@@ -246,8 +247,8 @@ TEST(Config, EveryOptimizerHasItsKeysAndDefaults) {
 }
 
 TEST(Config, EveryScheduleHasItsKeysAndDefaults) {
-    using enum ScheduleKind;
-    const std::vector<std::pair<std::string, ScheduleKind>> kinds{
+    using enum optim::Decay;
+    const std::vector<std::pair<std::string, optim::Decay>> kinds{
         {"constant", constant}, {"linear", linear},       {"cosine", cosine},
         {"wsd", wsd},           {"one_cycle", one_cycle}, {"warmup_decay", warmup_decay}};
     for (const auto& [word, kind] : kinds)

@@ -210,7 +210,7 @@ TEST(LowerBound, FrozenWeightsTravelToo) {
     BoundInput input = billion();
     input.weights = {.bytes = 6e9, .frozen_bytes = 4e9, .read_bytes = 12e9};
     EXPECT_NEAR(lower_bound(input).seconds, (28.0 + 12 + 2) / 160, 1e-9);
-    // What the host cannot hold of them is read from NVMe at each visit and never written.
+    // Weights that the host cannot hold are read from NVMe at each visit and never written.
     input.host_bytes = 18e9;  // state, gradients and two thirds of the weights
     input.nvme_bytes = 4e9;
     input.measured.nvme_bytes_per_s = 1e9;

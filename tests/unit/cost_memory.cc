@@ -1,4 +1,4 @@
-// What a step takes of host memory is summed alike wherever it is summed.
+// A step's host memory traffic has the same sum wherever it is summed.
 #include <gtest/gtest.h>
 
 #include "cost/estimate.h"

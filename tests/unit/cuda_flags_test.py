@@ -9,8 +9,8 @@ from ptx import ptx_of
 
 
 def faults(ptx):
-    # What the source writes as an instruction (src/optim/cuda.cu's division and square root) is not
-    # the compiler's choice; tests/contract/optim_cuda.cc compares its bits.
+    # Instructions that the source writes itself (division and square root in src/optim/cuda/formulas.h) are
+    # not the compiler's choice; tests/contract/optim_cuda.cc compares their bits.
     code = re.sub(r"// begin inline asm.*?// end inline asm", "", ptx, flags=re.DOTALL)
     code = re.sub(r"//.*", "", code)
     wrong = r"\bfma\.\S*|\b(?:div|sqrt|rcp|rsqrt)\.(?:approx|full)\S*|\b\S*\.ftz\S*"
@@ -19,21 +19,23 @@ def faults(ptx):
 
 class Flags(unittest.TestCase):
     def test_every_operation_rounds_once(self):
-        ptx = ptx_of("src/optim/cuda.cu")
-        if ptx is None:
-            self.skipTest("built without CUDA")
-        self.assertEqual(faults(ptx), [])
-        missing = [operation for operation in ("div.rn.f32", "sqrt.rn.f32", "mul.rn.f32", "add.rn.f32")
-                   if operation not in ptx]
-        self.assertEqual(missing, [])
+        for name in ("update", "coded"):
+            ptx = ptx_of(f"src/optim/cuda/{name}.cu")
+            if ptx is None:
+                self.skipTest("built without CUDA")
+            self.assertEqual(faults(ptx), [], name)
+            missing = [operation for operation in ("div.rn.f32", "sqrt.rn.f32", "mul.rn.f32", "add.rn.f32")
+                       if operation not in ptx]
+            self.assertEqual(missing, [], name)
 
     def test_norm_leaves_round_every_square_and_sum(self):
-        ptx = ptx_of("src/ops/cuda/round.cu")
-        if ptx is None:
-            self.skipTest("built without CUDA")
-        self.assertEqual(faults(ptx), [])
-        missing = [operation for operation in ("mul.rn.f32", "add.rn.f32") if operation not in ptx]
-        self.assertEqual(missing, [])
+        for name in ("src/ops/cuda/round.cu", "src/optim/cuda/norms.cu"):
+            ptx = ptx_of(name)
+            if ptx is None:
+                self.skipTest("built without CUDA")
+            self.assertEqual(faults(ptx), [], name)
+            missing = [operation for operation in ("mul.rn.f32", "add.rn.f32") if operation not in ptx]
+            self.assertEqual(missing, [], name)
 
     def test_each_flag_is_needed(self):
         for flag, wrong, shows in (("-fmad=false", "-fmad=true", "fma.rn"),
@@ -41,7 +43,7 @@ class Flags(unittest.TestCase):
                                    ("-prec-sqrt=true", "-prec-sqrt=false", "sqrt.approx"),
                                    ("-ftz=false", "-ftz=true", ".ftz")):
             with self.subTest(flag):
-                ptx = ptx_of("src/optim/cuda.cu", [flag], [wrong])
+                ptx = ptx_of("src/optim/cuda/update.cu", [flag], [wrong])
                 if ptx is None:
                     self.skipTest("built without CUDA")
                 self.assertIn(shows, " ".join(faults(ptx)))

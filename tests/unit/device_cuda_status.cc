@@ -1,4 +1,4 @@
-// What results of CUDA's calls become; needs no GPU.
+// The errors that results of CUDA's calls become; needs no GPU.
 #ifdef FERRY_CUDA
 #include <gtest/gtest.h>
 

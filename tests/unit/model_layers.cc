@@ -185,7 +185,7 @@ TEST(Initialise, freezing_moves_values_but_does_not_change_them) {
     }
 }
 
-// Of a role's random values in the first block, about zero.
+// The deviation of a role's random values in the first block, about zero.
 double deviation(const Shape& shape, Role role) {
     const Layer layer = layers_of(shape, {}, false)[1];
     std::vector<float> values(static_cast<size_t>(layer.elements));
@@ -249,7 +249,8 @@ TEST(Layers, of_a_tied_head_that_is_to_be_frozen_the_embedding_is_named) {
     EXPECT_NE(refusal(true, "nothing.*").find("matches no tensor"), std::string::npos);
 }
 
-// What torchao keeps in fp32 (small tensors, and no whole blocks), vectors, and what is named.
+// fp32 moments are those that torchao keeps so (small tensors, and no whole moment blocks),
+// vectors' and those that are named.
 TEST(CodedMoments, are_of_matrices_of_whole_blocks_apart_from_the_others) {
     Shape shape = small(false);
     shape.hidden = 64, shape.head_dim = 32, shape.heads = 2, shape.kv_heads = 1;

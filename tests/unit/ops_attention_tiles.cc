@@ -28,7 +28,7 @@ std::vector<AttentionTile> all_of(const AttentionTiles& tiles) {
     return found;
 }
 
-// What the graph of a tile lets a query see, in the sequence's own places.
+// Whether the graph of a tile lets a query see a key, in the sequence's own places.
 bool sees(const AttentionTile& t, const Attention& s, int64_t query, int64_t key) {
     if (query < t.query || query >= t.query + t.queries) return false;
     if (key < t.key || key >= t.key + t.keys) return false;

@@ -202,7 +202,7 @@ public:
         return (case_.out_of_place ? scale_out_ : scale_in_)[static_cast<size_t>(k)];
     }
 
-    // Of p, m, v after the update; of a code what it stands for.
+    // p, m or v after the update; for a code the value it stands for.
     float value(int k, int64_t i) {
         if (bytes_of(k) == 4) return out(k).get(i);
         if (bytes_of(k) == 1)

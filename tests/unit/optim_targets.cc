@@ -357,7 +357,7 @@ TEST_P(Targets, a_nan_gradient_makes_nan_and_touches_no_neighbour) {
     }
 }
 
-// What ferry/optim.h says of p' and the moments, and the reference's bits.
+// p' and the moments are as ferry/optim.h says, with the reference's bits.
 TEST_P(Targets, an_infinite_gradient_does_what_the_header_says) {
     for (const Method method : kMethods) {
         for (const float bad : {INFINITY, -INFINITY}) {

@@ -80,8 +80,8 @@ TEST(Update, of_every_format_is_independent_of_threads_and_pieces) {
     }
 }
 
-// What a split master gives back is what was given, whatever the bits; its weight is the nearest
-// bf16, of two equally near ones the larger in magnitude.
+// A split master gives back what was given, whatever the bits. Its weight is the nearest bf16, and
+// the larger in magnitude of two equally near ones.
 TEST(Split, is_exact_and_differs_from_the_cast_in_ties_alone) {
     for (uint32_t high = 0; high < 0x10000; ++high) {
         for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {

@@ -75,7 +75,7 @@ TEST_F(PoolTest, NothingIsReservedOnceSealed) {
     EXPECT_DEATH(pool.reserve("late", 1, teams_), "sealed");
 }
 
-// Of the whole process, from another file than the one the pool reads.
+// Huge pages of the whole process, from another file than the one that the pool reads.
 int64_t huge_bytes_of_process() {
     std::ifstream file("/proc/self/smaps_rollup");
     std::string name;

@@ -129,7 +129,7 @@ TEST(Plan, CountsThePageTablesOfTheHostTierIntoTheDevice) {
     }
 }
 
-// What a refused budget says would do, must do.
+// The budget that a refusal names must do.
 int64_t smallest_budget(PlanRequest request, int64_t BudgetConfig::*budget,
                         const StateFormat& state = {}, DType compute = DType::f32) {
     request.budgets.*budget = 1;
@@ -417,7 +417,7 @@ TEST(Speculation, TakeOnlyWhatTheNvmePathsHaveLeft) {
     });
 }
 
-// What two paths have left at their ends may hold no slot.
+// The ends of two paths may hold no slot.
 TEST(Speculation, LeaveASlotForTheEndOfAPath) {
     for_stored([](PlanRequest& request, const auto& plan) {
         request.swap.speculate = Speculate::off;
@@ -629,7 +629,7 @@ TEST(Measurements, DecideHowMuchSpeculates) {
     request.budgets.host_bytes = kGiB;
     cost::Measurements machine = cost::default_measurements(request.device);
     const int64_t chunks = std::ssize(plan_by(request, machine).chunks);
-    // Of a step: of its one micro-batch, on three blocks.
+    // The seconds of a step: of its one micro-batch, on three blocks.
     const auto take = [&](cost::Op op, double seconds) {
         constexpr auto kBlock = static_cast<int64_t>(model::LayerKind::block);
         machine.kernels.seconds[{static_cast<int64_t>(op), kBlock, 0}] =

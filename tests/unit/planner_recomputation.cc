@@ -116,7 +116,7 @@ protected:
         .scratch = 1 << 20,
         .saved = {kAttention, 0},
         .saved_flops = {std::vector<double>(kBlocks, 1e6), std::vector<double>(kBlocks, 1e6)}};
-    // Of a step's kernels, where they were timed.
+    // Times of a step's kernels, where they were timed.
     struct Machine : cost::Measurements {
         double forward_s = 0, backward_s = 0;
         Machine& operator=(const cost::Measurements& measured) {
@@ -164,7 +164,7 @@ TEST_F(Recomputation, TheLastBlocksSaveIt) {
     EXPECT_EQ(blocks_saving(plan_saving(3)), (std::vector<int64_t>{0, 2, 7}));
 }
 
-// Of blocks below all that trains nothing is computed again.
+// Blocks below all that trains recompute nothing.
 TEST_F(Recomputation, OnlyBlocksThatBackwardVisitsSaveIt) {
     for (size_t l = 0; l < 4; ++l) freeze(layers_[l]);
     EXPECT_EQ(blocks_saving(plan_saving(99)), (std::vector<int64_t>{3, 4, 5, 6, 7}));
@@ -303,7 +303,7 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
     EXPECT_GE(counts.size(), 4u);
 }
 
-// What is said of clipping decides what a step may take that speculates on nothing.
+// The expected share of clipped steps decides how much longer a step without speculation may take.
 TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutSpeculation) {
     request_.swap.groups = 1;
     request_.swap.save_inputs = kBlocks;
@@ -374,7 +374,7 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
     check(2 * 131072 * 12 / machine_.nvme_bytes_per_s);
 }
 
-// What saves most for its bytes first; what is asked for in any case.
+// Activations that save most for their bytes come first; those asked for are saved in any case.
 TEST_F(Recomputation, ActivationsAreSavedByWhatTheirBytesSpare) {
     needs_.saved[at(Saved::mlp)] = kMlp;
     leave(0);

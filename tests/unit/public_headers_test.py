@@ -39,7 +39,7 @@ class PublicHeaders(unittest.TestCase):
                 self.assertTrue((ROOT / "include" / include).is_file(), f"{header.name}: {include}")
 
     def test_an_embedder_gets_what_it_names(self):
-        # What train.h only names of the engine must not be needed to set up a run.
+        # Types of the engine that train.h only names must not be needed to set up a run.
         self.assertEqual(compile_alone("""
             #include "ferry/lease.h"
             #include "ferry/pinned_mem.h"

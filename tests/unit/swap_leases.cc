@@ -103,7 +103,7 @@ protected:
     }
     int get(ObjectId id) { return value_of(store_->acquire(id, Access::read)); }
 
-    // What it throws, in full; empty: nothing.
+    // The full text of the error that it throws; empty: none.
     static std::string thrown(Trouble trouble, const std::function<void()>& body) {
         try {
             body();

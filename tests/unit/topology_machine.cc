@@ -193,8 +193,8 @@ TEST_F(Cgroup, v2_takes_the_least_of_the_ancestors) {
     EXPECT_DOUBLE_EQ(limits.cpus, 1.5);
 }
 
-// Of 1000 bytes the group uses 700, of which 250 are files that the kernel can drop; above it, 900
-// of 1100 are used, and nothing can be dropped.
+// The group uses 700 of 1000 bytes, 250 of them files that the kernel can drop. The group above
+// uses 900 of 1100, and none can be dropped.
 TEST_F(Cgroup, v2_has_left_what_the_nearest_to_its_limit_has) {
     write("a/memory.max", "1000");
     write("a/memory.current", "700");

@@ -29,7 +29,7 @@ protected:
         config_.budgets.device_bytes = 20 * kGiB;
         config_.budgets.host_bytes = 100 * kGiB;
         config_.clip_norm = 1;
-        forecaster_ = Forecaster::make(
+        predictor_ = Predictor::make(
             config_, {},
             {.architecture = "cuda sm_90", .needs = {.overhead = 700 * kMiB}, .threads = 16});
         const cost::Measurements known{.copy_bytes_per_s = 5.4e10,
@@ -40,9 +40,9 @@ protected:
                                        .threads = 16,
                                        .device_bytes_per_s = 4e12,
                                        .computes_on_host = false};
-        forecaster_->plan_by(known);
-        plan_ = forecaster_->plan(request_of(config_));
-        const cost::Measurements assumed = forecaster_->assumed(plan_);
+        predictor_->plan_by(known);
+        plan_ = predictor_->plan(request_of(config_));
+        const cost::Measurements assumed = predictor_->assumed(plan_);
         measurements_ = cost::known_or(known, assumed);
         measurements_.update_overhead_s = assumed.update_overhead_s;
         measurements_.kernels = assumed.kernels;
@@ -50,7 +50,7 @@ protected:
     planner::Plan expecting(double clipped) {
         planner::PlanRequest request = request_of(config_);
         request.swap.expect_clipped = asked_for_ = clipped;
-        return forecaster_->plan(request);
+        return predictor_->plan(request);
     }
     std::string saved(const planner::Plan& plan, int64_t clipped, int64_t steps,
                       int64_t skipped = 0) {
@@ -60,7 +60,7 @@ protected:
     }
 
     Config config_;
-    std::unique_ptr<Forecaster> forecaster_;
+    std::unique_ptr<Predictor> predictor_;
     planner::Plan plan_;
     cost::Measurements measurements_;
     double asked_for_ = -1;
@@ -103,15 +103,15 @@ TEST_F(ClippedShare, OfAPlanThatCannotBeMadeSaysNothing) {
 
 TEST_F(ClippedShare, OfAPlanWithoutSpeculationSaysNothing) {
     config_.swap.speculate = Speculate::off;
-    EXPECT_EQ(saved(forecaster_->plan(request_of(config_)), 0, 400), "");
+    EXPECT_EQ(saved(predictor_->plan(request_of(config_)), 0, 400), "");
     EXPECT_EQ(asked_for_, -1);
 }
 
-// Of a machine that computes beside the host, a hundred times as fast as it updates.
+// Measurements of a machine that computes beside the host, a hundred times as fast as it updates.
 cost::Measurements measured_of(const Config& config) {
-    const auto forecaster = Forecaster::make(config);
-    const planner::Plan plan = forecaster->plan(request_of(config));
-    const cost::KernelTimes assumed = forecaster->assumed(plan).kernels;
+    const auto predictor = Predictor::make(config);
+    const planner::Plan plan = predictor->plan(request_of(config));
+    const cost::KernelTimes assumed = predictor->assumed(plan).kernels;
     cost::Measurements found{.copy_bytes_per_s = 1e12,
                              .nvme_bytes_per_s = 1e9,
                              .dram_bytes_per_s = 1e9,
@@ -120,8 +120,8 @@ cost::Measurements measured_of(const Config& config) {
                              .device_bytes_per_s = 1e12,
                              .computes_on_host = false,
                              .kernels = assumed};
-    const Forecast forecast = forecaster->forecast(request_of(config), plan, found);
-    const double step_s = found.kernels.sum(forecast.schedule, planner::work_of(plan));
+    const Prediction prediction = predictor->predict(request_of(config), plan, found);
+    const double step_s = found.kernels.sum(prediction.schedule, planner::work_of(plan));
     double backward_s = 0;
     for (auto& [kind, seconds] : found.kernels.seconds) {
         seconds *= 1e-3 / step_s;

@@ -1,4 +1,4 @@
-#include "train/forecast/measure.h"
+#include "train/prediction/measure.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What the configuration leaves open of the numbers' order, and what it depends on.
+// The numerics that the configuration leaves open, and what they depend on.
 #include <gtest/gtest.h>
 
 #include "train/model_of.h"

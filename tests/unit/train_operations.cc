@@ -82,8 +82,8 @@ void for_kernels(const planner::Plan& plan, const Look& look) {
     all(record_evaluation(plan, plan.group_size()));
 }
 
-// Of an operand as it is read or written once. Of a table and of the embedding's gradient the rows
-// that occur; what a kernel keeps to itself or hands to the next counts for nothing.
+// Bytes of an operand that is read or written once. A table and the embedding's gradient count by
+// the rows that occur; data that a kernel keeps to itself or hands to the next counts for nothing.
 int64_t bytes_of(Content content, Op op, const Work& work) {
     const bool of_chunk = cost::row_of(op).item == ItemOf::chunk;
     switch (content) {
@@ -151,7 +151,7 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
                     touched += (operand.role == Role::in_out ? 2 : 1) *
                                bytes_of(operand.content, op, work);
             }
-            // What the ranks exchange does not follow from a rank's buffers.
+            // The bytes that ranks exchange do not follow from a rank's buffers.
             EXPECT_EQ(row.bytes(work), row.lane == Lane::comm ? task.bytes : touched);
             if (row.lane == Lane::comm) return;
             if (row.timed_by != cost::TimedBy::bytes) {

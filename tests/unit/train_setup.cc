@@ -12,8 +12,8 @@
 #include "model_of.h"
 #include "outcome.h"
 #include "tests/support/temporary_directory.h"
-#include "train/forecast/planning_measurements.h"
 #include "train/from_config.h"
+#include "train/prediction/planning_measurements.h"
 
 namespace ferry::train {
 namespace {
@@ -66,9 +66,14 @@ TEST(Words, MeanInTheirModulesWhatTheySay) {
         EXPECT_EQ(name_of(numerics_of(config, {}).wire), word);
         EXPECT_EQ(name_of(numerics_of(config, {}).residual), word);
     }
-    EXPECT_EQ(backend_of(IoBackend::automatic), aio::BackendKind::automatic);
-    EXPECT_EQ(backend_of(IoBackend::uring), aio::BackendKind::uring);
-    EXPECT_EQ(backend_of(IoBackend::posix), aio::BackendKind::posix);
+    const auto backend = [](const char* word) {
+        Config of;
+        set_value(of, std::string("io.backend=") + word);
+        return volume_options(of, {}, {}, {}, 0).backend;
+    };
+    EXPECT_EQ(backend("auto"), aio::BackendKind::automatic);
+    EXPECT_EQ(backend("uring"), aio::BackendKind::uring);
+    EXPECT_EQ(backend("posix"), aio::BackendKind::posix);
     using enum aio::Leftover;
     const auto leftover = [](const char* word) {
         Config of;
@@ -114,7 +119,7 @@ TEST(PlanningMeasurements, OfAHostAreSharedByItsRanks) {
     EXPECT_EQ(two.device_bytes_per_s, one.device_bytes_per_s);
 }
 
-// What was measured on one rank is its own, beside however many.
+// Measurements on one rank are its own, beside however many.
 TEST(PlanningMeasurements, OfARankAreNotSharedOnceMore) {
     const cost::Measurements rank{
         .nvme_bytes_per_s = 4e9, .dram_bytes_per_s = 1.6e11, .memory_of = cost::Of::rank};
@@ -218,7 +223,7 @@ TEST(PlanningMeasurements, OfAHostAreSharedByDefault) {
     }
 }
 
-// Of 512 MiB left, 32 MiB are for what the process is still to take beside its arenas.
+// 32 of the 512 MiB left are for what the process is still to take beside its arenas.
 TEST_F(WithinMemory, WhatIsLeftIsTheLimit) {
     constexpr int64_t kMost = 480 * kMiB;
     EXPECT_EQ(refusal(kMost / 2, kMost / 2), "");

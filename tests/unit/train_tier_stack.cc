@@ -14,7 +14,7 @@
 #include "ferry/error.h"
 #include "step.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 #include "train/stack/threads.h"
 #include "train/state/state_io.h"
 
@@ -76,7 +76,7 @@ int64_t threads_here() {
     return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
 }
 
-// What goes wrong, in which stage.
+// The faults of a test, by stage.
 struct Faults {
     bool machine_is_small = false;    // plan
     int refuses_lock_at = INT_MAX;    // reserve, fill

@@ -62,7 +62,7 @@ std::vector<Row> compare_deepspeed(const AdamBench& what, const std::vector<Row>
         for (const char* part : {"update", "unscale", "cast"})
             row.reference += found.value(part, 0.0);
         row.ratio = row.reference / row.value;
-        row.ratio_low = row.ratio_high = 0;  // one figure of theirs
+        row.ratios.clear();  // one figure of theirs
         rows.push_back(row);
     }
     if (rows.empty()) log_warn("no row of DeepSpeed's: " + reason);

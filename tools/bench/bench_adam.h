@@ -22,7 +22,7 @@ struct AdamBench {
     int pairs = 15;
 };
 
-// Of all arrays together.
+// Bytes of all arrays together.
 int64_t bytes_of(const AdamBench& what);
 
 // A row for each loop, in ns/param; `reference` is the hand-written loop, and "triad" the bytes

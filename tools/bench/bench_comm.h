@@ -23,7 +23,8 @@ struct CommBench {
 std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
                               Device& device);
 
-// What planning goes by: the line through the shortest and the longest all-gather of these rows.
+// The rates that planning uses: the line through the shortest and the longest all-gather of these
+// rows.
 CommRates comm_rates(std::span<const Row> rows);
 
 }  // namespace ferry::tools

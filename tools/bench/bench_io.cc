@@ -38,7 +38,7 @@ std::string describe(const IoPoint& point) {
     return name_of(point.access, point.block_bytes, point.depth, point.direct);
 }
 
-// What these need and is not there; empty: nothing.
+// The files or memory that these need and that is not there; empty: nothing.
 std::string lacks(const RigOptions& options, int64_t block_bytes) {
     const int64_t files = file_bytes_needed(options, block_bytes);
     const int64_t buffers = operations_of(options) * block_bytes;
@@ -84,7 +84,7 @@ private:
         for (size_t p = 0; p < bench_.paths.size() && !interrupted(); ++p) choose_settings(p);
     }
 
-    // Of a round's length each.
+    // Steps of the progress, each as long as a round.
     int steps() const {
         const size_t paths = bench_.paths.size(), places = paths + (paths > 1 ? 1 : 0);
         const size_t sweeps =

@@ -48,7 +48,7 @@ struct IoChoice {
 // For so many paths at a time, each of these numbers. Throws where there is room for none.
 IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t bytes_per_path);
 
-// What a bench works on: its directories, what fits into them, and the memory for that.
+// The ground of a bench: its directories, the files that fit into them, and the memory for them.
 struct IoGround {
     // For so many paths at a time, each of these numbers.
     IoGround(const IoBench& bench, const std::vector<size_t>& together);
@@ -68,7 +68,7 @@ struct IoPoint {
     bool direct = true;  // obtained
 };
 
-// What a path does best with, and what it then sustains.
+// The settings that a path does best with, and the rates that it then sustains.
 struct IoSettings {
     std::string path{}, file_system{}, backend{};
     int64_t block_bytes = 0;

@@ -17,7 +17,7 @@ namespace {
 
 enum class Side : uint8_t { ferry, fio, ferry_sealed };
 
-// What one side gave, slice by slice, pair by pair in step with the other sides.
+// One side's samples, slice by slice, pair by pair in step with the other sides.
 using Samples = std::vector<Sample>;
 
 template <class Value>
@@ -131,10 +131,8 @@ private:
             compared(name, small ? "cpu us/op" : "cpu s/GB", cpu, fio_cpu, quotients(fio_cpu, cpu));
         std::vector<double> over;
         for (size_t i = 0; i < cpu.size(); ++i) over.push_back(cpu[i] - fio_cpu[i]);
-        const Interval difference = median_interval(over);
-        row.more = {{"over fio", difference.middle},
-                    {"over, low", difference.low},
-                    {"over, high", difference.high}};
+        const auto [least, most] = std::minmax_element(over.begin(), over.end());
+        row.more = {{"over fio", median(over)}, {"over, least", *least}, {"over, most", *most}};
         rows_.push_back(std::move(row));
     }
 

@@ -4,7 +4,6 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
-#include <cmath>
 #include <ctime>
 #include <fstream>
 
@@ -48,8 +47,6 @@ std::vector<std::string> names_of_more(const std::vector<Row>& rows) {
     return names;
 }
 
-bool has_interval(const Row& row) { return row.ratio_high != 0; }
-
 std::string cell(double value) { return fmt::format(" {:>9.4g}", value); }
 
 std::string line_of(const Row& row, bool compared, const std::vector<std::string>& more) {
@@ -57,10 +54,10 @@ std::string line_of(const Row& row, bool compared, const std::vector<std::string
     if (compared && row.reference == 0) {
         line += fmt::format(" {:>9} {:>6} {:>15}", "", "", "");
     } else if (compared) {
-        const std::string interval =
-            has_interval(row) ? fmt::format("{:>7.3f}-{:<7.3f}", row.ratio_low, row.ratio_high)
-                              : "";
-        line += cell(row.reference) + fmt::format(" {:>6.3f} {:>15}", row.ratio, interval);
+        const auto [least, most] = std::minmax_element(row.ratios.begin(), row.ratios.end());
+        const std::string range =
+            row.ratios.size() > 1 ? fmt::format("{:>7.3f}-{:<7.3f}", *least, *most) : "";
+        line += cell(row.reference) + fmt::format(" {:>6.3f} {:>15}", row.ratio, range);
     }
     for (const std::string& name : more) {
         const auto found = std::find_if(row.more.begin(), row.more.end(),
@@ -73,34 +70,20 @@ std::string line_of(const Row& row, bool compared, const std::vector<std::string
 
 }  // namespace
 
-double median(std::vector<double> values) { return median_interval(std::move(values)).middle; }
-
-Interval median_interval(std::vector<double> values) {
-    if (values.empty()) return {};
+double median(std::vector<double> values) {
+    if (values.empty()) return 0;
     std::sort(values.begin(), values.end());
-    const size_t n = values.size();
-    const double half = 0.98 * std::sqrt(static_cast<double>(n));
-    const double middle = static_cast<double>(n - 1) / 2;
-    const auto at = [&](double rank) {
-        return values[static_cast<size_t>(std::clamp(rank, 0.0, static_cast<double>(n - 1)))];
-    };
-    return {.middle = (values[(n - 1) / 2] + values[n / 2]) / 2,
-            .low = at(std::floor(middle - half)),
-            .high = at(std::ceil(middle + half))};
+    return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
 Row compared(std::string name, std::string unit, const std::vector<double>& values,
-             const std::vector<double>& references, const std::vector<double>& ratios) {
-    constexpr size_t kLeastForInterval = 6;
-    Interval ratio = median_interval(ratios);
-    if (ratios.size() < kLeastForInterval) ratio.low = ratio.high = 0;
+             const std::vector<double>& references, std::vector<double> ratios) {
     return {.name = std::move(name),
             .value = median(values),
             .unit = std::move(unit),
             .reference = median(references),
-            .ratio = ratio.middle,
-            .ratio_low = ratio.low,
-            .ratio_high = ratio.high};
+            .ratio = median(ratios),
+            .ratios = std::move(ratios)};
 }
 
 nlohmann::json machine_json() {
@@ -130,10 +113,7 @@ nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& comman
             one["reference"] = rounded(row.reference);
             one["ratio"] = rounded(row.ratio);
         }
-        if (has_interval(row)) {
-            one["ratio_low"] = rounded(row.ratio_low);
-            one["ratio_high"] = rounded(row.ratio_high);
-        }
+        for (const double ratio : row.ratios) one["ratios"].push_back(rounded(ratio));
         for (const auto& [name, value] : row.more) one[name] = rounded(value);
         all.push_back(std::move(one));
     }

@@ -1,4 +1,4 @@
-// What every benchmark has in common: rows of a table, medians over pairs, the machine, the JSON.
+// Helpers of every benchmark: rows of a table, medians over pairs, the machine, the JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -16,22 +16,15 @@ struct Row {
     std::string unit{};
     double reference = 0;
     double ratio = 0;
-    double ratio_low = 0, ratio_high = 0;                // 95 % interval of the median; 0: none
+    std::vector<double> ratios{};                        // of each pair
     std::vector<std::pair<std::string, double>> more{};  // further values, by name
 };
 
 double median(std::vector<double> values);  // 0 of none
 
-struct Interval {
-    double middle = 0, low = 0, high = 0;
-};
-// The median and its 95 % interval: order statistics, by the normal approximation of the binomial.
-Interval median_interval(std::vector<double> values);
-
-// Measurements in turns: `ratios` pair by pair, larger is better. Fewer than 6 pairs have no
-// interval: not even the least and the largest of 5 hold their median in 95 % of cases.
+// Measurements in turns: `ratios` pair by pair, larger is better.
 Row compared(std::string name, std::string unit, const std::vector<double>& values,
-             const std::vector<double>& references, const std::vector<double>& ratios);
+             const std::vector<double>& references, std::vector<double> ratios);
 
 // {"processor", "cores", "memory_bytes", "kernel", "date"}
 nlohmann::json machine_json();
@@ -39,12 +32,12 @@ nlohmann::json machine_json();
 std::string machine_text();
 
 // {"machine": {...}, "command": ..., "rows": [...]}; what is in `more` stands beside the ratio.
-// Without another side "reference" and "ratio" are null; without an interval there are no
-// "ratio_low" and "ratio_high".
+// Without another side "reference" and "ratio" are null. "ratios" has those of the pairs, of which
+// bench/common.py takes the interval.
 nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& command,
                          const nlohmann::json& machine);
-// A line for each row; a column for each name that occurs in `more`. `reference` heads the column
-// of the other side; empty: nothing was compared.
+// A line for each row, with its ratio's least and most; a column for each name that occurs in
+// `more`. `reference` heads the column of the other side; empty: nothing was compared.
 std::string rows_table(const std::vector<Row>& rows, const std::string& reference);
 
 }  // namespace ferry::tools

@@ -12,7 +12,6 @@
 #include "tools/interrupt.h"
 #include "tools/io_site.h"
 #include "tools/timeline_picture.h"
-#include "train/from_config.h"
 
 namespace ferry::tools {
 namespace {
@@ -56,7 +55,7 @@ public:
               .directories = sites.directories(),
               .bytes_per_path = sites.bytes_per_path(wanted(stored_bytes_per_path), kSlotBytes),
               .depth = bench.config.io.queue_depth,
-              .backend = train::backend_of(bench.config.io.backend),
+              .backend = bench.config.io.backend,
               .direct = bench.config.io.direct},
           block_bytes_(fit_into_files(options_, bench.config.io.block_bytes)),
           memory_(operations_of(options_) * block_bytes_),
@@ -165,7 +164,7 @@ private:
         if (!reports.empty()) add_row(pass, reports, plain);
     }
 
-    // Of a pass in memory there is nothing to be beside.
+    // A pass in memory has no other side.
     std::string progress_of(Pass pass, const PassReport& report, double plain) const {
         std::string text = fmt::format("{}: {:.3f} s", name_of(pass), report.seconds);
         if (plain_)
@@ -235,7 +234,7 @@ private:
                          copies_s(swap::Lane::d2h)});
     }
 
-    // Of the last pass: links, and how much ran at the same time.
+    // The last pass's links, and how much ran at the same time.
     std::vector<std::pair<std::string, double>> lanes_of(Pass pass,
                                                          const PassReport& report) const {
         std::vector<std::pair<std::string, double>> values;

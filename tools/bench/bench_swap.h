@@ -6,7 +6,7 @@
 
 #include "bench_rows.h"
 #include "io_load.h"
-#include "train/forecast/rehearsal.h"
+#include "train/prediction/rehearsal.h"
 
 namespace ferry::tools {
 

@@ -194,7 +194,8 @@ void add_adam_bench(CLI::App& bench) {
                       "--deepspeed=SCRIPT where that is not the script's path");
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
-        "ns/param, medians; ratio: by hand / ferry, the median over pairs with its 95 % interval;\n"
+        "ns/param, medians; ratio: by hand / ferry, the median over pairs, its least and its "
+        "most;\n"
         "triad: bytes that the pass must move a second, against a streaming triad's.\n"
         "Example: ferry bench adam --threads 1 --threads 16 --in-place");
     command->callback([options] { run_adam(*options); });

@@ -72,9 +72,9 @@ public:
 private:
     void measure_links() {
         const train::RankCount count = on_hosts(options_.count);
-        const auto forecaster = train::Forecaster::make(config_, count);
-        cost::Measurements measurements = forecaster->measure(
-            forecaster->plan(train::request_of(config_)), train::Forecaster::Memory::of_machine);
+        const auto predictor = train::Predictor::make(config_, count);
+        cost::Measurements measurements = predictor->measure(
+            predictor->plan(train::request_of(config_)), train::Predictor::Memory::of_machine);
         if (options_.config.empty()) measurements.kernels.seconds.clear();
         add("update of the optimizer", measurements.dram_bytes_per_s);
         rows_.push_back({.name = "overhead of an update",
@@ -98,7 +98,7 @@ private:
                              .unit = "ms"});
         }
         if (!options_.save.empty())
-            save_measurements(options_.save, identity_of(*forecaster), measurements);
+            save_measurements(options_.save, what_is_measured(*predictor), measurements);
     }
 
     void measure_paths() {

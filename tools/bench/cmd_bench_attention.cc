@@ -47,8 +47,8 @@ public:
           device_(Device::open(device_from(options.device), *executor_)),
           team_(options.device == "cpu" ? this_machine()->cores() : 1),
           ops_(on_gpu() ? ops::make_cuda_ops(*device_, options.kernels == "best"
-                                                           ? ops::AttentionKernels::best
-                                                           : ops::AttentionKernels::ferry)
+                                                           ? AttentionKernels::best
+                                                           : AttentionKernels::ferry)
                         : ops::make_cpu_ops(team_)),
           timed_(*ops_, *device_),
           compute_(*device_, *executor_) {
@@ -58,7 +58,7 @@ public:
         for (ops::View* each : {&q_, &k_, &v_, &dout_}) fill(*each);
     }
 
-    // Of each round, by the operation's name.
+    // The calls of each round, by the operation's name.
     std::vector<std::vector<ops::OpCall>> run(int rounds) {
         const auto both = [&] { forward_and_backward(); };
         compute_.launch(both);

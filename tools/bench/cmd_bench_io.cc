@@ -119,7 +119,7 @@ IoBench bench_of(const IoOptions& options) {
     return bench;
 }
 
-// What a user has to type to get these rows again.
+// The command that gives these rows again.
 std::string command_of(const IoOptions& options) {
     std::vector<std::string> words{"ferry", "bench", "io"};
     const auto add = [&](const char* name, const std::string& value) {

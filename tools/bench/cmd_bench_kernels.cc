@@ -10,7 +10,7 @@
 #include "tools/json_line.h"
 #include "tools/output.h"
 #include "tools/override_options.h"
-#include "train/forecast/kernel_profile.h"
+#include "train/prediction/kernel_profile.h"
 
 namespace ferry::tools {
 namespace {
@@ -44,7 +44,7 @@ Config config_for(const KernelsOptions& options) {
     return options.overrides.checked(parse_config(config.dump(), "--model", overrides));
 }
 
-// What a step's time is spent on.
+// The group of operations that a call's time counts for.
 const char* group_of(const ops::OpCall& call) {
     const auto begins = [&](const char* with) { return call.name.rfind(with, 0) == 0; };
     if (begins("product")) return "products";

@@ -72,7 +72,7 @@ std::vector<train::Pass> passes_of(const SwapOptions& options) {
     return passes;
 }
 
-// Of the optimizer state, on the drives at least: what the device is not to keep.
+// The least share of the optimizer state on the drives: all that the device is not to keep.
 double stored_part(const SwapOptions& options) {
     if (options.on_nvme < 0) return 1 - options.on_device;
     constexpr double kRounding = 1e-9;
@@ -86,7 +86,7 @@ double stored_part(const SwapOptions& options) {
                            "the device does not"});
 }
 
-// What only drives can give.
+// Refuses options that need drives where there are none.
 void check_drives(const SwapOptions& options) {
     if (!options.paths.empty()) return;
     for (const auto& [option, asked] :
@@ -129,7 +129,7 @@ SwapBench bench_of(const SwapOptions& options) {
     return bench;
 }
 
-// What a user has to type to get these rows again.
+// The command that gives these rows again.
 std::string command_of(const SwapOptions& options) {
     std::string line = fmt::format("ferry bench swap {} --millions {:g} --layers {}",
                                    fmt::join(options.paths, " "), options.millions, options.layers);

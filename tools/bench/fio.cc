@@ -22,7 +22,7 @@
 namespace ferry::tools {
 namespace {
 
-// Of the machine's real time, as fio's own time stamps.
+// The machine's real time, as in fio's own time stamps.
 double real_seconds() {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     return std::chrono::duration<double>(now).count();

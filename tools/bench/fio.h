@@ -21,7 +21,7 @@ struct FioJob {
     double seconds = 1.5;
 };
 
-// What was asked of fio besides the job, for a table's caption.
+// The flags given to fio besides the job, for a table's caption.
 std::string fio_flags();
 // "fio-3.33". Throws usage, naming the package, where fio cannot be run.
 std::string fio_version();

@@ -26,12 +26,13 @@ double process_cpu_seconds() {
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-std::vector<std::string> segment_files(const std::vector<std::string>& directories) {
+std::vector<std::string> slot_files_in(const std::vector<std::string>& directories) {
     std::vector<std::string> files;
     for (const std::string& directory : directories) {
         for (const auto& entry : std::filesystem::directory_iterator(directory)) {
             // One without a slot holds nothing.
-            if (entry.path().filename().string().starts_with("ferry.seg") && entry.file_size() > 0)
+            if (entry.path().filename().string().starts_with("ferry.slots") &&
+                entry.file_size() > 0)
                 files.push_back(entry.path().string());
         }
     }
@@ -40,7 +41,7 @@ std::vector<std::string> segment_files(const std::vector<std::string>& directori
 }
 
 // A ring without a file of its own would stand idle. 0: as the volume finds best.
-int segments_for(const std::string& directory, int rings) {
+int slot_files_for(const std::string& directory, int rings) {
     if (rings == 1) return 0;
     return is_memory(directory) ? std::max(rings, 8) : rings;
 }
@@ -185,7 +186,7 @@ public:
 
     Sample run(const Load& load);
     void forget() noexcept { seals_.known = 0; }
-    std::vector<std::string> files() const { return segment_files(options_.directories); }
+    std::vector<std::string> files() const { return slot_files_in(options_.directories); }
     std::string_view backend_name() const noexcept { return volume_->backend_name(); }
     bool direct() const noexcept {
         bool all = true;
@@ -254,7 +255,7 @@ void Rig::Impl::open() {
     for (const std::string& directory : options_.directories)
         volume.paths.push_back({.path = directory,
                                 .size_bytes = options_.bytes_per_path + aio::kHeaderBytes,
-                                .segments = segments_for(directory, options_.rings)});
+                                .files = slot_files_for(directory, options_.rings)});
     volume_ = aio::Volume::open(volume, *executor_);
     while (true) {
         const aio::SlotId slot = volume_->allocate(0);
@@ -317,7 +318,8 @@ void Rig::Impl::new_seals(int64_t block_bytes) {
     seals_.known = 0;
 }
 
-// What is not known of the first `count` blocks, so that they can be verified.
+// Writes those of the first `count` blocks whose checksums are not known, so that they can be
+// verified.
 void Rig::Impl::write_sealed(int64_t count) {
     int64_t position = std::min(seals_.known, count);
     pump(true, [&](Work& work) {

@@ -17,7 +17,7 @@ constexpr double kPanelWidth = 300, kPanelHeight = 210, kLeft = 60, kTop = 70, k
 
 constexpr size_t kTitle = 42;  // characters, which a panel is wide
 
-// Of a name in UTF-8 its last characters, at most so many.
+// The last characters of a name in UTF-8, at most so many.
 std::string end_of(const std::string& name, size_t characters) {
     const auto begins_one = [](char byte) { return (static_cast<uint8_t>(byte) & 0xc0) != 0x80; };
     auto left = std::count_if(name.begin(), name.end(), begins_one);

@@ -107,7 +107,7 @@ void CudaStream::signal(std::atomic<uint64_t>& counter) {
                            &next});
 }
 
-// What earlier work did wrong is not this call's fault.
+// An error of earlier work is not this call's fault.
 void CudaStream::enqueued(cudaError_t status, const char* call) {
     if (is_of_earlier_work(status)) return failures_.note(status);
     demand(status, call);

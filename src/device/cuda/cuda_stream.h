@@ -12,7 +12,7 @@
 
 namespace ferry {
 
-// What went wrong after a call had returned: the first failure, from any thread.
+// Failures that came after a call had returned: the first one, from any thread.
 class Failures {
 public:
     void note(cudaError_t status) noexcept;

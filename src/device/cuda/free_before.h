@@ -1,4 +1,4 @@
-// What the driver's management library knows without a context.
+// Free memory of a GPU by the driver's management library, which needs no context.
 #pragma once
 
 #include <cstdint>

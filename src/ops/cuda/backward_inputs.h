@@ -1,4 +1,4 @@
-// What the backward passes of attention read, with tensor cores or without.
+// The inputs of attention's backward passes, with tensor cores or without.
 #pragma once
 
 #include "element.h"
@@ -11,7 +11,7 @@ struct BackwardInputs {
     const float *lse, *delta;  // at lse_index
     __device__ int64_t kv_head(int64_t head) const { return head / (shape.heads / shape.kv_heads); }
 
-    // Of rows [first, first + kRows), by as many threads; zeros beyond the sequence.
+    // Loads those of rows [first, first + kRows), by as many threads; zeros beyond the sequence.
     template <int kRows>
     __device__ void load_lse_and_delta(float* lse_tile, float* delta_tile, int64_t base,
                                        int64_t first, int64_t head) const {

@@ -12,8 +12,8 @@
 namespace ferry::ops::cuda {
 namespace {
 
-// What one backward call takes: whole sequences, or of one the heads that share `kv_heads` heads of
-// keys. Neither sequences nor groups of heads know of each other, so no bit depends on this.
+// The part of one backward call: whole sequences, or the heads of one that share `kv_heads` heads
+// of keys. Neither sequences nor groups of heads know of each other, so no bit depends on this.
 struct Portion {
     int64_t sequences = 1, kv_heads = 1;
 };
@@ -39,7 +39,7 @@ Attention part_of(Attention s, const Portion& portion) {
     return s;
 }
 
-// Of whole sequences, for rows without gaps.
+// The call for whole sequences, with rows without gaps.
 CudnnCall call_of(const Attention& s, bool backward) {
     CudnnCall call{.backward = backward,
                    .sequences = s.sequences,
@@ -114,7 +114,7 @@ private:
     int64_t sequence_ = 0, kv_head_ = 0;
 };
 
-// What a backward pass by tiles keeps beside cuDNN's workspace, for one group of heads. A tile's
+// Memory of a backward pass by tiles beside cuDNN's workspace, for one group of heads. A tile's
 // gradients are rounded to the compute type; they are added in fp32, in the order of the tiles, and
 // the sums rounded once more. dk and dv lie side by side.
 struct TileRoom {

@@ -13,7 +13,7 @@
 
 namespace ferry::ops::cuda {
 
-// What attention_backward is called with.
+// The operands of attention_backward.
 struct BackwardOperands {
     ConstView q, k, v, out, dout;
     const float* lse = nullptr;
@@ -33,7 +33,7 @@ public:
     // has no memory for them, internal where a library is missing.
     virtual std::optional<int64_t> forward_bytes(const Attention& shape) = 0;
     virtual std::optional<int64_t> backward_bytes(const Attention& shape) = 0;
-    // Of a shape without a workspace.
+    // Why this shape has no workspace, in words.
     virtual std::string why_not(const Attention& shape, bool backward) = 0;
 
     // Arguments are those of Ops. False, and nothing done, for shapes that have no workspace, which

@@ -32,8 +32,8 @@ void check(cudnnStatus_t status, const char* call) {
                                     .remedy = "set numerics.attention to ferry"});
 }
 
-// Of an answer that is none: cuDNN could not look for a kernel. Which attention runs follows from
-// shape, GPU and version alone, so nothing else may take its place.
+// Throws where cuDNN could not even look for a kernel. Which attention runs follows from shape, GPU
+// and version alone, so nothing else may take its place.
 void refuse_failure(fe::error_t error) {
     const std::string text = error.get_message();
     const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };

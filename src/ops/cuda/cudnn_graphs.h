@@ -26,7 +26,7 @@ constexpr size_t kQ = 0, kK = 1, kV = 2, kOut = 3, kLse = 4, kDout = 5, kDq = 6,
 constexpr size_t kOperands = 9;
 using OperandData = std::array<void*, kOperands>;  // a forward call has the first five
 
-// What a graph is built for: the shape of a call, and how far apart rows are. Log-sum-exps are
+// The key of a graph: the shape of a call, and how far apart rows are. Log-sum-exps are
 // [sequences, heads, queries], without gaps.
 struct CudnnCall {
     bool backward = false;

@@ -67,7 +67,7 @@ void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
            "cublasLtMatmulDescSetAttribute");
 }
 
-// What the product is added to: an addend, or c itself.
+// The matrix that the product is added to: an addend, or c itself.
 ConstView added(const Gemm& g) { return g.addend.data != nullptr ? g.addend : ConstView(g.c); }
 
 // Preferences of the search; destroyed with it.

@@ -29,8 +29,8 @@ public:
     bool run(const Gemm& gemm, void* workspace, cudaStream_t stream);
 
 private:
-    // What an algorithm is chosen by. Alignment, up to 16 bytes, follows from the model: buffers
-    // begin at page boundaries, wherever they are.
+    // The key by which an algorithm is chosen. Alignment, up to 16 bytes, follows from the model:
+    // buffers begin at page boundaries, wherever they are.
     struct Key {
         Form form{};
         DType operands{}, output{};

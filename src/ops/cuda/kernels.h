@@ -1,4 +1,4 @@
-// What the GPU's operations are made of. Each enqueues on `stream`; arguments are those of Ops.
+// The kernels of the GPU's operations. Each enqueues on `stream`; arguments are those of Ops.
 #pragma once
 
 #include <cuda_runtime.h>

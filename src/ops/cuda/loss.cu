@@ -108,7 +108,7 @@ bool has_clusters() {
 
 struct HeldRow {
     float x[kPieces][kFour];
-    // What does not exist is -inf: its exponential is nothing.
+    // A logit that does not exist is -inf: its exponential is nothing.
     __device__ void fetch(const float* in, int64_t first, int64_t end, bool aligned) {
 #pragma unroll
         for (int p = 0; p < kPieces; ++p) {
@@ -168,7 +168,7 @@ struct HeldRow {
     }
 };
 
-// What a block tells the others of its row.
+// A thread block's part of its row, for the others.
 struct Share {
     float top;
     double sum;

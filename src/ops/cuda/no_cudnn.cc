@@ -1,4 +1,4 @@
-// What a build without cuDNN offers in its place.
+// Stands in where the build has no cuDNN.
 #include "cudnn_attention.h"
 
 #ifndef FERRY_CUDNN

@@ -9,7 +9,7 @@
 namespace ferry::ops::cuda {
 namespace {
 
-// What the backward pass of a norm sums over a row, and what it makes of the sums.
+// The sums of a norm's backward pass over a row, and what follows from them.
 struct Row {
     float mean, r;
 };
@@ -58,7 +58,7 @@ struct Backward {
     float* partial;  // of the weight's gradient
 };
 
-// What a row needs of memory.
+// The shared memory of a row.
 template <class Norm, int kRow, int kHeld, Lie kLie>
 struct Inputs {
     using Held = HeldRow<kRow, kHeld, kLie>;
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
 
 // ---------------------------------------------------------------- sums over rows
 
-// What the gradients of a pack of columns sum over rows.
+// The gradients of a pack of columns, summed over rows.
 template <class Norm>
 struct NormTerm {
     Norm norm;

@@ -20,7 +20,7 @@ enum class Lie { any, halves, whole };
 // Threads of a block whose rows have `row` threads each: small blocks come and go evenly.
 constexpr int block_of(int row) { return row < 128 ? 128 : row; }
 constexpr int kMostThreads = 256;
-// Of a row, that threads hold between its sums and its result.
+// The most elements of a row that threads hold between its sums and its result.
 constexpr int64_t kMostHeld = int64_t{4} * kMostThreads * kPack;
 
 // Runs of n columns, some a row: where the i-th begins. 32 bits, for a division of 64 costs as much
@@ -132,7 +132,7 @@ __device__ void store_as(const Pack& pack, const View& v, int64_t row, int64_t c
     }
 }
 
-// Of 16 bytes, that a thread's packs take.
+// Places of 16 bytes that a thread's packs take.
 constexpr int places_of(int held, Lie lie) { return lie == Lie::any ? 2 * held : held; }
 
 // Rows of 16-bit elements take half the registers, so that more of them are under way.
@@ -250,7 +250,8 @@ void with_plan(int64_t n, Lie lie, const Call& call) {
     return call(Plan<256, 4, Lie::any>());
 }
 
-// Of the tensors with a place; a result or a weight of other elements does not make rows wide.
+// Looks at the tensors with a place alone: a result or a weight of other elements does not make
+// rows wide.
 template <class AnyView>
 bool lies_whole(const AnyView& v) {
     return v.data == nullptr || (v.type == DType::bf16 && v.ld % kPack == 0 &&

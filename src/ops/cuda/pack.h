@@ -157,7 +157,7 @@ __device__ inline Cell cell_of(int64_t cols) {
     return {blockIdx.x / across, col, pack_count(cols, col)};
 }
 
-// What starts a kernel of cells: as many threads a block as share the row out evenly.
+// The launch of a kernel of cells: as many threads a block as share the row out evenly.
 struct Cells {
     unsigned blocks, threads;
 };

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kSide = 16, kThreads = 256;
 
-// What is added to the sum of products, then the one rounding.
+// Adds what is added to the sum of products, then rounds once.
 __device__ void finish(const Gemm& g, int64_t row, int64_t col, float sum) {
     if (g.bias.data != nullptr) sum += load(g.bias, 0, col);
     if (g.addend.data != nullptr) sum += load(g.addend, row, col);

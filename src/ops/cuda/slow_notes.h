@@ -1,4 +1,4 @@
-// What no fast library took, noted as its scratch is asked for.
+// Notes of operations that no fast library took, made when their scratch is asked for.
 #pragma once
 
 #include <string>

@@ -60,7 +60,7 @@ __device__ void forward(const Attention& shape, const ConstView& q, const ConstV
     const int64_t base = blockIdx.z * shape.sequence, first = tile * kTile;
     const auto scale = static_cast<float>(shape.scale);
     load_narrow<kTile, kD>(room.queries, q, base, first, shape.sequence, head, shape.head_dim);
-    for (int i = static_cast<int>(threadIdx.x); i < kTile * wide_row(kD); i += kWarpThreads)
+    for (int i = static_cast<int>(threadIdx.x); i < kTile * wide_row(kD); i += kTileThreads)
         room.sums[i] = 0;
     Softmax state;
     for (int64_t key = shape.first_key(first) / kTile * kTile; key <= first; key += kTile) {
@@ -110,7 +110,7 @@ __device__ void forward(const Attention& shape, const ConstView& q, const ConstV
 
 // A block a tile of queries of one head of one sequence.
 template <class T, int kD>
-__global__ void __launch_bounds__(kWarpThreads)
+__global__ void __launch_bounds__(kTileThreads)
     forward_kernel(Attention shape, ConstView q, ConstView k, ConstView v, View out, float* lse) {
     extern __shared__ float4 memory[];
     if constexpr (kMultiplies<T>) forward<T, kD>(shape, q, k, v, out, lse, memory);
@@ -125,7 +125,7 @@ void launch(const Attention& shape, ConstView q, ConstView k, ConstView v, View 
         constexpr int kD = decltype(width)::kValue;
         allow_shared(forward_kernel<T, kD>, kForwardBytes<kD>);
         forward_kernel<T, kD>
-            <<<blocks, kWarpThreads, kForwardBytes<kD>, stream>>>(shape, q, k, v, out, lse);
+            <<<blocks, kTileThreads, kForwardBytes<kD>, stream>>>(shape, q, k, v, out, lse);
     });
 }
 

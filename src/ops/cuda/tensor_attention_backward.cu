@@ -10,7 +10,7 @@ namespace ferry::ops::cuda {
 namespace {
 
 constexpr int kOwn = 64, kOther = 32;
-constexpr int kEach = kOwn * kOther / kWarpThreads;  // scores of a thread
+constexpr int kEach = kOwn * kOther / kTileThreads;  // scores of a thread
 
 // Scores and slopes; in their place then the halves of both.
 constexpr size_t kScoreBytes = 4 * 2 * kOwn * narrow_row(kOther);
@@ -66,7 +66,7 @@ struct Room {
         const auto scale = static_cast<float>(s.scale);
         float p[kEach], ds[kEach];
         for (int i = 0; i < kEach; ++i) {
-            const int e = static_cast<int>(threadIdx.x) + i * kWarpThreads;
+            const int e = static_cast<int>(threadIdx.x) + i * kTileThreads;
             const int row = e / kK, col = e % kK, at = row * kScoreRow + col;
             const bool seen = query + row < s.sequence && sees(s, query + row, key + col);
             p[i] = seen ? expf(scores[at] * scale - lse[row]) : 0.0f;
@@ -74,7 +74,7 @@ struct Room {
         }
         __syncthreads();
         for (int i = 0; i < kEach; ++i) {
-            const int e = static_cast<int>(threadIdx.x) + i * kWarpThreads;
+            const int e = static_cast<int>(threadIdx.x) + i * kTileThreads;
             const int at = e / kK * kHalfRow + e % kK;
             if constexpr (kWithWeights) split(p[i], halves[0][at], halves[1][at]);
             split(ds[i], halves[2][at], halves[3][at]);
@@ -95,7 +95,7 @@ __device__ void store_sums(const Sums (&sums)[kD / 32], float* room, const View&
                                 wmma::mem_row_major);
     }
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < kOwn * kD; i += kWarpThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kOwn * kD; i += kTileThreads) {
         const int r = i / kD, c = i % kD;
         if (first + r < end && c < head_dim)
             store(room[r * wide_row(kD) + c], to, base + first + r, head * head_dim + c);
@@ -165,14 +165,14 @@ __device__ void keys_gradient(const BackwardInputs& in, const View& dk, const Vi
 
 // A block a tile of queries of one head of one sequence.
 template <class T, int kD>
-__global__ void __launch_bounds__(kWarpThreads) queries_kernel(BackwardInputs in, View dq) {
+__global__ void __launch_bounds__(kTileThreads) queries_kernel(BackwardInputs in, View dq) {
     extern __shared__ float4 memory[];
     if constexpr (kMultiplies<T>) queries_gradient<T, kD>(in, dq, memory);
 }
 
 // A block a tile of keys of one key/value head of one sequence; the heads that read it in order.
 template <class T, int kD>
-__global__ void __launch_bounds__(kWarpThreads) keys_kernel(BackwardInputs in, View dk, View dv) {
+__global__ void __launch_bounds__(kTileThreads) keys_kernel(BackwardInputs in, View dk, View dv) {
     extern __shared__ float4 memory[];
     if constexpr (kMultiplies<T>) keys_gradient<T, kD>(in, dk, dv, memory);
 }
@@ -189,8 +189,8 @@ void launch(const BackwardInputs& in, View dq, View dk, View dv, cudaStream_t st
         allow_shared(keys_kernel<T, kD>, kBytes);
         const dim3 of_queries(tiles, static_cast<unsigned>(s.heads), sequences);
         const dim3 of_keys(tiles, static_cast<unsigned>(s.kv_heads), sequences);
-        queries_kernel<T, kD><<<of_queries, kWarpThreads, kBytes, stream>>>(in, dq);
-        keys_kernel<T, kD><<<of_keys, kWarpThreads, kBytes, stream>>>(in, dk, dv);
+        queries_kernel<T, kD><<<of_queries, kTileThreads, kBytes, stream>>>(in, dq);
+        keys_kernel<T, kD><<<of_keys, kTileThreads, kBytes, stream>>>(in, dk, dv);
     });
 }
 

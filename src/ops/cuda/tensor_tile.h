@@ -8,12 +8,12 @@
 #include <type_traits>
 
 #include "element.h"
+#include "tile.h"
 
 namespace ferry::ops::cuda {
 
 namespace wmma = nvcuda::wmma;
 
-constexpr int kWarpThreads = 256, kWarps = kWarpThreads / 32;
 constexpr int kSide = 16;  // of a product of one warp
 
 // Volta multiplies fp16, Ampere bf16 too.
@@ -65,20 +65,15 @@ __device__ void load_narrow(T* tile, const ConstView& from, int64_t base, int64_
                             int64_t end, int64_t head, int64_t head_dim) {
     const T* data = static_cast<const T*>(from.data) + (base + first) * from.ld + head * head_dim;
     if (packs(from, head_dim)) {
-        constexpr int kPacks = kD / 8;
-        for (int i = static_cast<int>(threadIdx.x); i < kRows * kPacks; i += kWarpThreads) {
-            const int row = i / kPacks, col = i % kPacks * 8;
-            const bool inside = first + row < end && col < head_dim;
+        each_of_tile<kRows, kD, 8>(end - first, head_dim, [&](int row, int col, bool inside) {
             *reinterpret_cast<uint4*>(tile + row * narrow_row(kD) + col) =
                 inside ? *reinterpret_cast<const uint4*>(data + row * from.ld + col) : uint4{};
-        }
+        });
         return;
     }
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kD; i += kWarpThreads) {
-        const int row = i / kD, col = i % kD;
-        const bool inside = first + row < end && col < head_dim;
+    each_of_tile<kRows, kD>(end - first, head_dim, [&](int row, int col, bool inside) {
         tile[row * narrow_row(kD) + col] = inside ? data[row * from.ld + col] : narrow<T>(0.0f);
-    }
+    });
 }
 
 // The kSide x kSide products at (row, col) of a b^T, over kD columns of both.

@@ -15,16 +15,25 @@ __device__ inline bool sees(const Attention& shape, int64_t query, int64_t key) 
     return key <= query && key >= shape.first_key(query);
 }
 
+// put(row, col, inside) for every kTogether-th element of a tile's rows, shared out over the block.
+// Outside: beyond the `rows` that there are, or beyond the head.
+template <int kRows, int kD, int kTogether = 1, class Put>
+__device__ void each_of_tile(int64_t rows, int64_t head_dim, const Put& put) {
+    constexpr int kOfRow = kD / kTogether;
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kOfRow; i += kTileThreads) {
+        const int row = i / kOfRow, col = i % kOfRow * kTogether;
+        put(row, col, row < rows && col < head_dim);
+    }
+}
+
 // Rows [first, first + kRows) of one head's columns; zeros beyond `end` and beyond the head.
 template <int kRows, int kD>
 __device__ void load_tile(float* tile, const ConstView& from, int64_t base, int64_t first,
                           int64_t end, int64_t head, int64_t head_dim) {
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kD; i += kTileThreads) {
-        const int row = i / kD, col = i % kD;
-        const bool inside = first + row < end && col < head_dim;
+    each_of_tile<kRows, kD>(end - first, head_dim, [&](int row, int col, bool inside) {
         tile[row * kTileRow<kD> + col] =
             inside ? load(from, base + first + row, head * head_dim + col) : 0.0f;
-    }
+    });
 }
 
 __device__ inline float dot(const float4& a, const float4& b, float sum) {

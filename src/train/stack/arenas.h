@@ -28,7 +28,7 @@ std::future<void> lock_homes(const planner::Plan& plan, Device& device, pinned_m
 // than the budget.
 void check_device_memory(Device& device, const planner::Plan& plan, const Config& config);
 
-// What a run holds of each tier; `volume` may be null.
+// The bytes that a run holds of each tier; `volume` may be null.
 Reserved reserved_by(Device& device, const pinned_mem::Pool& pool, const aio::Volume* volume);
 
 }  // namespace ferry::train

@@ -23,18 +23,13 @@ void advise_once() {
 
 }  // namespace
 
-ops::AttentionKernels attention_of(const Config& config) {
-    return config.numerics.attention == AttentionChoice::ferry ? ops::AttentionKernels::ferry
-                                                               : ops::AttentionKernels::best;
-}
-
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team) {
     if (device.kind() == DeviceKind::cpu) {
         auto made = ops::make_cpu_ops(team);
         advise_once();
         return made;
     }
-    return ops::make_cuda_ops(device, attention_of(config));
+    return ops::make_cuda_ops(device, config.numerics.attention);
 }
 
 model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {

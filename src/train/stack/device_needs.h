@@ -1,4 +1,4 @@
-// What a model needs of a device, and what the device has for it.
+// A model's needs on a device, and the device's memory for it.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,21 @@
 
 namespace ferry::train {
 
-// Whose attention a GPU runs.
-ops::AttentionKernels attention_of(const Config& config);
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
 // Operations that give each block's activations that can be saved, of a micro-batch: of attention
 // with the keys that a query sees.
 model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder);
 model::OfSaved<double> most_saved_flops(const model::Decoder& decoder);  // of a block
 model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder);
-// What this process will hold on a GPU beside its arena: as measured now, with room for kernels
-// that are loaded at their first call. 0 on the CPU device.
+// Bytes that this process will hold on a GPU beside its arena: as measured now, with room for
+// kernels that are loaded at their first call. 0 on the CPU device.
 int64_t overhead_of(const Device& device);
-// What the planner must know of them.
+// The same as the planner takes it.
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
 // As much of a budget as this device can give; says where that is less.
 int64_t device_bytes_within(int64_t budget, const Device& device);
-// Of the buffers alone: without resident weights, and without what the process holds beside them.
+// Bytes of the buffers alone, without resident weights and without what the process holds beside
+// them.
 int64_t device_buffer_bytes(const planner::Plan& plan);
 
 }  // namespace ferry::train

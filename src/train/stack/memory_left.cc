@@ -15,7 +15,7 @@ namespace {
 // Threads' stacks, BLAS's buffers, schedules: measured below 16 MiB with two threads.
 constexpr int64_t kStillToCome = 32 * kMiB;
 
-// Of what the plan stores, the most that lies on paths that are memory themselves.
+// The most bytes of the plan's storage that lie on paths that are memory themselves.
 int64_t stored_in_memory(const Config& config, const planner::Plan& plan) {
     int64_t bytes = 0;
     for (const NvmePath& path : config.budgets.nvme) {

@@ -1,5 +1,5 @@
-// What each storage path did when, in a run's trace: a row for the reads of each of its rings and
-// one for the writes.
+// The storage paths in a run's trace: a row for the reads of each of their rings and one for the
+// writes.
 #pragma once
 
 #include <vector>

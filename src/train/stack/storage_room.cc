@@ -15,13 +15,13 @@
 namespace ferry::train {
 namespace {
 
-// What a killed run left there goes, or is used again.
+// Files of a killed run go, or are used again.
 int64_t leftover_bytes(const std::string& path) {
     int64_t bytes = 0;
     std::error_code reason;
     for (const auto& file : std::filesystem::directory_iterator(path, reason)) {
         struct stat status {};
-        const bool ours = file.path().filename().string().starts_with("ferry.seg");
+        const bool ours = file.path().filename().string().starts_with("ferry.slots");
         if (ours && ::lstat(file.path().c_str(), &status) == 0 && S_ISREG(status.st_mode))
             bytes += int64_t{status.st_blocks} * 512;
     }

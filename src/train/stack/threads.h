@@ -15,7 +15,7 @@ namespace ferry::train {
 // As many as asked for, or one for each core that is not reserved, less those that a rank of
 // several GPUs leaves to its exchanges.
 int threads_for(const Config& config, const Topology& machine, int ranks);
-// What this process may run on. Throws usage when a reserved core is none of it.
+// The machine as this process may use it. Throws usage when a reserved core is none of it.
 Topology machine_for(const Config& config);
 // A line of what this process found to stand on: nodes, limits, and where of several nodes its GPU
 // and its storage paths are. Nothing in virtual time.

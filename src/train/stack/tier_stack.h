@@ -1,5 +1,5 @@
-// What a plan stands on: threads, the arenas of device and host, storage, kernels and the store.
-// Taken in five stages, in this order, each of them once:
+// The stack below a plan: threads, the arenas of device and host, storage, kernels and the store.
+// It is brought up in five stages, in this order, each of them once:
 //
 //   plan     a plan that the machine has memory for; takes nothing
 //   reserve  the arenas, with their buffers page-locked
@@ -31,7 +31,7 @@
 #include "start_up.h"
 #include "swap/store.h"
 #include "topology/topology.h"
-#include "train/forecast/measure.h"
+#include "train/prediction/measure.h"
 #include "train/step_kernels.h"
 #include "train/step_state.h"
 
@@ -103,7 +103,7 @@ public:
         bool buffers_alone = false;
     };
     // After reserve(), whose memory it seals. Files appear here, where the plan stores anything.
-    // What `opening` names outlives the stack, and so do the schedules that its store is given.
+    // All that `opening` names outlives the stack, and so do the schedules that its store is given.
     // Throws usage, io or does_not_fit.
     void open(const Opening& opening);
 

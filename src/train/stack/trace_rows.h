@@ -17,9 +17,9 @@ public:
     // Nothing where there is no recording. `lanes`: the first so many.
     TraceRows(trace::Recording* recording, size_t lanes);
 
-    // What the store writes to.
+    // The rows that the store writes to.
     const std::array<trace::RowId, swap::kLanes>& measured() const { return measured_; }
-    // What the schedule's tasks should take, from `start` on.
+    // Draws the planned times of the schedule's tasks, from `start` on.
     void record(const swap::Schedule& schedule, const swap::Timeline& planned, Nanos start,
                 int64_t step);
 
@@ -28,7 +28,7 @@ private:
     std::array<trace::RowId, swap::kLanes> measured_{}, planned_{};
 };
 
-// What each thread of the team does of the tasks of the team's lane.
+// Each thread's part of the team lane's tasks.
 class WorkerRows {
 public:
     // Nothing where there is no recording.

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "ferry/error.h"
-#include "train/from_config.h"
 
 namespace ferry::train {
 
@@ -32,12 +31,12 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
                                   const Topology& machine, std::span<std::byte> arena,
                                   uint64_t run_id) {
     aio::VolumeOptions options{.classes = plan.slot_classes,
-                               .backend = backend_of(config.io.backend),
+                               .backend = config.io.backend,
                                .block_bytes = config.io.block_bytes,
                                .queue_depth = config.io.queue_depth,
                                .rings = config.io.rings,
                                .direct = config.io.direct,
-                               .leftover = leftover_of(config.io.leftovers),
+                               .leftover = config.io.leftovers,
                                .run_id = run_id,
                                .registered = {arena.first(static_cast<size_t>(plan.io_bytes))},
                                .record_bytes = plan.record_bytes};

@@ -32,7 +32,7 @@ std::string identity_of(const Config& config, const std::string& numerics,
 
 Error several_ranks_not_durable(int ranks) {
     return {Trouble::usage,
-            {.what = "durable steps are of one rank: several do not publish theirs together",
+            {.what = "checkpoint.durable_steps supports one rank only",
              .where = "checkpoint.durable_steps",
              .measured = std::to_string(ranks) + " ranks",
              .limit = "1",
@@ -160,8 +160,8 @@ void RunRecord::refuse_another(const std::string& theirs) const {
 
 namespace {
 
-// What could not be read may be whole, and what a full disk keeps from being resumed is: nobody is
-// told to give that up.
+// State that could not be read may be whole, and a full disk leaves it whole: the remedy never says
+// to give that up.
 Error not_resumed(const std::optional<Problem>& failed, const std::optional<Problem>& wrong) {
     Problem problem = failed ? *failed : wrong.value_or(Problem{});
     if (failed) {

@@ -1,4 +1,4 @@
-// What a run is besides its chunks: with both, it goes on as if nothing had happened.
+// A run's state besides its chunks. With both, it goes on as if nothing had happened.
 #pragma once
 
 #include <exception>

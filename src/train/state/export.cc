@@ -1,5 +1,6 @@
 // A run's weights as a directory that transformers loads.
 #include <fcntl.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,20 +10,22 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/checksum.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/saved.h"
-#include "ferry/train.h"
+#include "ferry/export.h"
 #include "loaded_weights.h"
 #include "model/huggingface.h"
 #include "planner/planner.h"
 #include "train/model_of.h"
+#include "train/state/export.h"
 
 namespace ferry::train {
 namespace {
 
-// What belongs to a model and is no weights, as far as it is there.
+// Files that belong to a model and hold no weights, as far as they are there.
 constexpr std::array<std::string_view, 12> kCompanions{"tokenizer.json",
                                                        "tokenizer_config.json",
                                                        "tokenizer.model",
@@ -86,7 +89,7 @@ std::vector<Read> in_order(const std::vector<model::Layer>& layers) {
     return reads;
 }
 
-// What is written: tensors, their type and the model's config.json.
+// The contents of an export: tensors, their type and the model's config.json.
 struct Exported {
     std::vector<checkpoint::TensorInfo> tensors{};
     DType type = DType::f32;
@@ -307,7 +310,10 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
     int64_t of = 0, bytes = 0;
     for (const checkpoint::Shard& shard : saved.manifest().shards) {
         const std::filesystem::path file = std::filesystem::path(saved.path()) / shard.file;
-        if (shard.file == "config.json") description = read_text_file(file, kModelFile);
+        if (shard.file == "config.json") {
+            checkpoint::check_shard(saved.path(), shard, [](int64_t) {});
+            description = read_text_file(file, kModelFile);
+        }
         if (!shard.file.starts_with(kWeightFiles)) continue;
         for (const checkpoint::ArraySum& array : shard.arrays) {
             arrays.push_back(saved.find(array.name));
@@ -324,12 +330,21 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
         const auto* const master = saved.find(what.tensors[i].name + ".master");
         const auto& array = what.type != computed && master ? *master : *arrays[i];
         std::vector<float> room;
+        RunningChecksum sum;
         for (int64_t first = 0, count = what.tensors[i].count(); first < count; first += kPart) {
             room.resize(static_cast<size_t>(std::min(kPart, count - first)));
-            array.shard->read(*array.stored, first, room);
+            array.shard->read(*array.stored, first, room, &sum);
             sink(room);
             progress(bytes += std::ssize(room) * size_of(what.type), of);
         }
+        if (sum.value() == array.checksum) return;
+        throw Error(
+            Trouble::io,
+            {.what = "bytes of the checkpoint are not those that were written",
+             .where = array.shard->file_of(*array.stored) + ": " + array.stored->name,
+             .measured = fmt::format("checksum {:016x}", sum.value()),
+             .limit = fmt::format("{:016x}", array.checksum),
+             .remedy = "export another checkpoint: ferry ckpt verify says which are whole"});
     });
 }
 

@@ -17,7 +17,7 @@
 namespace ferry::train {
 namespace {
 
-// What older files hold beside the weights: causal masks, and RoPE's table.
+// Tensors of older files that are no weights: causal masks, and RoPE's table.
 constexpr std::string_view kNoWeights[] = {".attn.bias", ".attn.masked_bias",
                                            "rotary_emb.inv_freq"};
 

@@ -17,7 +17,7 @@ namespace ferry::train {
 
 class LoadedWeights {
 public:
-    // Of the directory that the configuration names; null where it names none or loads nothing.
+    // The weights of the configuration's directory; null where it names none or loads nothing.
     static std::unique_ptr<LoadedWeights> of(const ModelConfig& config, const model::Shape& shape,
                                              const std::vector<model::Layer>& layers);
     // Opens the files and compares them with the layers. Throws usage for a tensor that is missing,
@@ -48,7 +48,7 @@ private:
         stored_{};  // by ferry's name
 };
 
-// What a run's weights are before its first step, as text to compare. `loaded` may be null: random.
+// A run's weights before its first step, as text to compare. `loaded` may be null: random.
 std::string first_weights(const LoadedWeights* loaded, const model::Shape& shape);
 
 }  // namespace ferry::train

@@ -36,7 +36,7 @@ uint64_t checksum_of(const std::vector<double>& values) {
     return checksum(std::as_bytes(std::span(values)));
 }
 
-// What the shape has beside the sizes of a plain Llama.
+// The shape's options beside the sizes of a plain Llama.
 std::string options_of(const model::Shape& s) {
     std::string text;
     const auto add = [&](bool there, const char* name) { text += there ? name : ""; };
@@ -72,7 +72,7 @@ std::string shape_text(const model::Shape& s) {
 
 std::string library_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
-    return "ops 7; " + ops::cuda_library_versions(attention_of(config));
+    return "ops 7; " + ops::cuda_library_versions(config.numerics.attention);
 }
 
 std::string machine_text(const Device& device, const Config& config) {

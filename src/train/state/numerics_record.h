@@ -1,4 +1,4 @@
-// The identity of a run: everything that fixes a number (docs/numerics.md).
+// The numerics record of a run: everything that orders or rounds a number (docs/numerics.md).
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,8 @@
 
 namespace ferry::train {
 
-// Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.
-// `machine`: what the device adds, see machine_text.
-// `config` is of one of the ranks.
+// The record as text; numerics_hash() is its hash. `machine`: what the device adds, see
+// machine_text. `config` is of one of the ranks.
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks);
 // The model alone: what of it decides the numbers.
@@ -21,7 +20,7 @@ std::string shape_text(const model::Shape& shape);
 std::string model_text(const Config& config, const model::Shape& shape, int ranks);
 uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
                        int ranks);
-// What the device adds: its operations and libraries, and the same behind its name.
+// The device's part: its operations and libraries, and the same behind its name.
 std::string library_text(const Device& device, const Config& config);
 std::string machine_text(const Device& device, const Config& config);
 

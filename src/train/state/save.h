@@ -16,6 +16,7 @@
 #include "ferry/train.h"
 #include "model/model.h"
 #include "planner/planner.h"
+#include "saving.h"
 #include "state_arrays.h"
 #include "state_io.h"
 
@@ -26,7 +27,7 @@ namespace ferry::train {
 std::string checkpoint_identity_of(const Config& config, const model::Shape& shape,
                                    const TokenFileInfo& tokens);
 
-// What a manifest says of a run, and back.
+// Copies a run's state to a manifest, and back.
 void note_run(const RunState& state, checkpoint::Manifest& manifest);
 RunState run_of(const checkpoint::Manifest& manifest);
 
@@ -46,12 +47,12 @@ struct Unwritten {
 [[nodiscard]] std::optional<Error> write_checkpoint(const planner::Plan& plan, Unwritten unwritten,
                                                     const Saving& saving, bool together,
                                                     const ReadArrays& read);
-// What every rank but the first does meanwhile.
+// Every rank but the first calls this meanwhile.
 void give_checkpoint(const planner::Plan& plan, const ReadArrays& read);
 
 // ---------------------------------------------------------------- reading
 
-// What a run goes on from.
+// The checkpoint that a run goes on from.
 class SavedRun {
 public:
     // Opens it. Throws usage and io (checkpoint/saved.h); beside io it names the newest checkpoint
@@ -67,7 +68,7 @@ public:
     void require(const planner::Plan& plan) const;
     // Reads part `part` of `parts` of it, whole; throws io as above.
     void prove(Team& team, int part, int parts, StartUp& start_up) const;
-    // Of padding, moments are as in a run that begins.
+    // Padding's moments are as in a run that begins.
     StateIo::Contents contents(const planner::Plan& plan,
                                const StateIo::FirstMoment& first_moment) const;
 

@@ -17,7 +17,7 @@ namespace ferry::train {
 // How many bytes stand for how many elements.
 struct Width {
     int64_t bytes = 4, elements = 1;
-    // Of `count` elements from the beginning of such a group.
+    // Bytes of `count` elements from the beginning of such a group.
     int64_t of(int64_t count) const { return ceil_div(count, elements) * bytes; }
 };
 
@@ -37,12 +37,12 @@ struct StateArray {
     std::string_view suffix{};      // behind the tensor's name
     std::string_view dtype{"F32"};  // as safetensors calls it
     Width width{};
-    // Of a tensor of this shape: its own, or one number a block.
+    // The array's shape for a tensor of this one: the same, or one number a moment block.
     std::vector<int64_t> shape(std::span<const int64_t> tensor) const;
 };
 
-// Of a tensor whose state has this format. The master is in fp32, however the run keeps it; where
-// it computes in fp32, that is the weight. A frozen tensor has its weight alone.
+// The arrays of a tensor whose state has this format. The master is in fp32, however the run keeps
+// it; where it computes in fp32, that is the weight. A frozen tensor has its weight alone.
 std::vector<StateArray> state_arrays(const StateFormat& format, DType compute, bool trainable);
 
 // The same of a tensor of this layer.

@@ -47,7 +47,7 @@ std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
     return wide;
 }
 
-// Of a chunk's state; null: none of the moments'.
+// The moments in a chunk's state; null: `what` is none of them.
 void* moments_in(const optim::Span& state, StateArray::What what) {
     switch (what) {
         case StateArray::What::first_moment:

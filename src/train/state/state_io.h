@@ -41,14 +41,15 @@ public:
     int64_t bytes() const;  // of weights and state
     // fp32 values of elements [first, first + out.size()) of a layer; called by any thread.
     using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
-    // What the first moment starts as, and the map of its codes; the second starts as zero.
+    // The first moment's start value, and the map of its codes; the second starts as zero.
     struct FirstMoment {
         float value = 0;
         optim::Map map = optim::Map::with_sign;
     };
     static FirstMoment first_moment_of(const optim::Hyper& hyper);
-    // What the state is first: the master, or a frozen weight; the first moment at the same value
-    // everywhere and the second at zero, or both as `moments` says, in the type they are kept in.
+    // The state's first contents: the master, or a frozen weight; the first moment at the same
+    // value everywhere and the second at zero, or both as `moments` says, in the type they are kept
+    // in.
     struct Contents {
         Fill master{};
         FirstMoment first_moment{};
@@ -100,7 +101,7 @@ private:
                    const Contents& contents) const;
     void read_moments(const planner::Chunk& chunk, const Staging& to, int64_t at, int64_t count,
                       const Contents& contents) const;
-    // Of elements [at, at + count) of a chunk that was brought, to the sink.
+    // Gives elements [at, at + count) of a fetched chunk to the sink.
     void give_arrays(const planner::Chunk& chunk, const Staging& from, int64_t at, int64_t count,
                      const ArraySink& sink) const;
     void load_master(const Staging& from, int64_t at, std::span<float> p) const;

@@ -1,4 +1,4 @@
-// What `ferry plan` says of a step before it is run.
+// The prediction of a step as `ferry plan` prints it.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,14 +10,14 @@
 
 namespace ferry::tools {
 
-struct ForecastReport {
-    train::Forecast forecast{};
+struct PredictionReport {
+    train::Prediction prediction{};
     FoundMeasurements found{};
     std::vector<WhatIf> what_if{};
 };
 
-std::string text_of(const ForecastReport& report);
-nlohmann::json to_json(const ForecastReport& report);
+std::string text_of(const PredictionReport& report);
+nlohmann::json to_json(const PredictionReport& report);
 // Bytes that each schedule moves on each lane.
 nlohmann::json schedules_json(const std::vector<train::ScheduleBytes>& schedules, int ranks);
 

@@ -1,4 +1,4 @@
-// What is known of a machine, as a plan is weighed with it.
+// The measurements of a machine by which a plan is weighed.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ cost::Measurements assumed_measurements(DeviceKind device, const std::vector<Nvm
 // where it is copied into a file that is memory.
 double dram_per_stored_byte(const Config& config);
 
-// Of one rank: what is not known is assumed. `known` may be null.
+// One rank's part; unknown ones are assumed. `known` may be null.
 cost::Measurements planning_measurements(const planner::PlanRequest& request,
                                          const cost::Measurements* known, int local_ranks);
 

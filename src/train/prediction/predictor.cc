@@ -1,4 +1,4 @@
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include "measure.h"
 #include "ops/ops.h"
 #include "planning_measurements.h"
-#include "predict.h"
+#include "step_timeline.h"
 #include "topology/topology.h"
 #include "train/from_config.h"
 #include "train/loader_of.h"
@@ -29,7 +29,7 @@ namespace ferry::train {
 using planner::Plan;
 using swap::Lane;
 
-class Forecaster::ModelOnDevice {
+class Predictor::ModelOnDevice {
 public:
     ModelOnDevice(const Config& config, const RankCount& count,
                   const std::optional<AbsentDevice>& absent)
@@ -88,10 +88,10 @@ public:
         return found;
     }
 
-    Forecast forecast(const planner::PlanRequest& request, const Plan& plan,
-                      const cost::Measurements& measured) const {
+    Prediction predict(const planner::PlanRequest& request, const Plan& plan,
+                       const cost::Measurements& measured) const {
         const cost::Measurements measurements = cost::of_rank(measured, world_.local_ranks);
-        Forecast found;
+        Prediction found;
         found.speculative = plan.speculative;
         const Previous steady = plan.speculative ? Previous::committed : Previous::not_speculative;
         found.schedule = record_step(plan, steady, plan.speculative);
@@ -209,8 +209,8 @@ private:
         return {bytes[0] / all, bytes[1] / all, bytes[2] / all};
     }
 
-    static std::vector<LinkForecast> links_of(const swap::Schedule& step, const Plan& plan,
-                                              const cost::Measurements& speeds) {
+    static std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& plan,
+                                                const cost::Measurements& speeds) {
         const cost::WorkOf work_of = planner::work_of(plan);
         const swap::CostModel cost = cost::cost_model(work_of, speeds);
         std::array<int64_t, swap::kLanes> bytes{}, tasks{};
@@ -230,7 +230,7 @@ private:
         const double dram = cost::dram_bytes(update_bytes, static_cast<double>(up + down),
                                              static_cast<double>(stored), speeds);
         const auto seconds = [](double moved, double rate) { return moved > 0 ? moved / rate : 0; };
-        std::vector<LinkForecast> links{
+        std::vector<LinkPrediction> links{
             {"compute", 0, compute_s},
             {"host to device", up, seconds(double(up), speeds.copy_bytes_per_s)},
             {"device to host", down, seconds(double(down), speeds.copy_bytes_per_s)},
@@ -259,7 +259,7 @@ private:
     std::optional<cost::Measurements> known_{};
 };
 
-const LinkForecast& Forecast::binding() const {
+const LinkPrediction& Prediction::binding() const {
     return *std::max_element(links.begin(), links.end(),
                              [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
 }
@@ -283,45 +283,45 @@ ScheduleBytes steady_bytes(const Plan& plan) {
             step_bytes(plan, Previous::not_speculative, false)};
 }
 
-Forecaster::Forecaster(std::unique_ptr<ModelOnDevice> model) : model_(std::move(model)) {}
+Predictor::Predictor(std::unique_ptr<ModelOnDevice> model) : model_(std::move(model)) {}
 
-Forecaster::~Forecaster() = default;
+Predictor::~Predictor() = default;
 
-std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count) {
-    return std::unique_ptr<Forecaster>(
-        new Forecaster(std::make_unique<ModelOnDevice>(config, count, std::nullopt)));
+std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount& count) {
+    return std::unique_ptr<Predictor>(
+        new Predictor(std::make_unique<ModelOnDevice>(config, count, std::nullopt)));
 }
 
-std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count,
-                                             const AbsentDevice& device) {
-    return std::unique_ptr<Forecaster>(
-        new Forecaster(std::make_unique<ModelOnDevice>(config, count, device)));
+std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount& count,
+                                           const AbsentDevice& device) {
+    return std::unique_ptr<Predictor>(
+        new Predictor(std::make_unique<ModelOnDevice>(config, count, device)));
 }
 
-void Forecaster::plan_by(const cost::Measurements& known) { model_->plan_by(known); }
-Plan Forecaster::plan(const planner::PlanRequest& request) const { return model_->plan(request); }
-cost::Measurements Forecaster::measure(const Plan& plan, Memory memory) {
+void Predictor::plan_by(const cost::Measurements& known) { model_->plan_by(known); }
+Plan Predictor::plan(const planner::PlanRequest& request) const { return model_->plan(request); }
+cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
     return model_->measure(plan, memory);
 }
-Forecast Forecaster::forecast(const planner::PlanRequest& request, const Plan& plan,
+Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& plan,
                               const cost::Measurements& measured) const {
-    return model_->forecast(request, plan, measured);
+    return model_->predict(request, plan, measured);
 }
-bool Forecaster::covers(const Plan& plan, const cost::KernelTimes& times) const {
+bool Predictor::covers(const Plan& plan, const cost::KernelTimes& times) const {
     return model_->covers(plan, times);
 }
-cost::KernelsOf Forecaster::kernels_of() const { return model_->kernels_of(); }
-std::string Forecaster::device_text() const { return model_->device_text(); }
-int64_t Forecaster::device_bytes() const { return model_->device_bytes(); }
-planner::DeviceNeeds Forecaster::needs() const { return model_->needs(); }
-bool Forecaster::is_here() const { return model_->is_here(); }
-RankCount Forecaster::count() const { return model_->count(); }
-cost::Measurements Forecaster::assumed(const Plan& plan) const { return model_->assumed(plan); }
-cost::Measurements Forecaster::with_assumed_kernels(cost::Measurements known,
-                                                    const Plan& plan) const {
+cost::KernelsOf Predictor::kernels_of() const { return model_->kernels_of(); }
+std::string Predictor::device_text() const { return model_->device_text(); }
+int64_t Predictor::device_bytes() const { return model_->device_bytes(); }
+planner::DeviceNeeds Predictor::needs() const { return model_->needs(); }
+bool Predictor::is_here() const { return model_->is_here(); }
+RankCount Predictor::count() const { return model_->count(); }
+cost::Measurements Predictor::assumed(const Plan& plan) const { return model_->assumed(plan); }
+cost::Measurements Predictor::with_assumed_kernels(cost::Measurements known,
+                                                   const Plan& plan) const {
     return model_->with_assumed_kernels(std::move(known), plan);
 }
-int Forecaster::threads() const { return model_->threads(); }
+int Predictor::threads() const { return model_->threads(); }
 
 bool check_token_header(const Config& config) {
     if (::access(config.data.tokens.c_str(), F_OK) != 0 && errno == ENOENT) return false;
@@ -335,7 +335,7 @@ bool check_token_header(const Config& config) {
 void check_reserved_cores(const Config& config) { require_a_core(machine_for(config)); }
 
 planner::Plan plan_for(const Config& config) {
-    return Forecaster::make(config)->plan(request_of(config));
+    return Predictor::make(config)->plan(request_of(config));
 }
 
 }  // namespace ferry::train

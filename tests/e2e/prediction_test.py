@@ -17,7 +17,7 @@ SAVED = os.path.join(os.path.dirname(__file__), "machine_h100.json")
 LANES = ("compute", "h2d", "d2h", "team", "check", "nvme read", "nvme write")
 
 
-class ForecastTest(FerryTest):
+class PredictionTest(FerryTest):
     def plan(self, config, *arguments):
         return self.ferry("plan", self.command(config)[1], "--json", *arguments)
 
@@ -26,10 +26,10 @@ class ForecastTest(FerryTest):
         return self.config(**{"budgets__nvme": [self.nvme()], "swap__state_on_nvme": 1, **changes})
 
 
-class BytesTest(ForecastTest):
+class BytesTest(PredictionTest):
     def planned(self, config, steps):
         """What the schedules that these steps replayed move, by lane."""
-        plan = self.plan(config, "--no-forecast")
+        plan = self.plan(config, "--no-prediction")
         self.assertEqual(plan.code, 0, plan.err)
         schedules = {one["name"]: one["bytes"] for one in json.loads(plan.out)["schedules"]}
         total, previous = collections.Counter(), "first"
@@ -62,47 +62,47 @@ class BytesTest(ForecastTest):
                                      swap__chunk_elements=8192))
 
 
-class PlanTest(ForecastTest):
-    def forecast(self, config, *arguments):
+class PlanTest(PredictionTest):
+    def predict(self, config, *arguments):
         plan = self.plan(config, *arguments)
         self.assertEqual(plan.code, 0, plan.err)
         return json.loads(plan.out)
 
     def test_json(self):
-        plan = self.forecast(self.tiers())
+        plan = self.predict(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
                                      "micro_batches", "groups", "attention_saved", "mlp_saved", "inputs_saved", "ranks", "tiers",
-                                     "schedules", "wear", "planned_by", "forecast", "slow_operations",
+                                     "schedules", "wear", "planned_by", "prediction", "slow_operations",
                                      "tokens_checked"})
-        forecast = plan["forecast"]
-        self.assertEqual(set(forecast), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
+        prediction = plan["prediction"]
+        self.assertEqual(set(prediction), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "peak_bound_seconds", "links", "timeline",
                                          "what_if", "measured", "assumed", "state",
                                          "bound_state", "attention", "bound_attention", "mlp", "bound_mlp"})
-        step = forecast["step_seconds"]
+        step = prediction["step_seconds"]
         self.assertGreater(step, 0)
-        self.assertGreaterEqual(step, forecast["plan_bound_seconds"] * 0.999)
-        links = {link["link"]: link for link in forecast["links"]}
+        self.assertGreaterEqual(step, prediction["plan_bound_seconds"] * 0.999)
+        links = {link["link"]: link for link in prediction["links"]}
         self.assertEqual(set(links), {"compute", "host to device", "device to host", "nvme", "dram",
                                       "cores"})
         self.assertEqual(max(links.values(), key=lambda link: link["seconds"])["link"],
-                         forecast["binding"])
-        self.assertEqual(forecast["state"]["nvme"], 12 / 16)  # all of it; the gradients are not
-        for shares in (forecast["state"], forecast["bound_state"]):
+                         prediction["binding"])
+        self.assertEqual(prediction["state"]["nvme"], 12 / 16)  # all of it; the gradients are not
+        for shares in (prediction["state"], prediction["bound_state"]):
             self.assertAlmostEqual(sum(shares.values()), 1)
-        self.assertEqual(forecast["bound_state"]["nvme"], 0, "memory is unlimited")
+        self.assertEqual(prediction["bound_state"]["nvme"], 0, "memory is unlimited")
         steady = next(one["bytes"] for one in plan["schedules"]
                       if one["name"] == "after a step without speculation")
         self.assertEqual(links["nvme"]["bytes"], steady["nvme read"] + steady["nvme write"])
         self.assertEqual(links["host to device"]["bytes"], steady["h2d"])
-        for bar in forecast["timeline"]:
+        for bar in prediction["timeline"]:
             self.assertIn(bar["lane"], LANES)
             self.assertLessEqual(0, bar["begin_seconds"])
             self.assertLessEqual(bar["begin_seconds"], bar["end_seconds"])
             self.assertLessEqual(bar["end_seconds"], step * (1 + 1e-9))
         # Nobody checks but the update: only state is stored.
-        self.assertEqual({bar["lane"] for bar in forecast["timeline"]}, set(LANES) - {"check"})
-        changes = [one["change"] for one in forecast["what_if"]]
+        self.assertEqual({bar["lane"] for bar in prediction["timeline"]}, set(LANES) - {"check"})
+        changes = [one["change"] for one in prediction["what_if"]]
         self.assertIn("+10 % NVMe bandwidth", changes)
         self.assertIn("+1 core", changes)
         self.assertNotIn("+1 GiB of host memory", changes, "the budget is unlimited")
@@ -114,31 +114,31 @@ class PlanTest(ForecastTest):
         machine = self.path("slow_disk.json")
         with open(machine, "w", encoding="ascii") as file:
             json.dump({"ferry_machine": 1, "paths": [drive]}, file)
-        plan = self.forecast(self.config(budgets__nvme=[self.nvme()], budgets__host="2MiB",
+        plan = self.predict(self.config(budgets__nvme=[self.nvme()], budgets__host="2MiB",
                                          budgets__device="4MiB"), "--machine", machine)
-        gains = {one["change"]: one["step_seconds"] for one in plan["forecast"]["what_if"]}
-        self.assertLess(gains["+1 GiB of host memory"], 0.5 * plan["forecast"]["step_seconds"])
+        gains = {one["change"]: one["step_seconds"] for one in plan["prediction"]["what_if"]}
+        self.assertLess(gains["+1 GiB of host memory"], 0.5 * plan["prediction"]["step_seconds"])
         self.assertIn("+1 GiB of device memory", gains)
 
     def test_a_state_that_needs_no_disk_is_asked_for(self):
         def host_bytes(**changes):
-            return self.forecast(self.config(**fixed, **changes), "--no-forecast")["host_bytes"]
+            return self.predict(self.config(**fixed, **changes), "--no-prediction")["host_bytes"]
         fixed = {"swap__speculate": "off", "swap__chunk_elements": 4096}
         small, large = host_bytes(optimizer__moments="int8"), host_bytes()
         self.assertLess(small, large)
         between = (small + large) // 2
         tight = {**fixed, "budgets__nvme": [self.nvme()], "budgets__host": between}
-        plan = self.forecast(self.config(**tight))
+        plan = self.predict(self.config(**tight))
         self.assertGreater(plan["nvme_bytes"], 0, (small, large))
-        answers = {one["change"]: one for one in plan["forecast"]["what_if"]}
+        answers = {one["change"]: one for one in plan["prediction"]["what_if"]}
         self.assertTrue(answers["optimizer.moments=int8"]["all_in_memory"])
         self.assertFalse(answers["+1 core"]["all_in_memory"])
-        self.assertEqual(self.forecast(self.config(**tight, optimizer__moments="int8"))["nvme_bytes"], 0)
+        self.assertEqual(self.predict(self.config(**tight, optimizer__moments="int8"))["nvme_bytes"], 0)
         run = self.ferry("plan", self.command(self.config(**tight))[1])
         self.assertRegex(run.out, r"optimizer.moments=int8 .*all in memory, no disk")
-        # What is to be on the disk stays there, whatever it takes.
-        plan = self.forecast(self.tiers())
-        self.assertNotIn("optimizer.moments=int8", [one["change"] for one in plan["forecast"]["what_if"]])
+        # State that is to be on the disk stays there, whatever it takes.
+        plan = self.predict(self.tiers())
+        self.assertNotIn("optimizer.moments=int8", [one["change"] for one in plan["prediction"]["what_if"]])
 
     def test_table_and_picture(self):
         picture = self.path("step.svg")
@@ -168,8 +168,8 @@ class PlanTest(ForecastTest):
 
     def test_a_path_that_is_not_there_is_no_prediction(self):
         config = self.tiers(budgets__nvme=[{"path": self.path("none"), "size": "64MiB"}])
-        plan = self.forecast(config)
-        self.assertIn("No such file", plan["forecast"]["missing"])
+        plan = self.predict(config)
+        self.assertIn("No such file", plan["prediction"]["missing"])
         self.assertFalse(os.path.exists(self.path("none")))
         picture = self.path("none.svg")
         run = self.ferry("plan", self.command(config)[1], "--svg", picture)
@@ -184,7 +184,7 @@ class PlanTest(ForecastTest):
         for size in (64, 512):
             config = self.tiers(budgets__nvme=[self.nvme(f"{size}MiB")])
             before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock
-            self.assertGreater(self.forecast(config)["forecast"]["step_seconds"], 0)
+            self.assertGreater(self.predict(config)["prediction"]["step_seconds"], 0)
             written = 512 * (resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock - before)
             self.assertLessEqual(written, (2 * min(size, 256) + 96) << 20)
 
@@ -198,10 +198,10 @@ class PlanTest(ForecastTest):
         config = self.tiers(budgets__nvme=[{"path": path, "size": "24MiB"}])
         run = self.ferry("plan", self.command(config)[1], "--json", through=inside)
         self.assertEqual(run.code, 0, run.err)
-        self.assertGreater(json.loads(run.out)["forecast"].get("step_seconds", 0), 0)
+        self.assertGreater(json.loads(run.out)["prediction"].get("step_seconds", 0), 0)
 
     def wear(self, config, *arguments):
-        return self.forecast(config, "--no-forecast", *arguments)["wear"]
+        return self.predict(config, "--no-prediction", *arguments)["wear"]
 
     def followed(self, config, *arguments):
         """The advice by the keys it names; each comes out as it says, planned with --set."""
@@ -223,7 +223,7 @@ class PlanTest(ForecastTest):
     def test_wear(self):
         drive = {**self.nvme(), "endurance_tbw": 0.001}
         config = self.tiers(budgets__nvme=[drive], steps=1000)
-        plan = self.forecast(config, "--no-forecast")
+        plan = self.predict(config, "--no-prediction")
         wear = plan["wear"]
         steady = next(one["bytes"] for one in plan["schedules"]
                       if one["name"] == "after a step without speculation")
@@ -232,7 +232,7 @@ class PlanTest(ForecastTest):
         self.assertEqual(wear["run_bytes"], plan["nvme_bytes"] + 1000 * (steady["nvme write"] + 8192))
         self.assertAlmostEqual(wear["paths"][0]["endurance_share"], wear["run_bytes"] / 1e9)
         advice = self.followed(config)
-        # Of fp32 there is no split master; unlimited memory cannot grow.
+        # There is no split master of fp32; unlimited memory cannot grow.
         self.assertEqual(set(advice), {("swap.state_on_nvme",), ("batch.micro_batches", "steps"),
                                        ("optimizer.moments",), ()})
         half = self.followed(config)[()]["endurance_share"]
@@ -245,7 +245,7 @@ class PlanTest(ForecastTest):
         config = self.tiers(budgets__nvme=[drive], steps=1000, precision="bf16", optimizer__moments="int8")
         self.assertTrue(all(one["set"] != {"optimizer.moments": "int8"} for one in self.followed(config).values()))
         drive["endurance_tbw"] = 600
-        plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000), "--no-forecast")
+        plan = self.predict(self.tiers(budgets__nvme=[drive], steps=1000), "--no-prediction")
         self.assertEqual(plan["wear"]["advice"], [])
 
     def test_wear_goes_by_the_sizes_of_paths(self):
@@ -282,7 +282,7 @@ class PlanTest(ForecastTest):
         path = wear["paths"][0]
         self.assertAlmostEqual(path["endurance_share_rolled_back"], wear["run_bytes_rolled_back"] / 1e8)
         self.assertIn({"swap.speculate": "auto"}, [advice["set"] for advice in wear["advice"]])
-        text = self.ferry("plan", self.command(config)[1], "--no-forecast").out
+        text = self.ferry("plan", self.command(config)[1], "--no-prediction").out
         self.assertRegex(text, r"up to .* a step where speculative updates are rolled back")
         self.assertIn("warning", text)
         self.assertNotRegex(text, r"e\+\d\d %", "percentages are plain numbers")
@@ -302,15 +302,15 @@ class PlanTest(ForecastTest):
             self.assertNotIn(("budgets.host",), advice, "however much there is")
             self.assertIn((key,), advice)
 
-    def test_a_durable_run_is_forecast_too(self):
+    def test_a_durable_run_is_predicted_too(self):
         config = self.tiers(checkpoint__durable_steps=True)
-        self.assertGreater(self.forecast(config)["forecast"]["step_seconds"], 0)
+        self.assertGreater(self.predict(config)["prediction"]["step_seconds"], 0)
 
     def test_ranks_of_a_host_wear_its_drives_together(self):
         drive = {**self.nvme(), "endurance_tbw": 0.001}
         config = self.tiers(budgets__nvme=[drive], steps=1000)
         alone = self.wear(config)
-        plan = self.forecast(config, "--no-forecast", "--ranks", "2")
+        plan = self.predict(config, "--no-prediction", "--ranks", "2")
         steady = next(one["bytes"] for one in plan["schedules"]
                       if one["name"] == "after a step without speculation")
         self.assertEqual(plan["wear"]["step_bytes"], 2 * steady["nvme write"])
@@ -338,22 +338,22 @@ class PlanTest(ForecastTest):
         self.assertLessEqual(sum(max(file.st_size, 512 * file.st_blocks) for file in files), enough)
 
     def test_it_says_by_which_measurements(self):
-        plan = self.forecast(self.tiers(), "--no-forecast")
+        plan = self.predict(self.tiers(), "--no-prediction")
         self.assertIn("defaults of a small machine", plan["planned_by"])
         self.assertIn("--machine", plan["planned_by"])
-        table = self.ferry("plan", self.command(self.tiers())[1], "--no-forecast")
+        table = self.ferry("plan", self.command(self.tiers())[1], "--no-prediction")
         self.assertIn(plan["planned_by"], table.out)
 
     def test_an_absurd_shape_is_refused_by_arithmetic(self):
         absurd = self.tiers(model__hidden=1 << 20, model__layers=65536, model__heads=1 << 13,
                             model__intermediate=1 << 20)
-        run = self.plan(absurd, "--no-forecast")
+        run = self.plan(absurd, "--no-prediction")
         self.assertEqual(run.code, DOES_NOT_FIT, run.err)
         self.assertIn("more chunks than can be planned", run.err)
         self.assertIn("swap.chunk_elements", run.err)
 
 
-class SavedByAGpuTest(ForecastTest):
+class SavedByAGpuTest(PredictionTest):
     """Plans by measurements that a machine with an H100 saved (the 3 B example, of this theta and epsilon), where there
     is no GPU."""
 
@@ -362,7 +362,7 @@ class SavedByAGpuTest(ForecastTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        if cls.ferry("plan", EXAMPLE, "--no-forecast").code == 0:
+        if cls.ferry("plan", EXAMPLE, "--no-prediction").code == 0:
             raise unittest.SkipTest("there is a GPU, which this would measure")
         with open(SAVED, encoding="utf-8") as file:
             cls.saved = json.load(file)
@@ -376,7 +376,7 @@ class SavedByAGpuTest(ForecastTest):
         done = self.ferry("plan", example, "--json", "--machine", machine, *arguments)
         self.assertEqual(done.code, 0, done.err)
         plan = json.loads(done.out)
-        return plan, plan["forecast"], {link["link"]: link for link in plan["forecast"]["links"]}
+        return plan, plan["prediction"], {link["link"]: link for link in plan["prediction"]["links"]}
 
     @staticmethod
     def rate(link):
@@ -384,8 +384,8 @@ class SavedByAGpuTest(ForecastTest):
 
     def test_every_figure_is_found_again(self):
         """The kernels of 16 threads, and with them memory and copies beside the GPU."""
-        plan, forecast, links = self.plan_by(*self.MODEL)
-        self.assertEqual((forecast["assumed"], forecast["measured"]), ([], []))
+        plan, prediction, links = self.plan_by(*self.MODEL)
+        self.assertEqual((prediction["assumed"], prediction["measured"]), ([], []))
         self.assertEqual(plan["planned_by"], f"the measurements of {self.path('saved.json')}")
         self.assertAlmostEqual(self.rate(links["dram"]) / self.saved["memory"][0]["update_bytes_per_s"], 1, places=6)
         self.assertAlmostEqual(self.rate(links["host to device"]) / self.saved["devices"][0]["copy_bytes_per_s"], 1)
@@ -394,16 +394,16 @@ class SavedByAGpuTest(ForecastTest):
         def slower(content):
             content["kernels"][0]["gemm_flops_per_s"] /= 4
         _, _, fast = self.plan_by()
-        _, forecast, slow = self.plan_by(change=slower)
-        self.assertIn("this model's kernels, by their operations", forecast["assumed"])
+        _, prediction, slow = self.plan_by(change=slower)
+        self.assertIn("this model's kernels, by their operations", prediction["assumed"])
         self.assertGreater(slow["compute"]["seconds"], 2 * fast["compute"]["seconds"])
 
     def test_copies_are_planned_by_without_memory(self):
         def no_memory(content):
             content["memory"].clear()
             content["devices"][0]["copy_bytes_per_s"] = 3e9
-        plan, forecast, links = self.plan_by(*self.MODEL, change=no_memory)
-        self.assertIn("memory beside cuda sm_90", forecast["assumed"])
+        plan, prediction, links = self.plan_by(*self.MODEL, change=no_memory)
+        self.assertIn("memory beside cuda sm_90", prediction["assumed"])
         self.assertAlmostEqual(self.rate(links["host to device"]) / 3e9, 1)
         self.assertIn("but for memory: those by default", plan["planned_by"])
 
@@ -448,12 +448,12 @@ class SavedByAGpuTest(ForecastTest):
                        "budgets": {"device": "40GiB", "host": "600GiB",
                                    "nvme": [{"path": "/nvme0", "size": "4TB"}]}}, file)
         for stage in (1, 3):
-            _, forecast, _ = self.plan_by("--ranks", "8", "--set", f"zero.stage={stage}", example=large)
-            self.assertLessEqual(forecast["bound_seconds"], forecast["step_seconds"], stage)
-            self.assertGreater(forecast["bound_seconds"], 0.5 * forecast["step_seconds"], stage)
+            _, prediction, _ = self.plan_by("--ranks", "8", "--set", f"zero.stage={stage}", example=large)
+            self.assertLessEqual(prediction["bound_seconds"], prediction["step_seconds"], stage)
+            self.assertGreater(prediction["bound_seconds"], 0.5 * prediction["step_seconds"], stage)
 
 
-class MachineTest(ForecastTest):
+class MachineTest(PredictionTest):
     """One file for all of it, measured once."""
 
     @classmethod
@@ -487,7 +487,7 @@ class MachineTest(ForecastTest):
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
     def test_nothing_is_measured_again(self):
-        first, second = (json.loads(self.plan(self.tiny, "--machine", self.machine).out)["forecast"]
+        first, second = (json.loads(self.plan(self.tiny, "--machine", self.machine).out)["prediction"]
                          for _ in range(2))
         self.assertEqual(first["measured"], [])
         self.assertEqual(first, second)
@@ -502,8 +502,8 @@ class MachineTest(ForecastTest):
                 content["paths"][0][key] *= 2
         seconds = []
         for file in (self.machine, self.changed(faster)):
-            forecast = json.loads(self.plan(self.tiny, "--machine", file).out)["forecast"]
-            seconds.append(next(link["seconds"] for link in forecast["links"]
+            prediction = json.loads(self.plan(self.tiny, "--machine", file).out)["prediction"]
+            seconds.append(next(link["seconds"] for link in prediction["links"]
                                 if link["link"] == "nvme"))
         self.assertAlmostEqual(seconds[0] / seconds[1], 2)
 
@@ -513,8 +513,8 @@ class MachineTest(ForecastTest):
                 content["paths"][0]["mixed_cpu_s_per_gb"] = cpu_s_per_gb
                 for one in content["kernels"][0]["times"]:  # as long as storage takes
                     one["seconds"] *= scale
-            forecast = json.loads(self.plan(self.tiny, "--machine", self.changed(change)).out)["forecast"]
-            return forecast["step_seconds"], {link["link"]: link["seconds"] for link in forecast["links"]}
+            prediction = json.loads(self.plan(self.tiny, "--machine", self.changed(change)).out)["prediction"]
+            return prediction["step_seconds"], {link["link"]: link["seconds"] for link in prediction["links"]}
         scale = 1
         _, alone = seconds(0)
         scale = alone["nvme"] / alone["compute"]
@@ -543,7 +543,7 @@ class MachineTest(ForecastTest):
             self.assertEqual(run.numbers(), reference.numbers())
             self.assertIn("measurements of this machine's file", run.err)
             speculative.append(run.summary["steps_committed"] + run.summary["steps_rolled_back"])
-            planned = json.loads(self.plan(config, "--no-forecast", "--machine", file).out)
+            planned = json.loads(self.plan(config, "--no-prediction", "--machine", file).out)
             self.assertEqual(planned["planned_by"], f"the measurements of {file}")
             self.assertEqual(planned["tiers"], run.summary["tiers"])
             slots.append(planned["nvme_bytes"])
@@ -565,20 +565,20 @@ class MachineTest(ForecastTest):
                               f"data.tokens={self.path('tokens.bin')}", "--set", "budgets.host=100GiB", *settings)
             self.assertEqual(done.code, 0, done.err)
             found = json.loads(done.out)
-            return found, {one["change"]: one["step_seconds"] for one in found["forecast"]["what_if"]}
-        if self.ferry("plan", self.command(self.tiers(device="cuda"))[1], "--no-forecast").code == 0:
+            return found, {one["change"]: one["step_seconds"] for one in found["prediction"]["what_if"]}
+        if self.ferry("plan", self.command(self.tiers(device="cuda"))[1], "--no-prediction").code == 0:
             self.skipTest("there is a GPU, which this would measure")
         unsaid, buys = plan()
         said, said_buys = plan("--set", "swap.expect_clipped=0")
-        self.assertEqual(buys["swap.expect_clipped=0"], said["forecast"]["step_seconds"])
-        self.assertLess(buys["swap.expect_clipped=0"], 0.97 * unsaid["forecast"]["step_seconds"])
+        self.assertEqual(buys["swap.expect_clipped=0"], said["prediction"]["step_seconds"])
+        self.assertLess(buys["swap.expect_clipped=0"], 0.97 * unsaid["prediction"]["step_seconds"])
         self.assertGreater(said["mlp_saved"], unsaid["mlp_saved"])
         self.assertNotIn("swap.expect_clipped=0", said_buys)
         self.assertNotIn("swap.expect_clipped=0", plan("--set", "swap.speculate=off")[1])
 
     def test_a_gpu_that_is_not_here(self):
         config = self.tiers(device="cuda")
-        if self.plan(config, "--no-forecast").code == 0:
+        if self.plan(config, "--no-prediction").code == 0:
             self.skipTest("there is one")
         self.assertEqual(self.plan(config, "--machine", self.machine).code, USAGE, "none in the file")
         gpu = {"device": "cuda sm_90", "copy_bytes_per_s": 5e10, "update_bytes_per_s": 3e12,
@@ -592,7 +592,7 @@ class MachineTest(ForecastTest):
             self.assertEqual(done.code, 0, done.err)
             self.assertIn("cuda sm_90", done.err)
             return json.loads(done.out)
-        assumed = plan_by(lambda content: None)["forecast"]["assumed"]
+        assumed = plan_by(lambda content: None)["prediction"]["assumed"]
         for text in ("kernels", "context and libraries", "scratch", "budgets.device"):
             self.assertTrue(any(text in line for line in assumed), (text, assumed))
 
@@ -603,8 +603,8 @@ class MachineTest(ForecastTest):
                         model=here["model"].replace("head tile 1024", "head tile 4096"))
             content["kernels"].append(here)
         plan = plan_by(complete)
-        self.assertEqual(plan["forecast"]["assumed"], [])
-        self.assertGreater(plan["forecast"]["step_seconds"], 0)
+        self.assertEqual(plan["prediction"]["assumed"], [])
+        self.assertGreater(plan["prediction"]["step_seconds"], 0)
         rows = {row["what"]: row["bytes"] for row in plan["tiers"] if row["tier"] == "device"}
         self.assertEqual(rows["the process on the device: context, libraries"], 16 << 20)
         unlimited = plan_by(complete, self.tiers(device="cuda", swap__state_on_nvme=0))
@@ -639,18 +639,18 @@ class MachineTest(ForecastTest):
 
     def test_another_shape_is_measured(self):
         other = self.tiers(model__hidden=32)
-        forecast = json.loads(self.plan(other, "--machine", self.machine).out)["forecast"]
-        self.assertEqual(forecast["measured"], ["this model's kernels"])
+        prediction = json.loads(self.plan(other, "--machine", self.machine).out)["prediction"]
+        self.assertEqual(prediction["measured"], ["this model's kernels"])
 
     def test_training_goes_by_it(self):
         command = [word for word in self.command(self.tiny) if word != "--no-bound"]
         trace = self.path("trace.json")
         run = self.ferry(*command, "--machine", self.machine, "--trace", trace)
         self.assert_trained(run)
-        forecast = json.loads(self.plan(self.tiny, "--machine", self.machine).out)["forecast"]
-        key = "predicted_speculative_seconds" if forecast["speculative"] else "predicted_seconds"
-        self.assertAlmostEqual(run.summary[key], forecast["step_seconds"])
-        self.assertAlmostEqual(run.summary["bound_seconds"], forecast["bound_seconds"])
+        prediction = json.loads(self.plan(self.tiny, "--machine", self.machine).out)["prediction"]
+        key = "predicted_speculative_seconds" if prediction["speculative"] else "predicted_seconds"
+        self.assertAlmostEqual(run.summary[key], prediction["step_seconds"])
+        self.assertAlmostEqual(run.summary["bound_seconds"], prediction["bound_seconds"])
         with open(trace, encoding="utf-8") as file:
             events = json.load(file)["traceEvents"]
         groups = {event["pid"]: event["args"]["name"] for event in events

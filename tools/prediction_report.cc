@@ -1,4 +1,4 @@
-#include "forecast_report.h"
+#include "prediction_report.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -10,18 +10,18 @@ namespace {
 
 std::string percent(double part) { return fmt::format("{:.0f}%", 100 * part); }
 
-std::string links_text(const train::Forecast& forecast) {
-    const double step_s = forecast.timeline.step_seconds;
+std::string links_text(const train::Prediction& prediction) {
+    const double step_s = prediction.timeline.step_seconds;
     std::string out = fmt::format("  {:<15} {:>12} {:>10} {:>9} {:>10}\n", "link", "bytes/step",
                                   "GB/s", "alone, s", "of a step");
-    for (const train::LinkForecast& link : forecast.links) {
+    for (const train::LinkPrediction& link : prediction.links) {
         if (link.seconds <= 0) continue;
         const double rate = static_cast<double>(link.bytes) / link.seconds * 1e-9;
         out += fmt::format("  {:<15} {:>12} {:>10} {:>9.4f} {:>10}{}\n", link.link,
                            link.bytes > 0 ? format_bytes(link.bytes) : "",
                            link.bytes > 0 ? fmt::format("{:.2f}", rate) : "", link.seconds,
                            percent(link.seconds / step_s),
-                           &link == &forecast.binding() ? "  binds" : "");
+                           &link == &prediction.binding() ? "  binds" : "");
     }
     return out;
 }
@@ -59,7 +59,7 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
 
 }  // namespace
 
-std::string text_of(const ForecastReport& report) {
+std::string text_of(const PredictionReport& report) {
     std::string out;
     if (!report.found.measured.empty())
         out += fmt::format("measured now: {}\n\n", joined(report.found.measured, ", "));
@@ -68,38 +68,39 @@ std::string text_of(const ForecastReport& report) {
                            joined(report.found.assumed, "; "));
     if (!report.found.missing.empty())
         return out + "no prediction: " + report.found.missing + "\n\n";
-    const train::Forecast& forecast = report.forecast;
-    const double step_s = forecast.timeline.step_seconds;
+    const train::Prediction& prediction = report.prediction;
+    const double step_s = prediction.timeline.step_seconds;
     out += fmt::format("one step as planned{}: {:.4f} s\n\n",
-                       forecast.speculative ? ", speculative updates committed" : "", step_s);
-    out += timeline_text(forecast) + "\n" + links_text(forecast);
+                       prediction.speculative ? ", speculative updates committed" : "", step_s);
+    out += timeline_text(prediction) + "\n" + links_text(prediction);
     out += fmt::format(
         "\n  the plan's own bound {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n"
         "  lower bound of any placement {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n",
-        forecast.binding().seconds, forecast.binding().link, forecast.binding().seconds / step_s,
-        shares_text(forecast.planned, forecast.planned_saved), forecast.bound_seconds,
-        forecast.bound_link, forecast.bound_seconds / step_s,
-        shares_text(forecast.bound, forecast.bound_saved));
-    if (forecast.peak_bound_seconds > 0)
+        prediction.binding().seconds, prediction.binding().link,
+        prediction.binding().seconds / step_s,
+        shares_text(prediction.planned, prediction.planned_saved), prediction.bound_seconds,
+        prediction.bound_link, prediction.bound_seconds / step_s,
+        shares_text(prediction.bound, prediction.bound_saved));
+    if (prediction.peak_bound_seconds > 0)
         out += fmt::format(
             "  the same with every kernel at the machine's peaks {:.4f} s, predicted step at "
             "{:.2f}x of it\n",
-            forecast.peak_bound_seconds, forecast.peak_bound_seconds / step_s);
+            prediction.peak_bound_seconds, prediction.peak_bound_seconds / step_s);
     return out + "\n" + what_if_text(report.what_if, step_s) + "\n";
 }
 
-nlohmann::json to_json(const ForecastReport& report) {
+nlohmann::json to_json(const PredictionReport& report) {
     nlohmann::json measured = report.found.measured;
     if (!report.found.missing.empty())
         return {{"missing", report.found.missing}, {"measured", measured}};
-    const train::Forecast& forecast = report.forecast;
+    const train::Prediction& prediction = report.prediction;
     nlohmann::json links = nlohmann::json::array(), timeline = links, answers = links;
-    for (const train::LinkForecast& link : forecast.links) {
+    for (const train::LinkPrediction& link : prediction.links) {
         if (link.seconds > 0)
             links.push_back(
                 {{"link", link.link}, {"bytes", link.bytes}, {"seconds", link.seconds}});
     }
-    for (const Bar& bar : bars_of(forecast, 1e-3)) {
+    for (const Bar& bar : bars_of(prediction, 1e-3)) {
         timeline.push_back({{"lane", swap::name_of(bar.lane)},
                             {"name", bar.name},
                             {"begin_seconds", bar.begin_s},
@@ -111,19 +112,19 @@ nlohmann::json to_json(const ForecastReport& report) {
         answers.push_back({{"change", one.change},
                            {"step_seconds", one.step_seconds},
                            {"all_in_memory", one.all_in_memory}});
-    return {{"step_seconds", forecast.timeline.step_seconds},
-            {"speculative", forecast.speculative},
-            {"binding", forecast.binding().link},
-            {"plan_bound_seconds", forecast.binding().seconds},
-            {"bound_seconds", forecast.bound_seconds},
-            {"bound_link", forecast.bound_link},
-            {"peak_bound_seconds", forecast.peak_bound_seconds},
-            {"state", shares_json(forecast.planned)},
-            {"bound_state", shares_json(forecast.bound)},
-            {"attention", forecast.planned_saved[at(model::Saved::attention)]},
-            {"bound_attention", forecast.bound_saved[at(model::Saved::attention)]},
-            {"mlp", forecast.planned_saved[at(model::Saved::mlp)]},
-            {"bound_mlp", forecast.bound_saved[at(model::Saved::mlp)]},
+    return {{"step_seconds", prediction.timeline.step_seconds},
+            {"speculative", prediction.speculative},
+            {"binding", prediction.binding().link},
+            {"plan_bound_seconds", prediction.binding().seconds},
+            {"bound_seconds", prediction.bound_seconds},
+            {"bound_link", prediction.bound_link},
+            {"peak_bound_seconds", prediction.peak_bound_seconds},
+            {"state", shares_json(prediction.planned)},
+            {"bound_state", shares_json(prediction.bound)},
+            {"attention", prediction.planned_saved[at(model::Saved::attention)]},
+            {"bound_attention", prediction.bound_saved[at(model::Saved::attention)]},
+            {"mlp", prediction.planned_saved[at(model::Saved::mlp)]},
+            {"bound_mlp", prediction.bound_saved[at(model::Saved::mlp)]},
             {"links", links},
             {"timeline", timeline},
             {"what_if", answers},

@@ -9,7 +9,7 @@
 
 #include "ferry/train.h"
 #include "swap/store.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 
@@ -34,7 +34,7 @@ struct PassReport {
 
 class Rehearsal {
 public:
-    // Of the configuration: device, budgets, swap, io, optimizer, precision, threads, verify.
+    // Uses the configuration's device, budgets, swap, io, optimizer, precision, threads and verify.
     // Plans, reserves, and gives everything first contents. On a CPU device without a limit that is
     // to keep no state, weights live in host memory, or further away: its memory is the host's by
     // another name. A recording gets the lanes as its first rows, in their order. Throws Error;

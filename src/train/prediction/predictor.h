@@ -1,6 +1,6 @@
-// What a step would take: measurements of a machine, each measured alone, and a plan's schedules
-// simulated with them. Engine compares the same ones with what it measures; `ferry
-// plan` needs neither tokens nor the memory of a run.
+// Predicts a step: a machine's links and kernels are measured alone, and a plan's schedules are
+// simulated with these measurements. Engine compares its own steps with the same; `ferry plan`
+// needs neither tokens nor the memory of a run.
 #pragma once
 
 #include <array>
@@ -18,36 +18,36 @@
 
 namespace ferry::train {
 
-// ---------------------------------------------------------------- forecast
+// ---------------------------------------------------------------- prediction
 
 // A link of a plan: what a step moves over it, and the seconds that takes with nothing beside it.
-struct LinkForecast {
+struct LinkPrediction {
     std::string link{};
     int64_t bytes = 0;
     double seconds = 0;
 };
 
-// Of state and the gradients that wait with it, on each tier.
+// Shares of state, and of the gradients that wait with it, on each tier.
 struct StateShares {
     double device = 0, host = 0, nvme = 0;
 };
 
-struct Forecast {
+struct Prediction {
     swap::Schedule schedule{};  // of a step among many
     swap::Timeline timeline{};  // its `step_seconds` is the prediction
     bool speculative = false;   // speculative updates that are committed; else none
-    std::vector<LinkForecast> links{};
-    // Of any placement that the budgets allow, and the link that sets it.
+    std::vector<LinkPrediction> links{};
+    // The lower bound over all placements that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
     std::string bound_link{};
     double peak_bound_seconds = 0;   // the same of kernels at the machine's peaks; 0: not known
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
-    // Of the blocks that backward visits, those that save each activation for it.
+    // How many of the blocks that backward visits save each activation for it.
     model::OfSaved<double> planned_saved{}, bound_saved{};
-    const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
+    const LinkPrediction& binding() const;  // the link that takes longest: the plan's own bound
 };
 
-// What a schedule moves on each lane, to the byte.
+// Bytes that a schedule moves on each lane, exactly.
 struct ScheduleBytes {
     std::string name{};
     std::array<int64_t, swap::kLanes> bytes{};
@@ -65,7 +65,7 @@ bool check_token_header(const Config& config);
 // Refuses reserved cores that a run on this machine would refuse.
 void check_reserved_cores(const Config& config);
 
-// Of a run: how many there are, and how many of them share a host.
+// The ranks of a run: how many there are, and how many of them share a host.
 struct RankCount {
     int ranks = 1, on_a_host = 1;
     int gpu = 0;  // of this one's host: which it opens
@@ -82,20 +82,20 @@ struct AbsentDevice {
 
 // Plans one model on one device again and again, with other budgets, and says what a step would
 // take: with several ranks each of them. Touches neither tokens nor disks.
-class Forecaster {
+class Predictor {
 public:
     // Opens the device, and reserves nothing on it. Throws Error.
-    static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count = {});
+    static std::unique_ptr<Predictor> make(const Config& config, const RankCount& count = {});
     // For a device that is not here: nothing is opened, and measure() throws usage. What the
     // kernels' scratch is not known to be is taken to be as much as the CPU's need.
-    static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count,
-                                            const AbsentDevice& device);
-    ~Forecaster();
-    Forecaster(const Forecaster&) = delete;
-    Forecaster& operator=(const Forecaster&) = delete;
+    static std::unique_ptr<Predictor> make(const Config& config, const RankCount& count,
+                                           const AbsentDevice& device);
+    ~Predictor();
+    Predictor(const Predictor&) = delete;
+    Predictor& operator=(const Predictor&) = delete;
 
-    // What is known of the machine, as far as it goes: later plans are weighed with it, earlier
-    // ones were with the defaults.
+    // `known`: measurements of the machine, as far as there are any. Later plans are weighed with
+    // them, earlier ones were with the defaults.
     void plan_by(const cost::Measurements& known);
     // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
     // knobs, state and micro-batches. Throws does_not_fit.
@@ -105,14 +105,14 @@ public:
     // or as a large model does. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
     cost::Measurements measure(const planner::Plan& plan, Memory memory);
-    Forecast forecast(const planner::PlanRequest& request, const planner::Plan& plan,
-                      const cost::Measurements& measured) const;
-    // Whether a step of this plan can be forecast by these times.
+    Prediction predict(const planner::PlanRequest& request, const planner::Plan& plan,
+                       const cost::Measurements& measured) const;
+    // Whether a step of this plan can be predicted by these times.
     bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const;
-    // What the kernels' times depend on.
+    // The things that the kernels' times depend on.
     cost::KernelsOf kernels_of() const;
     std::string device_text() const;
-    // Of the device's memory: what this process can have, and what it needs beside its buffers.
+    // Device memory that this process can have, and what it needs beside its buffers.
     int64_t device_bytes() const;
     planner::DeviceNeeds needs() const;
     bool is_here() const;
@@ -127,7 +127,7 @@ public:
 
 private:
     class ModelOnDevice;
-    explicit Forecaster(std::unique_ptr<ModelOnDevice> model);
+    explicit Predictor(std::unique_ptr<ModelOnDevice> model);
     const std::unique_ptr<ModelOnDevice> model_;
 };
 

@@ -26,13 +26,13 @@ struct KernelProfile {
 };
 
 // Plans the configuration, and runs each kind of kernel that a step of the plan has, on buffers of
-// the plan's sizes: `rounds` times, after a GPU's clock has settled under their load. Kernels go in
+// the plan's sizes: `rounds` times, after a GPU's clock is steady under their load. Kernels go in
 // a step's order, so that a call finds the caches as a step leaves them. Updates of the state are
 // those that the device makes. Blocks for seconds. Throws Error.
 KernelProfile profile_kernels(const Config& config, int rounds);
 
-// What of a step does not go the fast way on the configuration's GPU, `times` of a step. Opens the
-// device and reserves nothing; cuDNN builds its kernels. Empty on the CPU.
+// The operations of a step that do not go the fast way on the configuration's GPU, `times` a step.
+// Opens the device and reserves nothing; cuDNN builds its kernels. Empty on the CPU.
 std::vector<ops::SlowPath> slow_operations(const Config& config);
 
 }  // namespace ferry::train

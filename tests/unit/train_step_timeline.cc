@@ -2,7 +2,7 @@
 
 #include "ferry/aio.h"
 #include "planner/recorder.h"
-#include "train/forecast/predict.h"
+#include "train/prediction/step_timeline.h"
 #include "train/stack/device_needs.h"
 
 namespace ferry::train {
@@ -159,8 +159,8 @@ TEST(KernelTimes, BackwardWithSavedActivationsIsSoMuchShorter) {
     EXPECT_EQ(times.of(task(kWhole), work_of), 0.25 + 0.125 + 0.0625);
 }
 
-// What a plan of this configuration takes by its kernels is no less than the bound counts, however
-// much of its blocks' activations is saved.
+// A plan of this configuration takes no less by its kernels than the bound counts, however many of
+// its blocks' activations are saved.
 TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
     const model::Shape shape{.hidden = 64,
                              .layers = 4,
@@ -248,7 +248,8 @@ TEST(CostModel, TheHostsCoresAreSharedWhereItComputes) {
     EXPECT_EQ(part(false), (std::array<double, swap::kShared>{0, 0, 0.1}));
 }
 
-// What goes through memory takes its part of it: an update all, storage what its bytes cost.
+// Every task that moves bytes through memory takes its part of it: an update all, storage by its
+// bytes.
 TEST(CostModel, MemoryIsSharedByWhateverGoesThroughIt) {
     planner::Plan plan = one_chunk();
     Measurements machine = kMachine;

@@ -1,4 +1,4 @@
-#include "predict.h"
+#include "step_timeline.h"
 
 #include <algorithm>
 #include <limits>
@@ -33,7 +33,7 @@ std::vector<int64_t> groups_of(const planner::Plan& plan) {
     return planner::group_counts(plan.micro_batches);
 }
 
-// Of the state that this rank updates: the mean of its formats, and how far they are from it.
+// The mean format of the state that this rank updates, and how far the formats are from it.
 struct MeanState {
     cost::ElementBytes element{};
     BoundInput::Parts parts{};
@@ -87,8 +87,7 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     const auto room = [](int64_t budget, int64_t taken) {
         return budget == kUnlimited ? kInfinite : static_cast<double>(budget - taken);
     };
-    // What blocks may save takes memory only where it is saved, and where it is not it is computed
-    // once more.
+    // A saved activation takes memory where it is saved; elsewhere it is computed once more.
     const cost::WorkOf work_of = planner::work_of(plan);
     double kernel_s = measured.kernels.sum(step, work_of);
     model::OfSaved<BoundInput::Saving> saving{};
@@ -111,7 +110,7 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     const auto bytes_of = [&](Class c) { return plan.buffers[static_cast<size_t>(c)].bytes; };
     const int64_t inputs_there =
         std::ranges::count(plan.inputs, swap::kNoObject) * bytes_of(Class::activation);
-    // Of each micro-batch of a group, in any placement: its tokens, and what it has come to.
+    // Each micro-batch of a group has these in any placement: its tokens and its activations.
     const int64_t each_bytes = bytes_of(Class::tokens) + bytes_of(Class::activation);
     const int64_t fixed_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan) -
                                 saved_bytes - inputs_there - plan.group_size() * each_bytes;

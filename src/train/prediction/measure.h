@@ -16,7 +16,7 @@
 
 namespace ferry::train {
 
-// What is measured on. Kernels run as those of StepStates::kMeasured.
+// The stack, plan and machine that are measured. Kernels run as those of StepStates::kMeasured.
 struct Bench {
     const planner::Plan& plan;
     Device& device;
@@ -29,8 +29,8 @@ struct Bench {
 
 // The operands of a step's task in the buffers.
 swap::Call call_of(const swap::Task& task, const Bench& on);
-// Of a plan with the same buffers on the device and nothing else: kernels take as long wherever
-// their weights come from.
+// The request of a plan with the same buffers on the device and nothing else: kernels take as long
+// wherever their weights come from.
 planner::PlanRequest request_of_buffers(planner::PlanRequest request, const planner::Plan& plan);
 
 // Repeats a pattern in page-locked memory over device memory.
@@ -62,7 +62,7 @@ double time_copies(const Bench& on, std::span<std::byte> host);
 // Bytes a second, read and written, of a copy within the device's memory: over its buffers. 0:
 // there is no room for one that says anything.
 double time_device_copies(const Bench& on);
-// Of state, gradients and weights that a step's updates go over, wherever they live.
+// Bytes of state, gradients and weights that a step's updates go over, wherever they live.
 int64_t updated_bytes(const planner::Plan& plan);
 struct UpdateRates {
     double bytes_per_s = 0;  // of memory, beside the overhead

@@ -62,9 +62,9 @@ std::map<cost::KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& s
     return distinct;
 }
 
-// What keeps a GPU as busy as a run does: the step's kernels in their order, again and again. For
-// about a second it draws more power than it is held to from then on, so the first kernels run at
-// clocks that no step of a run of hours sees (decision 27). The CPU's are left as they come.
+// Keeps a GPU as busy as a run does: the step's kernels in their order, again and again. For about
+// a second it draws more power than it is held to from then on, so the first kernels run at clocks
+// that no step of a run of hours sees (decision 27). The CPU's are left as they come.
 class Load {
 public:
     Load(const swap::Schedule& step, const Bench& on) : on_(on) {
@@ -354,7 +354,7 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
     constexpr int64_t kMost = 512 * kMiB;
     constexpr int64_t kTogether = 64;  // elements: every array begins at a cache line
     const int64_t each = ColdUpdates::bytes_each(plan);
-    // What lies in the caches between two updates does so in a run as well; no more than that does.
+    // As much lies in the caches between two updates as in a run, and no more.
     const int64_t enough = std::min({working_bytes, 2 * machine.l3_bytes, kMost});
     const int64_t wanted = std::max(enough, 2 * plan.chunk_elements * each);
     const int64_t bytes = std::min(wanted, machine.memory_left_bytes);

@@ -1,4 +1,4 @@
-#include "train/forecast/kernel_profile.h"
+#include "train/prediction/kernel_profile.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,9 +8,9 @@
 #include "measure.h"
 #include "ops/timed_stream.h"
 #include "planner/recorder.h"
-#include "train/forecast/forecast.h"
 #include "train/from_config.h"
 #include "train/model_of.h"
+#include "train/prediction/predictor.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
@@ -38,9 +38,9 @@ struct Plans {
 };
 
 Plans plans_of(const Config& config) {
-    const auto forecaster = Forecaster::make(config);
-    Plans found{.run = forecaster->plan(request_of(config))};
-    found.buffers = forecaster->plan(request_of_buffers(request_of(config), found.run));
+    const auto predictor = Predictor::make(config);
+    Plans found{.run = predictor->plan(request_of(config))};
+    found.buffers = predictor->plan(request_of_buffers(request_of(config), found.run));
     found.buffers.host_bytes = found.buffers.io_bytes;
     return found;
 }
@@ -221,7 +221,7 @@ private:
 
     // ------------------------------------------------------------ updates
 
-    // Of the chunks whose state this device updates.
+    // The chunks whose state this device updates.
     std::vector<const planner::Chunk*> updated() const {
         std::vector<const planner::Chunk*> chunks;
         for (const planner::Chunk& chunk : plan_.chunks) {

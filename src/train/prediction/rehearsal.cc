@@ -1,4 +1,4 @@
-#include "train/forecast/rehearsal.h"
+#include "train/prediction/rehearsal.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -6,7 +6,7 @@
 
 #include "measure.h"
 #include "planning_measurements.h"
-#include "predict.h"
+#include "step_timeline.h"
 #include "train/from_config.h"
 #include "train/model_of.h"
 #include "train/stack/device_needs.h"
@@ -319,7 +319,7 @@ private:
 
     void fill_buffers() {
         fill_stages();
-        // What the pauses leave of a gradient, on its way to the host: as all are at first.
+        // A gradient after the pauses, on its way to the host: as all are at first.
         const planner::Buffers& wire = plan_.buffers[static_cast<size_t>(Class::wire)];
         for (int64_t i = 0; i < wire.count; ++i)
             fill_device(stack_.bench(), device_->memory().data() + wire.offset + i * wire.bytes,

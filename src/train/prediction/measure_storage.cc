@@ -14,7 +14,7 @@ double process_cpu_seconds() {
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// What lies on storage, read and written again until `most_bytes` have moved.
+// Objects on storage, read and written again until `most_bytes` have moved.
 struct Rewritten {
     int64_t bytes = 0;
     double seconds = 0, cpu_s = 0;

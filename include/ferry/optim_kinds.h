@@ -1,0 +1,12 @@
+// Which optimizer, and which learning-rate schedule: ferry/optim.h and ferry/learning_rate.h have
+// the formulas. A configuration only names them.
+#pragma once
+
+#include <cstdint>
+
+namespace ferry::optim {
+
+enum class Method : uint8_t { adamw, adam, sgd, lion, adagrad };
+enum class Decay : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };
+
+}  // namespace ferry::optim

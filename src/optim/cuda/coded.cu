@@ -1,0 +1,138 @@
+// Updates on the GPU of moments that are kept as codes, one warp for one block of 256. Compiled
+// without contraction and with exact division and square root (cmake/cuda.cmake).
+#include "formulas.h"
+#include "launch.h"
+#include "memory.h"
+#include "optim/moment_map.h"
+
+namespace ferry::optim::cuda {
+namespace {
+
+__device__ const MomentMap device_with_sign{true}, device_without_sign{false};
+
+// In shared memory: neighbouring elements have any codes.
+struct NearMap {
+    float share[kCodes], begin[kCodes];
+    __device__ void load(const MomentMap& map) {
+        static_assert(kThreads == kCodes);
+        share[threadIdx.x] = map.share[threadIdx.x];
+        begin[threadIdx.x] = map.begin[threadIdx.x];
+    }
+};
+
+// The last code that begins at the share or before, by halving.
+__device__ uint8_t code_of(const NearMap& map, float share) {
+    int code = 0;
+    for (int step = kCodes / 2; step > 0; step /= 2)
+        code += map.begin[code + step] <= share ? step : 0;
+    return static_cast<uint8_t>(code);
+}
+
+// A warp has a block: what a moment's codes are stored as. All threads of the warp must come here.
+constexpr int kOfThread = static_cast<int>(kMomentBlock) / 32;
+struct Encoded {
+    uint8_t codes[kOfThread];
+    float scale;
+};
+// The largest over all threads of the warp, in every thread.
+__device__ uint32_t largest_of_warp(uint32_t bits) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffffu, bits);
+#else
+    for (int other = 16; other > 0; other /= 2)
+        bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, other));
+    return bits;
+#endif
+}
+__device__ Encoded encode(const NearMap& map, const float (&moments)[kOfThread]) {
+    uint32_t bits = 0;
+    for (const float moment : moments) bits = max(bits, __float_as_uint(fabsf(moment)));
+    bits = largest_of_warp(bits);
+    Encoded found;
+    const bool finite = bits < 0x7f800000u;  // of NaN and infinity the bits are above all others'
+    found.scale = finite ? fmaxf(__uint_as_float(bits), kLeastScale) : __uint_as_float(0x7fc00000u);
+    for (int k = 0; k < kOfThread; ++k)
+        found.codes[k] = finite ? code_of(map, moments[k] / found.scale) : kNotFinite;
+    return found;
+}
+
+__device__ float widened(const void* array, DType type, int64_t i) {
+    switch (type) {
+        case DType::f32:
+            return load_as_f32<DType::f32, 1>(array, i).at[0];
+        case DType::bf16:
+            return load_as_f32<DType::bf16, 1>(array, i).at[0];
+        default:
+            return load_as_f32<DType::f16, 1>(array, i).at[0];
+    }
+}
+
+__device__ float master_of(const Span& span, int64_t i) {
+    return span.low ? load_master<true, 1>(span, i).at[0] : load_master<false, 1>(span, i).at[0];
+}
+
+__device__ void put_master(const Span& span, int64_t i, float p) {
+    if (span.low) return store_master<true, DType::bf16, 1>(span, i, {{p}});
+    switch (span.weight_type) {
+        case DType::f32:
+            return store_master<false, DType::f32, 1>(span, i, {{p}});
+        case DType::bf16:
+            return store_master<false, DType::bf16, 1>(span, i, {{p}});
+        default:
+            return store_master<false, DType::f16, 1>(span, i, {{p}});
+    }
+}
+
+// A warp a block of moments, whose threads take neighbouring elements in turn: of any alignment,
+// types and master, and the last block may be shorter.
+template <Method kMethod>
+__global__ void __launch_bounds__(kThreads) update_coded_kernel(const Span span, const Scalars s) {
+    __shared__ NearMap map, map_of_v;
+    map.load(kMethod == Method::adagrad ? device_without_sign : device_with_sign);
+    if constexpr (has_v(kMethod)) map_of_v.load(device_without_sign);
+    __syncthreads();
+    const int64_t block = thread_index() / 32;
+    const int64_t first = block * kMomentBlock;
+    if (first >= span.count) return;  // a whole warp
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const float m_scale = span.m_scale_in[block];
+    float v_scale = 0;
+    if constexpr (has_v(kMethod)) v_scale = span.v_scale_in[block];
+    const auto *m_in = static_cast<const uint8_t*>(span.m_in),
+               *v_in = static_cast<const uint8_t*>(span.v_in);
+    float m[kOfThread], v[kOfThread];
+#pragma unroll
+    for (int k = 0; k < kOfThread; ++k) {
+        const int64_t i = first + 32 * k + lane;
+        m[k] = v[k] = 0;
+        if (i >= span.count) continue;
+        Element e{master_of(span, i), map.share[m_in[i]] * m_scale, 0};
+        if constexpr (has_v(kMethod)) e.v = map_of_v.share[v_in[i]] * v_scale;
+        Exact exact;
+        e = step<kMethod>(e, widened(span.gradient, span.gradient_type, i), s, exact);
+        put_master(span, i, e.p);
+        m[k] = e.m, v[k] = e.v;
+    }
+    const auto put = [&](const Encoded& encoded, void* codes, float* scale) {
+        if (lane == 0) scale[block] = encoded.scale;
+        for (int k = 0; k < kOfThread; ++k) {
+            const int64_t i = first + 32 * k + lane;
+            if (i < span.count) static_cast<uint8_t*>(codes)[i] = encoded.codes[k];
+        }
+    };
+    put(encode(map, m), span.m, span.m_scale);
+    if constexpr (has_v(kMethod)) put(encode(map_of_v, v), span.v, span.v_scale);
+}
+
+}  // namespace
+
+void update_coded(const Span& span, const Scalars& scalars, cudaStream_t stream) {
+    const unsigned blocks = blocks_for(ceil_div(span.count, kMomentBlock) * 32);
+    with_method(scalars.method, [&](auto method) {
+        update_coded_kernel<decltype(method)::kValue>
+            <<<blocks, kThreads, 0, stream>>>(span, scalars);
+    });
+    check_launch("update");
+}
+
+}  // namespace ferry::optim::cuda

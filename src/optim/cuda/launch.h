@@ -1,0 +1,65 @@
+// Starting the optimizer's kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "optim/internal.h"
+
+namespace ferry::optim::cuda {
+
+constexpr int kThreads = 256;  // of a block
+
+__device__ inline int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
+
+inline unsigned blocks_for(int64_t threads) {
+    return static_cast<unsigned>(ceil_div(threads, kThreads));
+}
+// Throws Trouble::internal when the kernel named did not start.
+void check_launch(const char* kernel);
+// Updates a span whose moments are codes (coded.cu).
+void update_coded(const Span& span, const Scalars& scalars, cudaStream_t stream);
+
+template <DType kType>
+struct Constant {
+    static constexpr DType kValue = kType;
+};
+
+// call(Constant<type>()): a template for a value.
+template <class Call>
+void with_type(DType type, const Call& call) {
+    switch (type) {
+        case DType::f32:
+            return call(Constant<DType::f32>());
+        case DType::bf16:
+            return call(Constant<DType::bf16>());
+        case DType::f16:
+            return call(Constant<DType::f16>());
+    }
+}
+
+inline bool aligned(const void* pointer, int64_t bytes) {
+    return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+// call(method's MethodOf): a template for a value.
+template <Method kMethod>
+struct MethodOf {
+    static constexpr Method kValue = kMethod;
+};
+template <class Call>
+void with_method(Method method, const Call& call) {
+    switch (method) {
+        case Method::adamw:
+            return call(MethodOf<Method::adamw>());
+        case Method::adam:
+            return call(MethodOf<Method::adam>());
+        case Method::sgd:
+            return call(MethodOf<Method::sgd>());
+        case Method::lion:
+            return call(MethodOf<Method::lion>());
+        case Method::adagrad:
+            return call(MethodOf<Method::adagrad>());
+    }
+}
+
+}  // namespace ferry::optim::cuda

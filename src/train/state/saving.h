@@ -1,0 +1,22 @@
+// How Engine::save writes a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "checkpoint/steps.h"
+
+namespace ferry::train {
+
+// The first rank has the directory; it is null on the others.
+struct Saving {
+    checkpoint::Steps* directory = nullptr;
+    std::optional<double> held_back_loss{};  // of the weights as they are
+    std::function<void(int64_t bytes, int64_t of)> progress{};
+    std::string program{};             // the version that writes it
+    int64_t shard_bytes = 16LL << 30;  // of a tensor's arrays together, in files of one number
+};
+
+}  // namespace ferry::train
