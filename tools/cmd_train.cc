@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -161,7 +162,8 @@ private:
             if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
             if (config_.hash_every == HashEvery::step) print_hash(step);
             steps_ = step;
-            if (is_save_due()) save();
+            if (save_ && engine_->save_ended()) end_save();
+            if (is_save_due()) begin_save();
         }
         finish();
     }
@@ -269,7 +271,10 @@ private:
             print("interrupted {}\n", steps_ > 0 ? fmt::format("after step {}", steps_)
                                                  : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
-        if (steps_ > saved_) attempt([this] { save(); });
+        attempt([this] {
+            if (steps_ > saved_) begin_save();
+            end_save();
+        });
         // The trained weights go first: nothing that comes after may cost them.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty()) attempt([this] { export_model(); });
@@ -298,38 +303,69 @@ private:
         return engine_->any(speaks_ && since >= every.seconds);
     }
 
-    void save() {
+    // A checkpoint on its way.
+    struct Save {
+        Save(int64_t of_step, const Executor& executor)
+            : step(of_step), progress(fmt::format("checkpoint of step {}", of_step), executor) {}
+        const int64_t step;
+        CopyProgress progress;
+        std::atomic<int64_t> bytes = 0;
+        std::atomic<bool> alone = true;  // the run waits for it
+        double waited_seconds = 0;
+    };
+
+    // Training goes on with what comes after, where there is memory for what is not written yet.
+    void begin_save() {
         if (config_.checkpoint.dir.empty()) return;
-        CopyProgress progress(fmt::format("checkpoint of step {}", steps_), *executor_);
-        int64_t bytes = 0;
-        const auto failed = engine_->save(
+        end_save();  // of the one before
+        save_.emplace(steps_, *executor_);
+        Save& save = *save_;
+        engine_->begin_save(
             {.directory = checkpoints_.get(),
              .held_back_loss = evaluated_ == steps_ ? std::optional(held_back_loss_) : std::nullopt,
              .progress =
-                 [&](int64_t written, int64_t of) {
-                     bytes = written;
-                     progress.at(written, of);
+                 [&save](int64_t written, int64_t of) {
+                     save.bytes = written;
+                     if (save.alone) save.progress.at(written, of);
                  },
              .program = FERRY_VERSION});
+        save.waited_seconds = save.progress.seconds();
+        save.alone = false;
         saved_ = steps_;
         saved_at_ = executor_->now();
-        if (!speaks_) return;
-        unsaved_ = failed;
-        if (!failed) return say_saved(bytes, progress.seconds());
-        if (config_.checkpoint.on_failure == UnsavedRun::stop) throw Error(*failed);
-        log_warn(std::string(failed->what()) + "; the run goes on (checkpoint.on_failure)");
+        if (config_.checkpoint.memory_bytes == 0) end_save();
     }
 
-    void say_saved(int64_t bytes, double seconds) {
+    // Waits for the one that is on its way.
+    void end_save() {
+        if (!save_) return;
+        Save& save = *save_;
+        const double before = save.progress.seconds();
+        save.alone = true;
+        unsaved_ = engine_->end_save();
+        save.waited_seconds += save.progress.seconds() - before;
+        if (speaks_ && !unsaved_) say_saved(save);
+        save_.reset();
+        if (!speaks_ || !unsaved_) return;
+        if (config_.checkpoint.on_failure == UnsavedRun::stop) throw Error(*unsaved_);
+        log_warn(std::string(unsaved_->what()) + "; the run goes on (checkpoint.on_failure)");
+    }
+
+    void say_saved(const Save& save) {
         const std::string path =
-            std::filesystem::path(config_.checkpoint.dir) / checkpoint::name_of_step(steps_);
+            std::filesystem::path(config_.checkpoint.dir) / checkpoint::name_of_step(save.step);
+        const double seconds = save.progress.seconds();
         if (options_.json) {
-            const nlohmann::json line{
-                {"step", steps_}, {"checkpoint", path}, {"bytes", bytes}, {"seconds", seconds}};
+            const nlohmann::json line{{"step", save.step},
+                                      {"checkpoint", path},
+                                      {"bytes", save.bytes.load()},
+                                      {"seconds", seconds},
+                                      {"waited_seconds", save.waited_seconds}};
             print("{}", json_line(line));
         } else {
-            print("step {:>5}/{}  checkpoint {}: {} in {:.2f} s\n", steps_, config_.steps,
-                  one_line(path), format_bytes(bytes), seconds);
+            print("step {:>5}/{}  checkpoint {}: {} in {:.2f} s, of which training waited {:.2f}\n",
+                  save.step, config_.steps, one_line(path), format_bytes(save.bytes), seconds,
+                  save.waited_seconds);
         }
         flush_output();
         const KeptCheckpoints& keep = config_.checkpoint.keep;
@@ -446,6 +482,7 @@ private:
     std::optional<Error> failed_{};
     trace::Recording recording_;
     std::optional<cost::Measurements> measurements_;
+    std::optional<Save> save_{};  // the engine's thread writes it
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};

@@ -126,6 +126,8 @@ struct CheckpointConfig {
     Period every{};              // beside those at the end
     KeptCheckpoints keep{};
     UnsavedRun on_failure = UnsavedRun::go_on;
+    std::optional<int64_t>
+        memory_bytes{};  // for one on its way; empty: what is left beside the plan
 };
 
 struct IoConfig {

@@ -215,6 +215,12 @@ public:
     // Writes the whole state as a checkpoint of the last step. Training goes on after it with the
     // same bits as without it. What keeps it from being written comes back on the first rank.
     [[nodiscard]] std::optional<Error> save(const Saving& saving);
+    // The same in two parts. At return of the first the state was read: it is written, or lies in
+    // the memory that checkpoint.memory gives. A thread writes the rest while training goes on.
+    // `saving` must stay usable until end_save(); its `progress` is called by that thread.
+    void begin_save(const Saving& saving);
+    bool save_ended() const;  // whether end_save() would not wait; one that never began has ended
+    [[nodiscard]] std::optional<Error> end_save();
 
 private:
     class Run;

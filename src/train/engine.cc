@@ -24,12 +24,14 @@
 #include "train/from_config.h"
 #include "train/prediction/measure.h"
 #include "train/prediction/planning_measurements.h"
+#include "train/stack/memory_left.h"
 #include "train/stack/path_rows.h"
 #include "train/stack/storage_room.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
 #include "train/stack/trace_rows.h"
 #include "train/stack/volume_options.h"
+#include "train/state/background_save.h"
 #include "train/state/durable.h"
 #include "train/state/imported_state.h"
 #include "train/state/loaded_weights.h"
@@ -76,6 +78,7 @@ public:
         if (loaded_)
             loaded_->prove(stack_.teams().all(), world_.rank, world_.ranks, stack_.start_up());
         stack_.reserve({.host_budget_bytes = config_.budgets.host_bytes});
+        if (world_.rank == 0) reserve_checkpoint_room();
         open(config, runtime);
         if (world_.rank == 0) warn_of_text(config_, described_);
         log_machine(config_, stack_.machine(), device_, executor_);
@@ -106,16 +109,34 @@ public:
         return guarded([&] { return held_back(logits); });
     }
 
-    std::optional<Error> save(const Saving& saving) {
-        return guarded([&]() -> std::optional<Error> {
+    void begin_save(const Saving& saving) {
+        FERRY_CHECK(!save_, "a checkpoint is on its way");
+        guarded([&] {
             drain();
             const auto read = [this](int64_t layer, const model::Tensor& tensor,
                                      const ArraySink& sink) { read_arrays(layer, tensor, sink); };
-            if (world_.rank == 0)
-                return write_checkpoint(plan_, unwritten(saving), saving, ranks_ != nullptr, read);
-            give_checkpoint(plan_, read);
-            return std::nullopt;
+            if (world_.rank != 0)
+                return read_checkpoint(
+                    plan_, read, [](std::span<const std::span<const std::byte>>) {},
+                    [] { return true; });
+            save_ = std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving,
+                                                     checkpoint_room_, stack_.teams().all());
+            try {
+                save_->read(read, ranks_ != nullptr);
+            } catch (...) {
+                save_.reset();
+                throw;
+            }
         });
+    }
+
+    bool save_ended() const { return !save_ || save_->ended(); }
+
+    std::optional<Error> end_save() {
+        if (!save_) return std::nullopt;
+        auto failed = save_->end();
+        save_.reset();
+        return failed;
     }
 
     uint64_t state_hash() {
@@ -309,6 +330,32 @@ private:
         manifest.ranks = world_.ranks;
         if (saving.held_back_loss) manifest.held_back = {step_, *saving.held_back_loss};
         return made;
+    }
+
+    // For what waits to be written; touched by the first checkpoint.
+    void reserve_checkpoint_room() {
+        const CheckpointConfig& saved = config_.checkpoint;
+        if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0)) return;
+        const int64_t bytes = checkpoint_bytes(plan_, {});
+        const int64_t left = memory_beside(plan_, config_, stack_.machine(), device_);
+        const int64_t room = std::min(saved.memory_bytes.value_or(left), bytes);
+        if (room > left)
+            throw Error(Trouble::does_not_fit,
+                        {.what = "host memory for checkpoints on their way does not fit",
+                         .where = "checkpoint.memory",
+                         .measured = format_bytes(room),
+                         .limit = format_bytes(left) + " beside the plan",
+                         .remedy = "lower it, raise budgets.host, or set it to auto"});
+        try {
+            checkpoint_room_ = stack_.pool().reserve("checkpoint", room, 0, stack_.teams());
+        } catch (const Error&) {
+            if (saved.memory_bytes) throw;
+        }
+        if (std::ssize(checkpoint_room_) < bytes)
+            log_info(
+                fmt::format("checkpoints of {}: host memory holds {} while it is written; "
+                            "training waits until the rest is (checkpoint.memory)",
+                            format_bytes(bytes), format_bytes(std::ssize(checkpoint_room_))));
     }
 
     std::unique_ptr<LoadedWeights> load(const Config& config, const Runtime& runtime) const {
@@ -607,6 +654,8 @@ private:
     uint64_t frozen_ = 0;  // hash of the frozen weights
     Previous previous_ = Previous::none;
     RunReport totals_{};
+    std::span<std::byte> checkpoint_room_{};
+    std::unique_ptr<BackgroundSave> save_{};  // reads the plan, the room and the teams' threads
 };
 
 void Engine::Run::measure() {
@@ -651,7 +700,13 @@ StepReport Engine::step() { return run_->step(); }
 int64_t Engine::last_step() const { return run_->last_step(); }
 const StepReport* Engine::resumed_step() const { return run_->resumed_step(); }
 Evaluation Engine::evaluate(std::span<float> logits) { return run_->evaluate(logits); }
-std::optional<Error> Engine::save(const Saving& saving) { return run_->save(saving); }
+std::optional<Error> Engine::save(const Saving& saving) {
+    run_->begin_save(saving);
+    return run_->end_save();
+}
+void Engine::begin_save(const Saving& saving) { run_->begin_save(saving); }
+bool Engine::save_ended() const { return run_->save_ended(); }
+std::optional<Error> Engine::end_save() { return run_->end_save(); }
 uint64_t Engine::state_hash() { return run_->state_hash(); }
 void Engine::read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) {
     run_->read_tensor(layer, tensor, sink);

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import unittest
 
-from harness import FERRY, IO, USAGE, FerryTest, Run
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest, Run
 
 STEPS = 12
 RAM = {}
@@ -118,6 +118,28 @@ class CheckpointTest(FerryTest):
         run = self.ok(self.train(config))
         best = min((e for e in run.evaluations if e["step"] > 0), key=lambda e: e["evaluation_loss"])["step"]
         self.assertEqual(self.steps(), sorted(os.path.basename(self.step(s)) for s in {5, 10, 12, best}))
+
+    def test_training_goes_on_meanwhile(self):
+        """With memory for what is not written yet; without it, or with too little, it waits. The bits are the same."""
+        self.dir_ = self.path(f"{self.name}-saved")  # where writing takes its time
+        whole = self.whole()
+        for memory, overlaps in (("auto", True), ("100kB", None), (0, False)):
+            with self.subTest(memory=memory):
+                run = self.ok(self.train(self.saving(checkpoint__every=1, checkpoint__memory=memory)))
+                self.same_as(whole, run)
+                saved = [line for line in run.lines if "checkpoint" in line]
+                self.assertEqual([line["step"] for line in saved], list(range(1, STEPS + 1)))
+                self.assertEqual({line["bytes"] for line in saved}, {saved[0]["bytes"]})
+                self.assertTrue(all(line["waited_seconds"] <= line["seconds"] for line in saved))
+                late = [line["step"] for line in saved
+                        if run.lines[run.lines.index(line) - 1].get("step") != line["step"]]
+                if overlaps is not None:
+                    self.assertEqual(bool(late), overlaps)
+                self.ok(self.ferry("ckpt", "verify", self.dir_))
+                shutil.rmtree(self.dir_)
+        run = self.train(self.saving(budgets__host="3MiB", checkpoint__memory="64MiB"))
+        self.assertEqual(run.code, DOES_NOT_FIT, run.err)
+        self.assertIn("checkpoint.memory", run.err)
 
     def test_int8_moments(self):
         """Also where a tensor is written in several pieces."""

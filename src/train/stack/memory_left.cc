@@ -20,9 +20,6 @@ int64_t stored_in_memory(const Config& config, const planner::Plan& plan) {
     int64_t bytes = 0;
     for (const NvmePath& path : config.budgets.nvme) {
         if (!is_memory(path.path)) continue;
-        log_warn(path.path +
-                 " is memory (tmpfs): what is stored there is host memory, beside "
-                 "budgets.host");
         bytes += std::min(path.size_bytes, plan.nvme_bytes);
     }
     return std::min(bytes, plan.nvme_bytes);
@@ -34,6 +31,12 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                             const Device& device) {
     const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
     const int64_t on_tmpfs = stored_in_memory(config, plan);
+    for (const NvmePath& path : config.budgets.nvme) {
+        if (is_memory(path.path))
+            log_warn(path.path +
+                     " is memory (tmpfs): what is stored there is host memory, beside "
+                     "budgets.host");
+    }
     const int64_t bytes = on_device + plan.host_bytes + on_tmpfs;
     // The process is already counted as it is; what it is still to take beside its arenas is not.
     const int64_t left = std::max<int64_t>(machine.memory_left_bytes - kStillToCome, 0);
@@ -50,6 +53,15 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                           format_bytes(kStillToCome) + " for threads and libraries",
                  .remedy = "lower budgets.device and budgets.host until their sum fits, with a "
                            "path in budgets.nvme for the rest; or end other processes"});
+}
+
+int64_t memory_beside(const planner::Plan& plan, const Config& config, const Topology& machine,
+                      const Device& device) {
+    constexpr int64_t kPagesOfFiles = kGiB;  // the kernel's, of what is written meanwhile
+    const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
+    const int64_t left = machine.memory_left_bytes - kStillToCome - kPagesOfFiles - on_device -
+                         plan.host_bytes - stored_in_memory(config, plan);
+    return std::max<int64_t>(std::min(left, config.budgets.host_bytes - plan.host_bytes), 0);
 }
 
 Topology as_left_now(Topology machine) {

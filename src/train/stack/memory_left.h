@@ -12,6 +12,10 @@ namespace ferry::train {
 // the run later.
 planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
                             const Device& device);
+// What the run may take beside its plan: of budgets.host and of the machine, of which a part stays
+// free for pages of files.
+int64_t memory_beside(const planner::Plan& plan, const Config& config, const Topology& machine,
+                      const Device& device);
 // The machine with what is left of its memory by now, beside what the run still needs: for
 // what is taken for a while and given back.
 Topology as_left_now(Topology machine);

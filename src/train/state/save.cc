@@ -231,30 +231,21 @@ void require_room(const checkpoint::Steps& directory, int64_t bytes, int64_t ste
 
 }  // namespace
 
-std::optional<Error> write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& saving,
-                                      bool together, const ReadArrays& read) {
+int64_t checkpoint_bytes(const Plan& plan, const Saving& saving) {
+    return Writer(plan, saving).bytes();
+}
+
+void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& saving,
+                      const ReadArrays& read) {
     Writer writer(plan, saving);
     checkpoint::Steps& steps = *saving.directory;
-    size_t taken = 0;
-    bool taking = false;
-    std::optional<Error> failed;
-    const auto take = [&](const Entry& entry, const ArraySink& sink) {
-        taking = true;
-        read(entry.layer, *entry.tensor, [&](std::span<const std::span<const std::byte>> arrays) {
-            try {
-                if (!failed) sink(arrays);
-            } catch (const Error& error) {
-                failed = error;
-            }
-        });
-        taking = false;
-        ++taken;
-        if (failed) throw Error(*failed);
-    };
+    require_room(steps, writer.bytes(), unwritten.manifest.step);
     try {
-        require_room(steps, writer.bytes(), unwritten.manifest.step);
         steps.add(unwritten.manifest, [&](const std::string& directory) {
-            std::vector<checkpoint::Shard> shards = writer.write(directory, take);
+            std::vector<checkpoint::Shard> shards =
+                writer.write(directory, [&](const Entry& entry, const ArraySink& sink) {
+                    read(entry.layer, *entry.tensor, sink);
+                });
             for (const auto& [name, text] :
                  {std::pair{"model.safetensors.index.json", writer.index()},
                   {"config.json", unwritten.description}})
@@ -263,24 +254,18 @@ std::optional<Error> write_checkpoint(const Plan& plan, Unwritten unwritten, con
             return shards;
         });
     } catch (const Error& error) {
-        if (taking) throw;  // the engine's
-        failed = error;
-        try {
+        if (error.trouble() == Trouble::io)  // says what is missing, where it is for want of room
             require_room(steps, writer.bytes() - writer.written(), unwritten.manifest.step);
-        } catch (const Error& full) {
-            failed = full;  // says what is missing, too
-        }
+        throw;
     }
-    for (; failed && together && taken < writer.entries().size(); ++taken) {
-        const Entry& entry = writer.entries()[taken];
-        read(entry.layer, *entry.tensor, [](std::span<const std::span<const std::byte>>) {});
-    }
-    return failed;
 }
 
-void give_checkpoint(const Plan& plan, const ReadArrays& read) {
-    for (const Entry& entry : entries_of(plan))
-        read(entry.layer, *entry.tensor, [](std::span<const std::span<const std::byte>>) {});
+void read_checkpoint(const Plan& plan, const ReadArrays& read, const ArraySink& sink,
+                     const std::function<bool()>& next) {
+    for (const Entry& entry : entries_of(plan)) {
+        read(entry.layer, *entry.tensor, sink);
+        if (!next()) return;
+    }
 }
 
 // ---------------------------------------------------------------- reading

@@ -41,14 +41,16 @@ struct Unwritten {
     checkpoint::Manifest manifest{};  // but for the shards
     std::string description{};        // the model's config.json
 };
-// Writes the checkpoint of the manifest's step, durably. What keeps it from being written comes
-// back, and whatever was there before is as it was; what `read` throws is thrown. `together`: other
-// ranks give as well, so that everything is read in any case.
-[[nodiscard]] std::optional<Error> write_checkpoint(const planner::Plan& plan, Unwritten unwritten,
-                                                    const Saving& saving, bool together,
-                                                    const ReadArrays& read);
-// Every rank but the first calls this meanwhile.
-void give_checkpoint(const planner::Plan& plan, const ReadArrays& read);
+// Of all its files but the manifest.
+int64_t checkpoint_bytes(const planner::Plan& plan, const Saving& saving);
+// Writes the checkpoint of the manifest's step, durably. Whatever was there before is as it was
+// where io is thrown, which also says how many bytes have no room. Throws what `read` throws.
+void write_checkpoint(const planner::Plan& plan, Unwritten unwritten, const Saving& saving,
+                      const ReadArrays& read);
+// Reads all of it, in the order in which it is written: what every rank but the first does.
+// `next` is called behind each tensor; false: no more is wanted.
+void read_checkpoint(const planner::Plan& plan, const ReadArrays& read, const ArraySink& sink,
+                     const std::function<bool()>& next);
 
 // ---------------------------------------------------------------- reading
 

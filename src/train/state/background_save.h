@@ -1,0 +1,48 @@
+// A checkpoint that is written while training goes on.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <span>
+#include <thread>
+
+#include "ferry/error.h"
+#include "ferry/team.h"
+#include "piece_queue.h"
+#include "save.h"
+#include "saving.h"
+
+namespace ferry::train {
+
+class BackgroundSave {
+public:
+    // Starts the thread that writes. `room` holds what waits for it, and the team's threads copy it
+    // there; plan and room must outlive this. Throws does_not_fit where no thread can be made.
+    BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
+                   std::span<std::byte> room, Team& team);
+    ~BackgroundSave();  // waits until all is written
+    BackgroundSave(const BackgroundSave&) = delete;
+    BackgroundSave& operator=(const BackgroundSave&) = delete;
+
+    // Reads all of the state: at return it lies in the room or is written. `together`: other ranks
+    // give as well, so that all is read even where it cannot be written. Throws what `read` throws;
+    // then there is no checkpoint.
+    void read(const ReadArrays& read, bool together);
+    // Whether it was written, or could not be.
+    bool ended() const { return ended_.load(std::memory_order_acquire); }
+    // Waits for that. Why it could not be written; then what was there before is as it was.
+    [[nodiscard]] std::optional<Error> end();
+
+private:
+    void write();
+
+    const planner::Plan& plan_;
+    const Unwritten unwritten_;
+    const Saving saving_;
+    PieceQueue queue_;
+    std::optional<Error> failed_{};  // of the thread, until it has ended
+    std::atomic<bool> ended_ = false;
+    std::thread thread_{};
+};
+
+}  // namespace ferry::train

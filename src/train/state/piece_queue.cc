@@ -1,0 +1,97 @@
+#include "piece_queue.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ferry/units.h"
+
+namespace ferry::train {
+
+int64_t PieceQueue::place_for(int64_t bytes) {
+    const int64_t size = std::ssize(room_);
+    if (pieces_.empty()) head_ = tail_ = 0;
+    const int64_t at = tail_ % size;
+    const int64_t first = at + bytes > size ? tail_ + size - at : tail_;  // never around the end
+    return first + bytes - head_ <= size ? first : -1;
+}
+
+void PieceQueue::copy(std::span<const std::span<const std::byte>> arrays, std::byte* to) {
+    constexpr int64_t kPart = 1 * kMiB;
+    for (const std::span<const std::byte> array : arrays) {
+        const int64_t bytes = std::ssize(array);
+        team_.parallel(ceil_div(bytes, kPart), [&](int64_t part) {
+            const int64_t at = part * kPart;
+            std::memcpy(to + at, array.data() + at,
+                        static_cast<size_t>(std::min(kPart, bytes - at)));
+        });
+        to += bytes;
+    }
+}
+
+void PieceQueue::add(Piece piece) {
+    pieces_.push_back(std::move(piece));
+    changed_.notify_all();
+}
+
+void PieceQueue::put(std::span<const std::span<const std::byte>> arrays) {
+    int64_t bytes = 0;
+    for (const std::span<const std::byte> array : arrays) bytes += std::ssize(array);
+    if (bytes == 0) return;
+    std::unique_lock lock(mutex_);
+    if (bytes > std::ssize(room_)) {
+        if (closed_) return;
+        add({.arrays = {arrays.begin(), arrays.end()}, .end = tail_});
+        changed_.wait(lock, [&] { return closed_ || pieces_.empty(); });
+        return;
+    }
+    int64_t first = -1;
+    changed_.wait(lock, [&] { return closed_ || (first = place_for(bytes)) >= 0; });
+    if (closed_) return;
+    tail_ = first + bytes;
+    lock.unlock();
+    std::byte* to = room_.data() + first % std::ssize(room_);
+    copy(arrays, to);
+    Piece piece{.end = first + bytes};
+    for (const std::span<const std::byte> array : arrays) {
+        piece.arrays.emplace_back(to, array.size());
+        to += array.size();
+    }
+    lock.lock();
+    add(std::move(piece));
+}
+
+void PieceQueue::end_tensor() {
+    const std::lock_guard lock(mutex_);
+    if (!closed_) add({.end = tail_});
+}
+
+bool PieceQueue::take_tensor(const ArraySink& sink) {
+    for (;;) {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return closed_ || !pieces_.empty(); });
+        if (closed_) return false;
+        const std::vector<std::span<const std::byte>> arrays = pieces_.front().arrays;
+        lock.unlock();
+        if (!arrays.empty()) sink(arrays);
+        lock.lock();
+        if (closed_) return false;
+        head_ = std::max(head_, pieces_.front().end);
+        pieces_.pop_front();
+        changed_.notify_all();
+        if (arrays.empty()) return true;
+    }
+}
+
+void PieceQueue::close() noexcept {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+}
+
+bool PieceQueue::closed() const {
+    const std::lock_guard lock(mutex_);
+    return closed_;
+}
+
+}  // namespace ferry::train
