@@ -42,10 +42,14 @@ std::vector<std::string> checkpoints_at(const std::string& given) {
         for (const checkpoint::Step& step : checkpoint::steps_in(path)) all.push_back(step.path);
         if (!all.empty()) return all;
     }
+    const bool is_directory = kind_of(path) == FileKind::directory;
+    const auto aside = is_directory ? checkpoint::moved_aside_in(path) : std::vector<std::string>();
     throw Error(Trouble::usage,
                 {.what = "no checkpoint is there",
                  .where = given,
-                 .measured = kind_of(path) == FileKind::none ? "nothing of that name" : "",
+                 .measured = kind_of(path) == FileKind::none ? "nothing of that name"
+                             : aside.empty()                 ? ""
+                                             : "those of a run that ended are in " + aside.back(),
                  .remedy = "name a checkpoint, such as DIR/step-00000100, or a directory of them"});
 }
 
@@ -283,23 +287,13 @@ void diff(const std::string& first, const std::string& second, bool as_json) {
 
 // A user's own files do not go with a checkpoint, whatever their directory is called.
 void require_nothing_else_in(const std::string& path) {
-    const auto is_its = [](const std::filesystem::directory_entry& entry) {
-        const std::string name = entry.path().filename();
-        const bool known = name == checkpoint::kManifestName || name.ends_with(".json") ||
-                           name.ends_with(".safetensors");
-        return known && entry.is_regular_file() && !entry.is_symlink();
-    };
-    const auto refuse = [&](const std::string& measured) {
-        throw Error(Trouble::usage, {.what = "this is no checkpoint, or not only one",
-                                     .where = path,
-                                     .measured = measured,
-                                     .limit = "a directory of a manifest and safetensors",
-                                     .remedy = "look at it, and remove it by other means"});
-    };
-    if (!std::filesystem::is_directory(std::filesystem::symlink_status(path)))
-        refuse("no directory");
-    for (const auto& entry : std::filesystem::directory_iterator(path))
-        if (!is_its(entry)) refuse("it holds " + entry.path().filename().string());
+    const std::string foreign = checkpoint::foreign_at(path);
+    if (foreign.empty()) return;
+    throw Error(Trouble::usage, {.what = "this is no checkpoint, or not only one",
+                                 .where = path,
+                                 .measured = foreign,
+                                 .limit = "a directory of what ferry writes into a checkpoint",
+                                 .remedy = "look at it, and remove it by other means"});
 }
 
 void remove(const std::vector<std::string>& given, bool all, bool as_json) {
@@ -313,7 +307,8 @@ void remove(const std::vector<std::string>& given, bool all, bool as_json) {
                          .where = path,
                          .measured = fmt::format("{} checkpoints", found.size()),
                          .remedy = "name those that are to go, or insist with --all"});
-        gone.insert(gone.end(), found.begin(), found.end());
+        for (const std::string& one : found)
+            if (std::ranges::find(gone, one) == gone.end()) gone.push_back(one);
     }
     for (const std::string& path : gone) require_nothing_else_in(path);
     for (const std::string& path : gone) {

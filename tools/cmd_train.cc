@@ -137,6 +137,7 @@ public:
 
 private:
     void train() {
+        if (checkpoints_) make_way(*checkpoints_, from_);
         if (speaks_ && !options_.json) {
             print_plan(engine_->plan(), config_);
             print("numerics {}\n\n", engine_->numerics_record());

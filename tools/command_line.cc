@@ -54,6 +54,12 @@ std::vector<std::string> words_of(int count, const char* const* words) {
             all.insert(all.end(), words + i, words + count);
             break;
         }
+        // It may stand alone, which is not the same as an empty name.
+        const bool behind_resume = !all.empty() && all.back() == "--resume";
+        if (word == "--resume=" || (behind_resume && word.empty()))
+            throw Error(Trouble::usage, {.what = "the name of a checkpoint is empty",
+                                         .where = "--resume",
+                                         .remedy = "leave it out, or say what it is"});
         if (behind_set && is_override(word)) all.emplace_back("--set");
         behind_set = word.starts_with("--set=") || (behind_set && is_override(word)) ||
                      (!all.empty() && all.back() == "--set");

@@ -109,6 +109,7 @@ void import_checkpoint(const ImportOptions& options) {
     const auto steps = claim_checkpoints(config, {});
     const auto engine =
         train::Engine::make(config, {.executor = executor.get(), .imported = imported});
+    make_way(*steps, {});
     CopyProgress progress("import " + options.source, *executor);
     int64_t bytes = 0;
     const auto failed = engine->save({.directory = steps.get(),

@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/saved.h"
 #include "ferry/error.h"
 
 namespace ferry::tools {
@@ -29,9 +30,13 @@ bool same_place(const std::filesystem::path& one, const std::filesystem::path& o
 
 ResumeFrom newest_in(const std::string& directory) {
     const auto steps = checkpoint::steps_in(directory);
-    if (steps.empty())
-        refuse("there is nothing to resume: no checkpoint is there", directory, "",
-               "start without --resume");
+    if (steps.empty()) {
+        const auto aside = checkpoint::moved_aside_in(directory);
+        refuse("there is nothing to resume: no checkpoint is there", directory,
+               aside.empty() ? "" : "those of a run that ended are in " + aside.back(),
+               aside.empty() ? "start without --resume"
+                             : "start without --resume, or name them: --resume " + aside.back());
+    }
     return {.checkpoint = steps.back().path};
 }
 
@@ -87,24 +92,29 @@ std::unique_ptr<checkpoint::Steps> claim_checkpoints(const Config& config, const
     auto claimed = std::make_unique<checkpoint::Steps>(dir);
     const auto steps = checkpoint::steps_in(dir);
     if (steps.empty() || from.durable || is_in(from.checkpoint, dir)) return claimed;
-    std::string found = fmt::format("step {}", steps.back().step);
+    std::string found = fmt::format("step {}", steps.back().step), from_newest = "latest";
     try {
-        const checkpoint::Manifest newest = checkpoint::manifest_of(steps.back().path);
-        if (newest.finished()) {
-            log_info(
-                fmt::format("checkpoint.dir holds checkpoints of a run that came to its end "
-                            "({} of {}): they are now in {}",
-                            found, newest.steps, claimed->move_aside()));
-            return claimed;
-        }
-        found += fmt::format(" of {}", newest.steps);
+        const checkpoint::Saved newest(steps.back().path);
+        if (newest.manifest().finished()) return claimed;
+        found += fmt::format(" of {}", newest.manifest().steps);
     } catch (const Error& error) {
         found += fmt::format(", which cannot be read ({})", error.problem().what);
+        from_newest = checkpoint::whole_before(steps.back().path).value_or("");
     }
     refuse("checkpoint.dir holds checkpoints of a run that did not come to its end", dir, found,
-           "go on from the newest: the same command with --resume latest; or start afresh with "
-           "another checkpoint.dir, or after ferry ckpt rm " +
-               dir + " --all");
+           (from_newest.empty() ? "none of them is whole: "
+                                : "go on: the same command with --resume " + from_newest + "; or ") +
+               "start afresh with another checkpoint.dir, or after ferry ckpt rm " + dir +
+               " --all");
+}
+
+void make_way(checkpoint::Steps& claimed, const ResumeFrom& from) {
+    const std::string& dir = claimed.directory();
+    const auto steps = checkpoint::steps_in(dir);
+    if (steps.empty() || from.durable || is_in(from.checkpoint, dir)) return;
+    log_info(fmt::format("{} holds checkpoints of a run that came to its end (step {}): they are "
+                         "now in {}",
+                         dir, steps.back().step, claimed.move_aside()));
 }
 
 }  // namespace ferry::tools

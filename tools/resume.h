@@ -21,8 +21,10 @@ ResumeFrom resume_from(const std::optional<std::string>& option, const Config& c
 // Whether a checkpoint is one of those in a directory.
 bool is_in(const std::string& saved, const std::string& directory);
 
-// The directory that checkpoint.dir names; null: there is none. Of a run that came to its end,
-// checkpoints are moved aside; of another one, which is not resumed, they are refused: usage.
+// The directory that checkpoint.dir names; null: there is none. Checkpoints of a run that did not
+// come to its end, and is not resumed, are refused: usage.
 std::unique_ptr<checkpoint::Steps> claim_checkpoints(const Config& config, const ResumeFrom& from);
+// Moves those of a run that came to its end aside: once nothing can refuse the new one.
+void make_way(checkpoint::Steps& claimed, const ResumeFrom& from);
 
 }  // namespace ferry::tools

@@ -65,6 +65,7 @@ public:
 
 private:
     void claim();
+    void remove_leftovers() const;
     void give_back();
     void check_still_claimed() const;
 

@@ -245,8 +245,8 @@ Manifest read_manifest(std::string_view text, const std::string& where) {
                             .trouble = Trouble::io,
                             .most_values = kMostValues};
     const json value = parse_json(text, source);
+    require_whole(text, where);  // every version ends so: a wrong digit is no newer version
     require_known(value, where);
-    require_whole(text, where);
     const Fields fields(value, where);
     const Fields scale = fields.object("loss_scale");
     Manifest m{.step = fields.count("step"),

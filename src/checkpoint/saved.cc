@@ -52,6 +52,12 @@ public:
                              .measured = std::strerror(error),
                              .limit = std::move(limit),
                              .remedy = "raise that limit"});
+            if (error == EACCES || error == EPERM)
+                throw Error(Trouble::usage,
+                            {.what = "a file of the checkpoint may not be read",
+                             .where = path_,
+                             .measured = std::strerror(error),
+                             .remedy = "read it as its owner, or give the right to"});
             damaged(error == ENOENT ? "a file of the checkpoint is missing"
                                     : "a file of the checkpoint cannot be read",
                     path_, std::strerror(error), std::to_string(bytes) + " bytes");
@@ -179,6 +185,28 @@ void check_shard(const std::string& checkpoint, const Shard& shard,
     for (const ArraySum& array : shard.arrays)
         require(path + ": " + array.name, pass(array.bytes), array.checksum);
     require(shard.arrays.empty() ? path : path + ": its header", whole.value(), shard.checksum);
+}
+
+Error of_model(const Error& damage) {
+    Problem problem = damage.problem();
+    if (damage.trouble() == Trouble::io)
+        problem.remedy =
+            "take another checkpoint; if the change was meant, remove its manifest.json";
+    return {damage.trouble(), std::move(problem)};
+}
+
+void require_model_files(const std::string& weights) {
+    try {
+        const ModelFiles model = files_of_model(weights);
+        for (const Shard& shard : model.files) {
+            if (shard.arrays.empty())
+                check_shard(model.checkpoint, shard, [](int64_t) {});
+            else
+                Reader(file_of(model.checkpoint, shard), shard.bytes);
+        }
+    } catch (const Error& error) {
+        throw of_model(error);
+    }
 }
 
 std::optional<std::string> whole_before(const std::string& checkpoint) {

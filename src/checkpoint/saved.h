@@ -13,6 +13,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
+#include "ferry/error.h"
 
 namespace ferry::checkpoint {
 
@@ -52,6 +53,12 @@ struct ModelFiles {
 };
 // `weights` names a model's directory or one file of it. Throws what manifest_of() throws.
 ModelFiles files_of_model(const std::string& weights);
+
+// Where `weights` are a checkpoint's: throws io unless the model's files are there, with their sizes,
+// and config.json has its bytes. Reads no weights.
+void require_model_files(const std::string& weights);
+// The same, with a remedy for who changed a file on purpose.
+Error of_model(const Error& damage);
 
 // Reads a shard once, whole. Throws io, naming the file and the first tensor that is wrong. `read`
 // hears of bytes that were read; any thread.

@@ -8,13 +8,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <set>
 
 #include "base/log.h"
+#include "base/process_limits.h"
 #include "base/text.h"
 #include "checkpoint/array_file.h"
 #include "ferry/error.h"
@@ -22,11 +25,12 @@
 namespace ferry::checkpoint {
 namespace {
 
+constexpr int64_t kManifestMost = 256 * kMiB;
 constexpr TextFile kManifestFile{.name = "the checkpoint's manifest",
                                  .remedy =
                                      "name a checkpoint, such as DIR/step-00000100: "
                                      "ferry ckpt ls DIR lists them",
-                                 .most_bytes = 256 * kMiB};
+                                 .most_bytes = kManifestMost};
 
 constexpr std::string_view kStep = "step-", kBefore = "before-";
 constexpr size_t kDigits = 8;
@@ -39,10 +43,20 @@ constexpr size_t kDigits = 8;
                                  .remedy = std::move(remedy)});
 }
 
+[[noreturn]] void refuse_for_limit(const std::string& directory, int error, std::string limit) {
+    throw Error(Trouble::does_not_fit, {.what = "the directory of checkpoints cannot be opened",
+                                        .where = directory,
+                                        .measured = std::strerror(error),
+                                        .limit = std::move(limit),
+                                        .remedy = "raise that limit"});
+}
+
 std::vector<std::string> names_in(const std::string& directory) {
     std::error_code reason;
     std::filesystem::directory_iterator entries(directory, reason);
     if (reason == std::errc::no_such_file_or_directory) return {};
+    if (std::string limit = limit_behind(reason.value()); reason && !limit.empty())
+        refuse_for_limit(directory, reason.value(), std::move(limit));
     std::vector<std::string> names;
     for (; !reason && entries != std::filesystem::directory_iterator(); entries.increment(reason))
         names.push_back(entries->path().filename());
@@ -50,6 +64,32 @@ std::vector<std::string> names_in(const std::string& directory) {
         refuse(directory, "the directory of checkpoints cannot be read", reason.message(),
                "name a directory that you may read");
     return names;
+}
+
+// Files that ferry writes into a checkpoint: of one shard, or of several.
+bool is_own_name(std::string_view name) {
+    constexpr std::string_view kEnd = ".safetensors", kNumbers = "-00001-of-00001";
+    if (name == kManifestName || name == "config.json" || name == "model.safetensors.index.json")
+        return true;
+    if (!name.ends_with(kEnd)) return false;
+    name.remove_suffix(kEnd.size());
+    if (name.size() > kNumbers.size()) {
+        const std::string_view numbers = name.substr(name.size() - kNumbers.size());
+        const auto alike = [](char one, char other) {
+            return one == other || (one >= '0' && one <= '9' && other >= '0' && other <= '9');
+        };
+        if (std::ranges::equal(numbers, kNumbers, alike)) name.remove_suffix(kNumbers.size());
+    }
+    constexpr std::array<std::string_view, 6> kFiles{"model",          "master",
+                                                     "exp_avg",        "exp_avg_sq",
+                                                     "exp_avg_scales", "exp_avg_sq_scales"};
+    return std::ranges::find(kFiles, name) != kFiles.end();
+}
+
+bool holds_own_files(const std::string& path) {
+    if (kind_of(path) != FileKind::directory) return false;
+    const std::vector<std::string> names = names_in(path);
+    return std::ranges::any_of(names, is_own_name);
 }
 
 }  // namespace
@@ -76,8 +116,52 @@ std::vector<Step> steps_in(const std::string& directory) {
 }
 
 Manifest manifest_of(const std::string& path) {
-    const std::string name = std::filesystem::path(path) / kManifestName;
-    return read_manifest(read_text_file(name, kManifestFile), name);
+    const std::filesystem::path name = std::filesystem::path(path) / kManifestName;
+    const auto damage = [&](const char* what, std::string measured) {
+        return Error(Trouble::io, {.what = what,
+                                   .where = name,
+                                   .measured = std::move(measured),
+                                   .remedy = "use another checkpoint: ferry ckpt ls lists them"});
+    };
+    if (kind_of(name) == FileKind::none && holds_own_files(path))
+        throw damage("the checkpoint has no manifest", "");
+    try {
+        return read_manifest(read_text_file(name, kManifestFile), name);
+    } catch (const Error& error) {
+        std::error_code unknown;
+        const auto status = std::filesystem::status(name, unknown);
+        const bool no_file = std::filesystem::exists(status) && !is_regular_file(status);
+        const bool too_large = std::filesystem::is_regular_file(status) &&
+                               std::filesystem::file_size(name, unknown) > kManifestMost;
+        if (error.trouble() != Trouble::usage || !(no_file || too_large)) throw;
+        throw damage("the checkpoint's manifest is damaged", error.problem().measured);
+    }
+}
+
+std::string foreign_at(const std::filesystem::path& path) {
+    std::error_code reason;
+    const auto status = std::filesystem::symlink_status(path, reason);
+    if (std::filesystem::is_symlink(status)) return "a link";
+    if (!std::filesystem::is_directory(status)) return "no directory";
+    std::filesystem::directory_iterator entries(path, reason);
+    for (; !reason && entries != std::filesystem::directory_iterator(); entries.increment(reason)) {
+        const std::string name = entries->path().filename();
+        const bool plain = entries->is_regular_file(reason) && !entries->is_symlink(reason);
+        if (!plain || !is_own_name(name)) return name;
+    }
+    return reason ? reason.message() : "";
+}
+
+std::vector<std::string> moved_aside_in(const std::string& directory) {
+    std::vector<std::string> found;
+    for (const std::string& name : names_in(directory)) {
+        const std::string path = std::filesystem::path(directory) / name;
+        if (name.starts_with(kBefore) && kind_of(path) == FileKind::directory &&
+            !steps_in(path).empty())
+            found.push_back(path);
+    }
+    std::ranges::sort(found);
+    return found;
 }
 
 std::filesystem::path without_end(const std::string& given) {
@@ -112,7 +196,7 @@ std::vector<int64_t> steps_to_remove(std::span<const Candidate> all, const Keep&
         const auto behind = static_cast<int64_t>(all.size() - 1 - i);
         if (behind < std::max<int64_t>(1, keep.last)) kept.insert(all[i].step);
         if (keep.every > 0 && all[i].step % keep.every == 0) kept.insert(all[i].step);
-        if (all[i].loss) best.push_back(all[i]);
+        if (all[i].loss && !std::isnan(*all[i].loss)) best.push_back(all[i]);
     }
     std::ranges::stable_sort(best, {}, [](const Candidate& one) { return *one.loss; });
     for (size_t i = 0; i < best.size() && static_cast<int64_t>(i) < keep.best; ++i)
@@ -133,6 +217,8 @@ Steps::Steps(std::string directory) : directory_(std::move(directory)) {
         refuse(directory_, "no checkpoint can be written there", std::strerror(errno),
                "set checkpoint.dir to a directory that you may write to");
     lock_ = open_above_standard(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (std::string limit = lock_ < 0 ? limit_behind(errno) : ""; !limit.empty())
+        refuse_for_limit(directory_, errno, std::move(limit));
     // Where nothing can be locked, two runs may meet.
     if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         ::close(lock_);
@@ -167,13 +253,30 @@ void Steps::check_there() const {
                  .remedy = "put it back; a new run makes it anew"});
 }
 
+void Steps::require_replaceable(const std::filesystem::path& path) {
+    std::error_code unknown;
+    if (!std::filesystem::exists(std::filesystem::symlink_status(path, unknown))) return;
+    const std::string foreign = foreign_at(path);
+    if (foreign.empty()) return;
+    throw Error(Trouble::io, {.what = "the checkpoint's name is taken by what is no checkpoint, or "
+                                      "not only one: it stays",
+                              .where = path,
+                              .measured = foreign,
+                              .limit = "a checkpoint and nothing else, which is replaced",
+                              .remedy = "move it away"});
+}
+
 void Steps::add(Manifest manifest,
                 const std::function<std::vector<Shard>(const std::string&)>& write) {
     check_there();
-    DraftDirectory draft(std::filesystem::path(directory_) / name_of_step(manifest.step));
+    const std::filesystem::path path =
+        std::filesystem::path(directory_) / name_of_step(manifest.step);
+    require_replaceable(path);
+    DraftDirectory draft(path);
     manifest.shards = write(draft.draft());
     write_text_shard(draft.draft(), kManifestName, write_manifest(manifest));
     check_there();
+    require_replaceable(path);
     draft.publish();
 }
 
@@ -210,7 +313,8 @@ void Steps::retain(const Keep& keep) {
             try {
                 // The loss of its own step, or none: at other steps the weights were others.
                 const Manifest manifest = manifest_of(step.path);
-                if (manifest.held_back && manifest.held_back->step == step.step)
+                if (manifest.held_back && manifest.held_back->step == step.step &&
+                    std::isfinite(manifest.held_back->loss))
                     candidate.loss = manifest.held_back->loss;
             } catch (const Error& error) {
                 log_warn(error.what());
@@ -218,8 +322,14 @@ void Steps::retain(const Keep& keep) {
         }
         all.push_back(candidate);
     }
-    for (const int64_t step : steps_to_remove(all, keep))
-        remove_directory(std::filesystem::path(directory_) / name_of_step(step));
+    for (const int64_t step : steps_to_remove(all, keep)) {
+        const std::filesystem::path path = std::filesystem::path(directory_) / name_of_step(step);
+        if (const std::string foreign = foreign_at(path); foreign.empty())
+            remove_directory(path);
+        else
+            log_warn(fmt::format("{} stays, for it is no checkpoint, or not only one: {}",
+                                 path.string(), foreign));
+    }
 }
 
 }  // namespace ferry::checkpoint

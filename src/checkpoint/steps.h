@@ -24,8 +24,14 @@ struct Step {
 };
 // By their number; none where the directory is not there. Throws usage for one that cannot be read.
 std::vector<Step> steps_in(const std::string& directory);
-// Throws usage where there is no manifest, and what read_manifest() throws.
+// Throws usage where there is no checkpoint, io where its manifest is missing or cannot be one, and
+// what read_manifest() throws.
 Manifest manifest_of(const std::string& path);
+// The first thing at this path that is not a checkpoint's: no directory, or a file in it that ferry
+// does not write there. "": all of it is.
+std::string foreign_at(const std::filesystem::path& path);
+// Directories of checkpoints that another run's checkpoints were moved into (move_aside()).
+std::vector<std::string> moved_aside_in(const std::string& directory);
 
 // A path as it was given, without a last "/" or "/.".
 std::filesystem::path without_end(const std::string& given);
@@ -74,6 +80,8 @@ public:
 
 private:
     void check_there() const;
+    // What is not ferry's is not replaced.
+    static void require_replaceable(const std::filesystem::path& path);
 
     std::string directory_;
     int lock_ = -1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "checkpoint/saved.h"
 #include "ferry/error.h"
 #include "train/from_config.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 model::Description read_directory(const Config& config) {
     const ModelConfig& m = config.model;
+    checkpoint::require_model_files(m.path);
     const std::string path = std::filesystem::path(m.path) / "config.json";
     model::Description found = model::read_description(read_text_file(path, kModelFile), path);
     if (found.drops && m.dropout != OnDoubt::ignore) {

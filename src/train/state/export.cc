@@ -165,6 +165,7 @@ void ExportDirectory::claim() {
     lock_ = open_above_standard(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         refuse(path_, "another ferry is about to write there", "the directory is locked");
+    remove_leftovers();
     if (!std::filesystem::is_empty(path_))
         refuse(path_, "the directory is not empty",
                std::filesystem::directory_iterator(path_)->path().filename());
@@ -174,6 +175,16 @@ void ExportDirectory::claim() {
     } catch (const Error& error) {
         if (!error.problem().limit.empty()) throw;  // of the process, and not of that place
         refuse(path_, "nothing can be written there", error.problem().measured);
+    }
+}
+
+// Drafts of an export that was killed: of what it wrote, nothing has its name yet.
+void ExportDirectory::remove_leftovers() const {
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+        if (!is_leftover(entry.path().filename().string())) continue;
+        std::error_code reason;
+        std::filesystem::remove(entry.path(), reason);
+        log_info("removed " + entry.path().string() + ", which an export left that was killed");
     }
 }
 

@@ -110,10 +110,7 @@ void LoadedWeights::prove(Team& team, int part, int parts, StartUp& start_up) co
     try {
         prove_files(model.checkpoint, model.files, team, part, parts, start_up);
     } catch (const Error& error) {
-        Problem problem = error.problem();
-        problem.remedy =
-            "take another checkpoint; if the change was meant, remove its manifest.json";
-        throw Error(error.trouble(), std::move(problem));
+        throw checkpoint::of_model(error);
     }
 }
 
