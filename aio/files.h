@@ -45,7 +45,7 @@ public:
     double measure_speed();
     // Why a ring with these flags cannot be used; empty: it can.
     std::string why_no_polling(unsigned flags);
-    // By probes and headers.
+    // Bytes that probes and headers wrote.
     int64_t bytes_written() const noexcept {
         return probe_.bytes_written + header_->bytes_written();
     }

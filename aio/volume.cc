@@ -371,7 +371,7 @@ Queue& VolumeOnPaths::queue_of(const Place& place) const noexcept {
 
 std::string VolumeOnPaths::file_name(int path, int file) const {
     const auto p = static_cast<size_t>(path);
-    return files_.empty() ? options_.paths[p].path + "/simulated.seg" + std::to_string(file)
+    return files_.empty() ? options_.paths[p].path + "/simulated.slots" + std::to_string(file)
                           : files_[p]->slot_file_name(file);
 }
 

@@ -57,7 +57,7 @@ public:
     int64_t peak_bytes() const noexcept override;
 
 private:
-    // At a time, beside the caller's operations.
+    // Operations of the volume's own at a time, beside the caller's.
     static constexpr size_t kOwnOpsMax = 32;
     // An operation of the volume itself: layout, flush, discard, publication.
     struct OwnOp {

@@ -32,7 +32,7 @@ private:
     std::array<int, 2> ends_{-1, -1};
 };
 
-// Where a program lies along PATH; empty: nowhere.
+// The file of a program along PATH; empty: none.
 std::string program_path(const std::string& name);
 
 // Words as a shell takes them.

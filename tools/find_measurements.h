@@ -20,10 +20,10 @@ struct FoundMeasurements {
     std::string missing{};                // why there is no prediction; empty: nothing is missing
 };
 
-// As the options --ranks and --ranks-per-host give it, where 0 on a host means all. Throws usage.
+// The counts of --ranks and --ranks-per-host, where 0 on a host means all. Throws usage.
 train::RankCount on_hosts(train::RankCount given);
 
-// On the configuration's device; where it is not here, on the file's.
+// A predictor for the configuration's device; where it is not here, for the file's.
 std::unique_ptr<train::Predictor> predictor_for(const Config& config, const train::RankCount& count,
                                                 const std::optional<MachineFile>& file);
 

@@ -20,9 +20,10 @@ void print(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
     print_text(fmt::format(format, std::forward<Arguments>(arguments)...));
 }
 
-// For who goes on for long: a reader has it all by now, or a warning is given, once.
+// For commands that go on for long: a reader has it all by now, or a warning is given, once.
 void flush_output();
-// For who is done, or must not begin before it was read: throws io where a part was lost.
+// For a command that is done, or must not begin before it was read: throws io where a part was
+// lost.
 void check_output();
 
 bool output_failed();  // as the C library knows

@@ -20,7 +20,7 @@ struct Bar {
 // `gap` of the step between two tasks does not separate them.
 std::vector<Bar> bars_of(const train::Prediction& prediction, double gap);
 
-// For a terminal: letters where kernels run, shades where bytes move; with its legend.
+// The picture in a terminal: letters where kernels run, shades where bytes move; with its legend.
 std::string timeline_text(const train::Prediction& prediction);
 // Any lanes over so many seconds.
 std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::string& title,

@@ -18,7 +18,7 @@ void check_writable(const std::string& option, const std::string& path,
 // mode and still take no file, as in /proc. Throws usage.
 void try_draft(const std::string& option, const std::string& path,
                const Replaceable& replaceable = {});
-// For two options whose files would replace each other, by whatever names.
+// Refuses two options whose files would replace each other, by whatever names.
 void check_differ(const std::string& option, const std::string& path,
                   const std::string& other_option, const std::string& other_path);
 

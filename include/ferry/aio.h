@@ -181,7 +181,7 @@ public:
 
 // The error of a failed operation as one clear Error: path, offset, size, errno and what to do.
 Error to_error(const Volume& volume, const Operation& operation);
-// For a run's summary, a line a path and a total for several.
+// The counters as lines of a run's summary: one a path, and a total for several.
 std::string describe(std::span<const PathCounters> paths, std::string_view indent = {});
 
 // Checksums of a slot's contents, kept in memory apart from the data: a lost or misdirected write

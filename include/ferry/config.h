@@ -49,7 +49,7 @@ struct ModelConfig {
 
 struct DataConfig {
     std::string tokens{};  // file written by `ferry data`
-    // Where the tokens' vocabulary is half the loaded model's, or less.
+    // For tokens whose vocabulary is half the loaded model's, or less.
     OnDoubt small_vocabulary = OnDoubt::refuse;
     double held_back = 0.05;  // fraction of the tokens, at the end, that only evaluation sees
 };

@@ -39,9 +39,9 @@ public:
     }
     ~Lease() { give_back(); }
 
-    // As the destructor. Never waits and never fails: what a write for this or another object runs
-    // into is thrown by flush(), check() and the object's next acquire(). It may hash objects whose
-    // writes it starts. bytes() are no longer to be used. What a writer left half done, for
+    // Does what the destructor does. Never waits or fails: what a write for this or another object
+    // runs into is thrown by flush(), check() and the object's next acquire(). It may hash objects
+    // whose writes it starts. bytes() are no longer to be used. What a writer left half done, for
     // instance by an exception, counts as written.
     void give_back() noexcept;
     explicit operator bool() const noexcept { return store_ != nullptr; }

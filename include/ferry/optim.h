@@ -152,7 +152,7 @@ struct Span {
     const uint16_t* weight_in = nullptr;
     const uint16_t* low_in = nullptr;
     uint16_t* low = nullptr;
-    // For the random bits: where the first element lies in the model.
+    // The first element's place in the model, for the random bits.
     uint32_t layer = 0;
     int64_t element = 0;
 };

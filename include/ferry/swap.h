@@ -15,7 +15,7 @@ constexpr ObjectId kNoObject = ~ObjectId{0};
 enum class Tier : uint8_t { device, host, nvme };
 std::string_view name_of(Tier tier);
 
-// Where a piece of state lives.
+// The tier that a piece of state lives on.
 struct Object {
     Tier home = Tier::host;
     int64_t bytes = 0;

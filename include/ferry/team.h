@@ -53,7 +53,7 @@ public:
         Nanos begin = 0, end = 0;  // of its first body and of its last
         int64_t bodies = 0;
     };
-    // As many as NodeTeams::workers(), all empty.
+    // Makes as many rows as NodeTeams::workers(), all empty.
     explicit Timesheet(std::span<Worker> workers);
     ~Timesheet();
     Timesheet(const Timesheet&) = delete;

@@ -6,6 +6,7 @@
 
 #include "ferry/config.h"
 #include "ferry/executor.h"
+#include "ferry/export.h"
 #include "ferry/train.h"
 #include "handles.h"
 #include "options.h"

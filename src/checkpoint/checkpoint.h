@@ -67,7 +67,7 @@ using Sink = std::function<void(std::span<const float>)>;
 // Gives all elements of tensor i to the sink.
 using Source = std::function<void(size_t i, const Sink& sink)>;
 
-// As safetensors calls it: "F32", "BF16", "F16".
+// The name that safetensors has for it: "F32", "BF16", "F16".
 std::string_view dtype_name(DType type);
 
 // The beginning of a safetensors file, behind 8 bytes of length.

@@ -22,7 +22,8 @@ struct Step {
     int64_t step = 0;
     std::string path{};
 };
-// By their number; none where the directory is not there. Throws usage for one that cannot be read.
+// Sorted by number; none where the directory is not there. Throws usage for one that cannot be
+// read.
 std::vector<Step> steps_in(const std::string& directory);
 // Throws usage where there is no checkpoint, io where its manifest is missing or cannot be one, and
 // what read_manifest() throws.

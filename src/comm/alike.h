@@ -16,7 +16,7 @@ Place place_among(std::span<const uint64_t> machines, int rank);
 
 // The id by which CUDA tells a GPU from all others (cudaUUID_t).
 using GpuId = std::array<char, 16>;
-// By rank. Throws usage, naming both ranks, where two have the same one; `name`: of its model.
+// `gpus`: by rank. Throws usage, naming both ranks, where two have the same; `name`: of its model.
 void require_own_gpus(std::span<const GpuId> gpus, const std::string& name);
 
 }  // namespace ferry::comm

@@ -48,7 +48,7 @@ private:
     void post(const Operation& operation) override;
     Operation& at(uint64_t number) { return operations_[number % kDepth]; }
 
-    // On the comm thread, of turn().
+    // Parts of turn(), on the comm thread.
     bool advance();
     bool progress();
     bool start_next();
@@ -71,7 +71,7 @@ private:
     void fail_and_tell(const Error& error, std::span<const int> ranks, std::string_view how);
     void rest();
 
-    // On the watchdog's thread.
+    // Called on the watchdog's thread.
     std::optional<Error> judge(Nanos stuck) const;
     std::optional<Error> known() const;
     std::string oldest() const;

@@ -55,7 +55,7 @@ struct News {
 class Wire {
 public:
     virtual ~Wire() = default;
-    // To all others, without waiting for any of them; what cannot be told is not.
+    // Tells all others, without waiting for any of them; whoever cannot be told is left out.
     virtual void tell(const News& news) noexcept = 0;
     // Returns when what was told has left, or soon.
     virtual void flush() noexcept = 0;

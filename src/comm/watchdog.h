@@ -24,7 +24,7 @@ public:
     using Judge = std::function<std::optional<Error>(Nanos stuck)>;
     explicit Watchdog(Judge judge);
 
-    // By the watched thread, around each call.
+    // The watched thread calls these around each call.
     void enter() noexcept { cross(); }
     void leave() noexcept { cross(); }
 

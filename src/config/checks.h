@@ -15,7 +15,8 @@ struct Given {
     std::map<std::string_view, std::string> keys{};
 
     bool contains(std::string_view key) const { return keys.contains(key); }
-    // For an error: "run.json: swap.groups". Of a key with an index, too, and of one not given.
+    // A key's place in an error: "run.json: swap.groups"; also for a key with an index or one not
+    // given.
     std::string place_of(std::string_view key) const;
 };
 

@@ -37,7 +37,7 @@ std::vector<double> path_shares(std::span<const int64_t> size_bytes, std::span<c
 // known, as much as their rates say.
 Drive one_drive(std::span<const Path> paths, int64_t stored_bytes = 0);
 
-// With it as the storage of all of a host's ranks.
+// The measurements with this drive as the storage of all of a host's ranks.
 Measurements with_drive(Measurements measured, const Drive& drive);
 
 }  // namespace ferry::cost

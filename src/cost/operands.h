@@ -181,7 +181,7 @@ using Exchanges = List<GatherWeights, Exchange, GatherGradient, Agree>;
 template <template <class> class Operation>
 constexpr size_t kOperands = sizeof(Operation<Addressed>) / sizeof(std::byte*);
 
-// In their order, as a tuple of references.
+// The operands in their order, as a tuple of references.
 template <size_t count, class Operands>
 constexpr auto fields(Operands& of) {
     static_assert(count >= 1 && count <= 9);

@@ -83,7 +83,7 @@ struct Addressed {
         std::conditional_t<role == Role::in, const Element<content>*, Element<content>*>;
 };
 // As the recorder is given them they are `Assigned` (recorder.h): views of buffers of that content.
-// In a row they are described.
+// A row of the table describes them.
 struct Described {
     template <Content of_content, Role in_role, bool is_optional>
     struct Operand {

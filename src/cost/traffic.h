@@ -19,7 +19,7 @@ struct ElementBytes {
     double updated() const {
         return 2 * state + static_cast<double>(wire + (split ? 2 : 1) * weight);
     }
-    // On one tier both, until the outcome.
+    // State and gradient on one tier, until the outcome.
     double state_and_gradient() const { return state + static_cast<double>(wire); }
 };
 ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire);

@@ -91,7 +91,7 @@ public:
     // x, y: [tokens, n]; weight, bias: [1, n]; stats: [2, tokens], means and then rstds.
     virtual void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps,
                                     View y, float* stats) = 0;
-    // As norm_backward. The bias's gradient is sum_rows of dy.
+    // Like norm_backward. The bias's gradient is sum_rows of dy.
     virtual void layer_norm_backward(ConstView dy, ConstView x, ConstView weight,
                                      const float* stats, ConstView addend, View dx,
                                      float* weight_gradient, std::byte* scratch) = 0;
@@ -99,7 +99,7 @@ public:
     // sums += the sum over rows of x. sums: fp32 [cols]. Scratch as norm_backward's.
     virtual void sum_rows(ConstView x, float* sums, std::byte* scratch) = 0;
 
-    // In place on x: [tokens, heads * head_dim].
+    // Works in place on x: [tokens, heads * head_dim].
     virtual void rope(View x, const Rope& rope) = 0;
 
     // Causal, grouped queries: head h reads key/value head h / (heads / kv_heads).

@@ -19,7 +19,7 @@ namespace ferry::ops::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most 16 lanes: 64-byte vectors.
+// Vectors of at most 16 lanes, which are 64 bytes.
 using F32 = hn::CappedTag<float, 16>;
 using V32 = hn::Vec<F32>;
 // As many 16-bit lanes as a vector of floats has.

@@ -164,7 +164,7 @@ HWY_INLINE void encode_finite(const BlockMoments& block, float scale, uint8_t* c
 
 #endif
 
-// By integers, in which what is not finite is above all others.
+// Compares the bits as integers, in which infinities and NaNs are above all others.
 HWY_INLINE float largest_of(VU magnitudes) {
     HWY_ALIGN uint32_t lanes[16] = {};
     hn::Store(magnitudes, U(), lanes);

@@ -82,7 +82,7 @@ inline HWY_NOINLINE void draw_noise(const Span& span, const Scalars& s, int64_t 
     }
 }
 
-// To one of the two bf16 around it, by 16 random bits; in the high half of a lane.
+// Rounds to one of the two bf16 around it, by 16 random bits; in the high half of a lane.
 HWY_INLINE VU round_by_noise(VF value, VU noise) {
     const U u;
     const VU bits = hn::BitCast(u, value);

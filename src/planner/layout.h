@@ -1,4 +1,4 @@
-// From a placement to objects, slots and addresses.
+// Turns a placement into objects, slots and addresses.
 #pragma once
 
 #include "placement.h"

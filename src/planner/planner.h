@@ -38,7 +38,7 @@ struct Chunk {
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
 };
 
-// As it lies in memory and on storage: whole arrays, one after the other, up to a page.
+// Bytes in memory and on storage: whole arrays, one after the other, up to a page.
 inline int64_t state_bytes(const Chunk& chunk) {
     return round_up(chunk.format.bytes(chunk.count), kPage);
 }
@@ -127,7 +127,7 @@ struct Plan {
         const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
         return {spills.data() + l.first_spill, static_cast<size_t>(l.spills)};
     }
-    // In this rank's shard: what a sum over the ranks counts once.
+    // Whether the chunk is in this rank's shard: a sum over the ranks counts it once.
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
     // State, weights and gradient all lie there: its update is the device's, after the outcome.
     bool updates_on_device(const Chunk& chunk) const {

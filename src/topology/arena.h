@@ -58,7 +58,7 @@ private:
     cpu_set_t cores_;
 };
 
-// Where this thread's loops are noted; empty: nowhere.
+// The timesheet of this thread's loops; empty: none.
 extern thread_local std::span<Timesheet::Worker> noted;
 
 // The same on another thread that works for this one.

@@ -15,7 +15,7 @@ struct Attached {
 
 namespace topology {
 
-// As hwloc describes them; empty where it cannot.
+// The devices as hwloc describes them; empty where it cannot.
 std::vector<Attached> find_attached();
 
 // The drives that hold a block device, by the kernel's names: of a partition its whole drive, of an

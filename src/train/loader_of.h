@@ -13,7 +13,7 @@ namespace ferry::train {
 // evaluates on the whole file.
 TokenLoader::Options loader_options(const Config& config, const model::Shape& shape, bool trains,
                                     const zero::Partition& partition = {});
-// Where sequences are longer than those that the model was made for.
+// Warns where sequences are longer than those that the model was made for.
 void warn_of_text(const Config& config, const model::Description& made);
 // Refuses tokens that can hardly be those of the tokenizer that loaded weights go with, unless the
 // configuration insists.

@@ -43,7 +43,7 @@ private:
     std::vector<std::string> made_;
 };
 
-// Where a run computes and whom it talks to. Communication ends before the device goes.
+// A run's device, and the ranks that it talks to. Communication ends before the device goes.
 struct ComputeContext {
     std::unique_ptr<Device> device{};
     std::unique_ptr<comm::Communicator> ranks{};

@@ -45,12 +45,12 @@ struct IoChoice {
 
     bool has(int64_t block_bytes, int depth) const noexcept;
 };
-// For so many paths at a time, each of these numbers. Throws where there is room for none.
+// Keeps those that fit with each of these numbers of paths at a time. Throws where none does.
 IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t bytes_per_path);
 
 // The ground of a bench: its directories, the files that fit into them, and the memory for them.
 struct IoGround {
-    // For so many paths at a time, each of these numbers.
+    // `together`: the numbers of paths that are used at a time.
     IoGround(const IoBench& bench, const std::vector<size_t>& together);
 
     IoSites sites;

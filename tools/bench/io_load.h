@@ -41,7 +41,7 @@ struct Load {
     bool integrity = false;  // seals what it writes, verifies what it read
 };
 
-// From the first submission to the last completion, and of the whole process.
+// Time from the first submission to the last completion, and CPU time of the whole process.
 struct Sample {
     double seconds = 0, cpu_seconds = 0;
     int64_t bytes_read = 0, bytes_written = 0, operations = 0;

@@ -60,7 +60,7 @@ public:
     const CudnnGraph* known(const CudnnCall& call) const;
     // Built where it is not known. Stays where it is. Throws as CudnnAttention says.
     const CudnnGraph& of(const CudnnCall& call);
-    // From here on there is none.
+    // Notes that there is none for this call.
     void refuse(const CudnnCall& call) { built_.try_emplace(call); }
 
     void run(const CudnnCall& call, const CudnnGraph& graph, const OperandData& operands,

@@ -51,7 +51,7 @@ struct Exact {
     __device__ static float root(float x) { return sqrtf(x); }
     __device__ static float quotient(float a, float b) { return a / b; }
 };
-// As long as they are safe.
+// The branchless ones, as long as they are safe.
 struct Quick {
     bool safe = true;
     __device__ float root(float x) { return cuda::root(x, safe); }

@@ -1,4 +1,4 @@
-// Where a step's compute goes: every operation of its kernels, as the engine calls it, timed.
+// Profiles a step's compute: every operation of its kernels, as the engine calls it, timed.
 #pragma once
 
 #include <string>

@@ -25,7 +25,7 @@ model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder);
 int64_t overhead_of(const Device& device);
 // The same as the planner takes it.
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
-// As much of a budget as this device can give; says where that is less.
+// The part of a budget that this device can give; says where that is less.
 int64_t device_bytes_within(int64_t budget, const Device& device);
 // Bytes of the buffers alone, without resident weights and without what the process holds beside
 // them.

@@ -18,7 +18,7 @@ public:
         log_info(fmt::format("{}: {} of {}", stage, format_bytes(bytes), format_bytes(of)));
         said_ = executor_.now();
     }
-    // At its end: a line, if it took a second. The next one begins.
+    // Ends a stage, with a line if it took a second, and begins the next.
     void done(const char* stage, int64_t bytes) {
         if (seconds() >= 1)
             log_info(fmt::format("{}: {} in {:.1f} s", stage, format_bytes(bytes), seconds()));
