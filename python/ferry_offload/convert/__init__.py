@@ -1,0 +1,86 @@
+"""Checkpoints of DeepSpeed and of transformers' Trainer, as a directory that `ferry ckpt import` reads.
+
+Needs torch 2.6 or newer, and neither DeepSpeed nor transformers. docs/checkpoints.md says what to run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import usage
+
+if TYPE_CHECKING:
+    from .state import State
+
+SHARD_BYTES = 5 * 10**9
+_FOREIGN = "DeepSpeed ZeRO (stages 1 to 3), DeepSpeed universal, or a Trainer's with optimizer.pt"
+
+
+def convert(source: str | os.PathLike[str], output: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None,
+            tag: str | None = None, names: str | os.PathLike[str] | None = None, moments: bool = True,
+            trust_pickles: bool = False, shard_bytes: int = SHARD_BYTES) -> dict[str, Any]:
+    """Writes the directory `output`, which must not be there, and says what it holds.
+
+    `model` has config.json and the tokenizer, where the source has not. `tag` is DeepSpeed's name of a step. `names` is a
+    JSON list of the parameters' names in the optimizer's order (optimizer.pt). Without `moments` the weights alone are
+    converted, and their fp32 masters. Pickles run nothing, unless `trust_pickles` has torch load whatever they ask for."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise usage("torch is needed to read checkpoints of DeepSpeed or a Trainer", measured=str(error),
+                    remedy="pip install torch; its CPU build is enough") from error
+    from . import directory, trainer, universal, zero
+    from .model import Model, config_of
+
+    source, output = Path(source), Path(os.path.abspath(output))
+    if not source.is_dir():
+        raise usage("there is nothing to convert: no such directory", where=str(source), limit=_FOREIGN)
+    if os.path.lexists(output):
+        raise usage("the directory to write is there already", where=str(output), remedy="name another, or take it away")
+    folder = _step_folder(source, tag)
+    of_model = Model(config_of([Path(model)] if model else [folder, source, folder.parent]))
+    reading: dict[str, Any] = {"moments": moments, "trust": trust_pickles}
+    if universal.is_universal(folder):
+        state = universal.read(folder, of_model, **reading)
+    elif zero.is_zero(folder):
+        state = zero.read(folder, of_model, **reading)
+    elif trainer.is_trainer(folder):
+        state = trainer.read(folder, of_model, names=Path(names) if names else None, **reading)
+    else:
+        raise usage("it is not known what kind of checkpoint this is", where=str(folder), limit=_FOREIGN,
+                    remedy="where it is of FSDP, save it with DeepSpeed or as one file first")
+    of_model.require({tensor.name: tensor.shape for tensor in state.tensors}, folder)
+    return {"source": str(folder), "output": str(output), **state.about, **_counts(state),
+            **directory.write(state, of_model, output, shard_bytes=shard_bytes)}
+
+
+def _step_folder(source: Path, tag: str | None) -> Path:
+    """The directory of a step: the source, or one in it that `tag` or DeepSpeed's file `latest` names."""
+    if tag:
+        return _existing(source / tag, "--tag")
+    if any(source.glob("*_optim_states.pt")) or any(source.glob("*_model_states.pt")) or (source / "zero").is_dir():
+        return source
+    for latest in ("latest", "latest_universal"):
+        if (source / latest).is_file():
+            return _existing(source / (source / latest).read_text().strip(), latest)
+    steps = sorted(path.name for path in source.glob("global_step*") if path.is_dir())
+    if len(steps) > 1:
+        raise usage("there are several steps, and no file `latest`", where=str(source), measured=", ".join(steps),
+                    remedy=f"say which: --tag {steps[-1]}")
+    return source / steps[0] if steps else source
+
+
+def _existing(folder: Path, said_by: str) -> Path:
+    if not folder.is_dir():
+        raise usage("the step is not there", where=str(folder), measured=f"named by {said_by}", remedy="name another: --tag")
+    return folder
+
+
+def _counts(state: State) -> dict[str, Any]:
+    kinds = sorted({kind for tensor in state.tensors for kind in tensor.state})
+    types = sorted({str(tensor.weight.dtype).removeprefix("torch.") for tensor in state.tensors})
+    return {"global_step": state.global_step, "optimizer_step": state.optimizer_step, "tensors": len(state.tensors),
+            "parameters": sum(tensor.count for tensor in state.tensors),
+            "frozen": [tensor.name for tensor in state.tensors if not tensor.state and kinds],
+            "weights": ", ".join(types), "state": kinds, "left_out": state.left_out}

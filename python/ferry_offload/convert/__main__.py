@@ -1,0 +1,61 @@
+"""`python3 -m ferry_offload.convert SOURCE OUTPUT`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+
+from ..errors import FerryError
+from ..sizes import to_bytes
+from . import SHARD_BYTES, convert
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m ferry_offload.convert",
+        description="Makes of a checkpoint of DeepSpeed (ZeRO stages 1 to 3, or universal) or of transformers' Trainer a "
+                    "directory that `ferry ckpt import` reads, with the optimizer's state.",
+        epilog="Pickles can run code. They are read with torch's weights-only reader, which runs none of theirs; classes that "
+               "it does not know become records without methods. --trust-pickles gives that up.")
+    parser.add_argument("source", help="directory with DeepSpeed's `latest`, one of its steps, or a Trainer's checkpoint-N")
+    parser.add_argument("output", help="directory to write; it must not be there")
+    parser.add_argument("--model", metavar="DIR", help="has config.json and the tokenizer, where the source has not")
+    parser.add_argument("--tag", help="DeepSpeed's name of a step (default: what `latest` says)")
+    parser.add_argument("--names", metavar="FILE", help="JSON list of the parameters' names in the order of optimizer.pt")
+    parser.add_argument("--no-moments", action="store_true", help="weights and their fp32 masters alone")
+    parser.add_argument("--shard-size", metavar="SIZE", default=str(SHARD_BYTES), help="most bytes of a file (default 5GB)")
+    parser.add_argument("--trust-pickles", action="store_true", help="have pickles run what they ask for")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    return parser
+
+
+def _stop(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)  # what was written aside is removed
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        done = convert(options.source, options.output, model=options.model, tag=options.tag, names=options.names,
+                       moments=not options.no_moments, trust_pickles=options.trust_pickles,
+                       shard_bytes=to_bytes(options.shard_size))
+    except FerryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(json.dumps(done))
+    else:
+        rate = done["bytes"] / max(done["seconds"], 1e-9) / 1e9
+        print(f"{done['output']}: step {done['global_step']} of {done['format']}, {done['parameters']} parameters in "
+              f"{done['weights']}, with {', '.join(done['state']) or 'weights alone'}; {done['bytes'] / 1e9:.2f} GB, {rate:.2f} GB/s\n"
+              f"go on: ferry ckpt import CONFIG {done['output']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
