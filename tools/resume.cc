@@ -101,20 +101,21 @@ std::unique_ptr<checkpoint::Steps> claim_checkpoints(const Config& config, const
         found += fmt::format(", which cannot be read ({})", error.problem().what);
         from_newest = checkpoint::whole_before(steps.back().path).value_or("");
     }
-    refuse("checkpoint.dir holds checkpoints of a run that did not come to its end", dir, found,
-           (from_newest.empty() ? "none of them is whole: "
-                                : "go on: the same command with --resume " + from_newest + "; or ") +
-               "start afresh with another checkpoint.dir, or after ferry ckpt rm " + dir +
-               " --all");
+    refuse(
+        "checkpoint.dir holds checkpoints of a run that did not come to its end", dir, found,
+        (from_newest.empty() ? "none of them is whole: "
+                             : "go on: the same command with --resume " + from_newest + "; or ") +
+            "start afresh with another checkpoint.dir, or after ferry ckpt rm " + dir + " --all");
 }
 
 void make_way(checkpoint::Steps& claimed, const ResumeFrom& from) {
     const std::string& dir = claimed.directory();
     const auto steps = checkpoint::steps_in(dir);
     if (steps.empty() || from.durable || is_in(from.checkpoint, dir)) return;
-    log_info(fmt::format("{} holds checkpoints of a run that came to its end (step {}): they are "
-                         "now in {}",
-                         dir, steps.back().step, claimed.move_aside()));
+    log_info(
+        fmt::format("{} holds checkpoints of a run that came to its end (step {}): they are "
+                    "now in {}",
+                    dir, steps.back().step, claimed.move_aside()));
 }
 
 }  // namespace ferry::tools

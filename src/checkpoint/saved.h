@@ -54,8 +54,8 @@ struct ModelFiles {
 // `weights` names a model's directory or one file of it. Throws what manifest_of() throws.
 ModelFiles files_of_model(const std::string& weights);
 
-// Where `weights` are a checkpoint's: throws io unless the model's files are there, with their sizes,
-// and config.json has its bytes. Reads no weights.
+// Where `weights` are a checkpoint's: throws io unless the model's files are there, with their
+// sizes, and config.json has its bytes. Reads no weights.
 void require_model_files(const std::string& weights);
 // The same, with a remedy for who changed a file on purpose.
 Error of_model(const Error& damage);

@@ -80,9 +80,8 @@ bool is_own_name(std::string_view name) {
         };
         if (std::ranges::equal(numbers, kNumbers, alike)) name.remove_suffix(kNumbers.size());
     }
-    constexpr std::array<std::string_view, 6> kFiles{"model",          "master",
-                                                     "exp_avg",        "exp_avg_sq",
-                                                     "exp_avg_scales", "exp_avg_sq_scales"};
+    constexpr std::array<std::string_view, 6> kFiles{
+        "model", "master", "exp_avg", "exp_avg_sq", "exp_avg_scales", "exp_avg_sq_scales"};
     return std::ranges::find(kFiles, name) != kFiles.end();
 }
 

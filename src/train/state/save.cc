@@ -280,14 +280,14 @@ void refuse_another(const std::string& path, const std::string& mine, const std:
     }
     constexpr std::string_view kFollows = "schedule.total_steps";  // steps, where it is not set
     if (line.starts_with(kFollows) && their.starts_with(kFollows))
-        throw Error(Trouble::usage,
-                    {.what = "the run cannot be resumed: its learning rate has another course",
-                     .where = path + ", " + std::string(kFollows),
-                     .measured = line + " (as many as steps, where it is not set)",
-                     .limit = "the checkpoint has " + their,
-                     .remedy = "steps may differ if the schedule stays: --set " +
-                               std::string(kFollows) + "=" +
-                               their.substr(std::string_view(" = ").size() + kFollows.size())});
+        throw Error(
+            Trouble::usage,
+            {.what = "the run cannot be resumed: its learning rate has another course",
+             .where = path + ", " + std::string(kFollows),
+             .measured = line + " (as many as steps, where it is not set)",
+             .limit = "the checkpoint has " + their,
+             .remedy = "steps may differ if the schedule stays: --set " + std::string(kFollows) +
+                       "=" + their.substr(std::string_view(" = ").size() + kFollows.size())});
     throw Error(Trouble::usage,
                 {.what = "the run cannot be resumed: the checkpoint is of another configuration",
                  .where = path + ", " + line.substr(0, line.find(" = ")),
