@@ -1,6 +1,7 @@
 """Checkpoints: a run that was stopped or killed and goes on has the bits of one that never was, elsewhere too;
 what is damaged is named, and the tool says what is there."""
 
+import ctypes
 import json
 import os
 import pathlib
@@ -221,6 +222,18 @@ class CheckpointTest(FerryTest):
         return run
 
     @staticmethod
+    def newer(manifest):
+        """The same manifest as a later ferry would write it: with its own version, and a checksum that holds."""
+        digits, end = 16, '"\n}\n'
+        text = manifest.read_text(encoding="utf-8").replace('"version": 1', '"version": 2')
+        body = text[:-digits - len(end)]
+        xxhash = ctypes.CDLL("libxxhash.so.0")
+        xxhash.XXH3_64bits.restype = ctypes.c_uint64
+        xxhash.XXH3_64bits.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+        summed = xxhash.XXH3_64bits(body.encode(), len(body.encode()))
+        manifest.write_text(f"{body}{summed:016x}{end}", encoding="utf-8")
+
+    @staticmethod
     def flip(path, at):
         with open(path, "r+b") as file:
             file.seek(at)
@@ -290,8 +303,10 @@ class CheckpointTest(FerryTest):
         text = description.read_text(encoding="utf-8")
         changed = text.replace('"hidden_act": "silu"', '"hidden_act" : "silu"')
         self.assertNotEqual(changed, text)
-        description.write_text(changed[:-1] if changed.endswith("\n") else changed, encoding="utf-8")
-        self.refused(IO, [str(description)], *training)
+        for wrong in (changed, text[:214], "", text.replace("hidden_size", "hidden_sizf")):
+            description.write_text(wrong, encoding="utf-8")
+            for words in (training, evaluating):
+                self.refused(IO, [str(description), "manifest.json"], *words)
         description.write_text(text, encoding="utf-8")
         self.flip(os.path.join(there, "exp_avg.safetensors"), 5000)  # no part of the model
         self.ok(self.ferry(*training))
@@ -330,15 +345,30 @@ class CheckpointTest(FerryTest):
         self.ok(self.train(config))
         manifest = pathlib.Path(self.step(12), "manifest.json")
         text = manifest.read_text(encoding="utf-8")
-        manifest.write_text(text.replace('"version": 1', '"version": 2'), encoding="utf-8")
+        self.newer(manifest)
         for path in (self.step(12), self.dir_):
             run = self.refused(USAGE, ["version 2"], "ckpt", "verify", path)
             self.assertNotIn("damaged", run.out + run.err)
             self.assertNotIn("ckpt rm", run.err)
+        # One wrong digit is damage, and so is what is no file.
+        resuming = self.command(config, "--resume", "latest")
+        whole = f"--resume {self.step(10)}"
+        manifest.write_text(text.replace('"version": 1', '"version": 3'), encoding="utf-8")
+        self.refused(IO, ["damaged", whole], *resuming)
         manifest.unlink()
-        self.refused(USAGE, ["manifest"], "ckpt", "verify", self.step(12))
-        self.refused(IO, [self.step(12), "has no manifest", f"--resume {self.step(10)}"],
-                     *self.command(config, "--resume", "latest"))
+        for make, undo in ((lambda: None, lambda: None), (manifest.mkdir, manifest.rmdir),
+                           (lambda: os.mkfifo(manifest), manifest.unlink)):
+            make()
+            for words in (("ckpt", "verify", self.step(12)), ("ckpt", "verify", self.dir_),
+                          ("ckpt", "export", self.dir_, self.path(f"{self.name}-exported"))):
+                self.refused(IO, [], *words)
+            self.refused(IO, [self.step(12), whole], *resuming)
+            # A new run is offered what is whole.
+            self.refused(USAGE, ["cannot be read", whole], *self.command(config))
+            undo()
+        empty = self.path(f"{self.name}-empty/step-00000001")
+        os.makedirs(empty)
+        self.refused(USAGE, ["manifest"], "ckpt", "verify", empty)
         manifest.write_text(text, encoding="utf-8")
         shard = pathlib.Path(self.step(12), "exp_avg.safetensors")
         shard.unlink()
@@ -347,6 +377,51 @@ class CheckpointTest(FerryTest):
         self.assertEqual(run.code, IO)
         self.assertIn("no regular file", run.out)
 
+    def test_what_is_not_its_own_stays(self):
+        """A user's files in a checkpoint, or under its name, survive retention, saving and `ckpt rm`."""
+        config = self.saving(checkpoint__keep={"last": 1})
+        self.ok(self.killed(self.saving(checkpoint__every=100), steps=3, signal_=signal.SIGTERM))
+        first = pathlib.Path(self.dir_, self.steps()[-1])
+        own = first / "tokenizer.json"
+        own.write_text("{}", encoding="utf-8")
+        named = pathlib.Path(self.step(8))
+        named.write_text("a thesis", encoding="utf-8")
+        directory = pathlib.Path(self.step(10))
+        directory.mkdir()
+        (directory / "notes.txt").write_text("mine", encoding="utf-8")
+        run = self.train(config, "--resume", str(first))
+        self.ok(run)
+        for name in ("tokenizer.json", "step-00000008", "notes.txt"):
+            self.assertIn(name, run.err)
+        self.assertEqual(own.read_text(encoding="utf-8"), "{}")
+        self.assertEqual(named.read_text(encoding="utf-8"), "a thesis")
+        self.assertEqual(os.listdir(directory), ["notes.txt"])
+        self.refused(USAGE, ["tokenizer.json"], "ckpt", "rm", str(first))
+        own.unlink()
+        self.ok(self.ferry("ckpt", "rm", str(first), f"{first}/", str(first)))
+        self.assertFalse(first.exists())
+
+    def test_a_refused_start_moves_nothing(self):
+        config = self.saving()
+        self.ok(self.train(config))
+        before = self.steps()
+        for code, changes in ((USAGE, {"data__tokens": self.path("nothing.bin")}), (DOES_NOT_FIT, {"budgets__host": "4KiB"})):
+            self.assertEqual(self.train(self.saving(**changes)).code, code)
+            self.assertEqual(self.steps(), before)
+        os.makedirs(os.path.join(self.dir_, "before-1"))
+        for name in before:
+            os.rename(os.path.join(self.dir_, name), os.path.join(self.dir_, "before-1", name))
+        for words in (("ckpt", "ls", self.dir_), self.command(config, "--resume", "latest")):
+            self.refused(USAGE, [os.path.join(self.dir_, "before-1")], *words)
+
+    def test_drafts_of_a_killed_export_are_no_model(self):
+        self.ok(self.train(self.saving()))
+        there = self.path(f"{self.name}-exported")
+        os.makedirs(there)
+        pathlib.Path(there, "model.safetensors.154afaa8dc478d6b.part").write_text("half", encoding="utf-8")
+        self.ok(self.ferry("ckpt", "export", self.dir_, there))
+        self.assertEqual(sorted(os.listdir(there)), ["config.json", "model.safetensors"])
+
     def test_what_cannot_be_resumed(self):
         config = self.saving()
         self.refused(USAGE, ["nothing to resume", self.dir_], *self.command(config, "--resume", "latest"))
@@ -354,13 +429,12 @@ class CheckpointTest(FerryTest):
         at = self.steps()[-1]
         self.refused(USAGE, ["another configuration", "optimizer.lr = 0.01", "optimizer.lr = 0.003"],
                      *self.command(self.saving(optimizer__lr=0.01), "--resume"))
+        self.refused(USAGE, [f"--set schedule.total_steps={STEPS}"], *self.command(self.saving(steps=40), "--resume"))
+        self.refused(USAGE, ["--resume", "empty"], *self.command(config, "--resume", ""))
         self.refused(USAGE, ["steps = 1", at], *self.command(self.saving(steps=1, schedule__total_steps=STEPS), "--resume"))
         self.refused(USAGE, ["no such directory"], *self.command(config, "--resume", self.path("nowhere")))
         manifest = os.path.join(self.dir_, at, "manifest.json")
-        with open(manifest, encoding="utf-8") as file:
-            text = file.read()
-        with open(manifest, "w", encoding="utf-8") as file:
-            file.write(text.replace('"version": 1', '"version": 2'))
+        self.newer(pathlib.Path(manifest))
         self.refused(USAGE, ["version 2", "version 1", manifest], *self.command(config, "--resume"))
         self.refused(USAGE, ["checkpoint.dir is not given"], *self.command(self.run_config(checkpoint__every=3)))
         for wrong in ("-1", "1.5", "10 apples", "0s", "0.1s", "minutes"):
@@ -395,7 +469,7 @@ class CheckpointTest(FerryTest):
         whole = self.whole()
         for word, steps in (("go_on", STEPS), ("stop", 6)):
             with self.subTest(word):
-                config = self.saving(checkpoint__every=6, checkpoint__on_failure=word)
+                config = self.saving(checkpoint__every=6, checkpoint__on_failure=word, checkpoint__memory=0)
                 self.ok(self.killed(self.saving(checkpoint__every=100), steps=1, signal_=signal.SIGTERM))
                 before = self.steps()
                 run = self.train(config, "--resume", "latest", preexec_fn=limit)

@@ -23,7 +23,7 @@ def main():
     closed = deep_list + b"]" * DEEP
     seeds = {target: {"deep-list": deep_list, "deep-object": deep_object, "deep-closed": closed,
                       "deep-in-key": b'{"model": ' + closed + b"}"}
-             for target in ("config", "model", "machine", "index")}
+             for target in ("config", "model", "machine", "index", "manifest")}
     seeds["model"]["deep-torch-dtype"] = b'{"model_type": "llama", "torch_dtype": ' + closed + b"}"
     seeds["machine"]["deep-kernels"] = b'{"ferry_machine": 1, "kernels": ' + closed + b"}"
     seeds["index"]["many-tensors"] = json.dumps(
