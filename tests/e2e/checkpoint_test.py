@@ -586,6 +586,18 @@ class ImportTest(Saving):
             self.assertAlmostEqual(step["lr"], lr[step["step"]] / 3, places=9)
         self.assertNotEqual(resumed.hashes, other.hashes)
 
+    def test_another_optimizer(self):
+        """Adam's moments are AdamW's. Others mean something else, and SGD without momentum has none."""
+        source = self.source(**BF16)
+        for method in ({"optimizer__method": "lion"}, SGD, {"optimizer__method": "adagrad", "optimizer__betas": None}):
+            self.refused(USAGE, ["another optimizer's", "adamw", method["optimizer__method"], "--step 0"],
+                         *self.importing(self.saving(**BF16, **method), source))
+        for method in ({"optimizer__method": "adam"}, {**SGD, "optimizer__momentum": 0}):
+            config = self.saving(**BF16, **method)
+            self.imported(config, source)
+            self.assertEqual(self.ok(self.train(config, "--resume", "latest")).steps[0]["step"], self.AT + 1)
+            shutil.rmtree(self.dir_)
+
     def test_moments_of_another_type(self):
         source = self.source(**BF16)
         before = self.arrays(source)
@@ -670,6 +682,7 @@ class ImportTest(Saving):
                 (shorter, IO, ["exp_avg.safetensors"])):
             for precision in ("bf16", "fp32"):
                 with self.subTest(texts=texts, precision=precision):
+                    shutil.rmtree(self.dir_, ignore_errors=True)
                     there = self.plain(source)
                     change(there)
                     self.refused(code, texts, *self.importing(self.saving(precision=precision), there))

@@ -36,8 +36,8 @@ std::vector<std::filesystem::path> state_files_in(const std::filesystem::path& d
 }
 
 bool is_state(std::string_view name) {
-    return std::ranges::any_of(
-        kSuffixes, [&](std::string_view suffix) { return name.ends_with(suffix); });
+    return std::ranges::any_of(kSuffixes,
+                               [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
 // One of the arrays that are kept of moments, of these values.
@@ -88,8 +88,8 @@ ImportedState::ImportedState(const std::string& path, const model::Shape& shape,
     bind(std::move(found), model::optional_prefix(shape.family), layers);
 }
 
-// By ferry's names. As of weights, the base model's prefix may be missing; what belongs to no tensor
-// means that the model is another one.
+// By ferry's names. As of weights, the base model's prefix may be missing; what belongs to no
+// tensor means that the model is another one.
 void ImportedState::bind(Arrays found, std::string_view prefix,
                          const std::vector<model::Layer>& layers) {
     for (const model::Layer& layer : layers) {

@@ -24,16 +24,15 @@ namespace ferry::train {
 // (docs/checkpoints.md).
 class ImportedState {
 public:
-    // Throws usage where there are no weights of this model, or state of another shape or of tensors
-    // that it does not have, and io where a file is damaged.
+    // Throws usage where there are no weights of this model, or state of another shape or of
+    // tensors that it does not have, and io where a file is damaged.
     ImportedState(const std::string& path, const model::Shape& shape,
                   const std::vector<model::Layer>& layers);
-    // Throws usage where masters, or a moment that the run keeps, are there of some tensors that train
-    // and not of others, or are of a type that is not read.
+    // Throws usage where masters, or a moment that the run keeps, are there of some tensors that
+    // train and not of others, or are of a type that is not read.
     void require(const planner::Plan& plan) const;
     // Where the directory is a checkpoint, compares all its checksums. Throws io.
     void prove(Team& team, StartUp& start_up) const;
-    bool has_moments() const { return has_moments_; }
     // Values are rounded once to the type that the run keeps. What is not there begins as in a new
     // run: the master is the weight, and the moments are those before the first step.
     StateIo::Contents contents(StateIo::FirstMoment first) const;
