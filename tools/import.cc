@@ -17,6 +17,7 @@
 #include "json_line.h"
 #include "output.h"
 #include "resume.h"
+#include "train/state/saving.h"
 
 namespace ferry::tools {
 namespace {
