@@ -56,6 +56,32 @@ void refuse_pickles(const fs::path& source) {
                " CONVERTED; then import CONVERTED");
 }
 
+// Moments of Adam and AdamW mean the same; those of others do not.
+void require_same_moments(const checkpoint::Manifest& manifest, const Config& config,
+                          const fs::path& source) {
+    constexpr std::string_view kKey = "optimizer.method = ";
+    const size_t at = manifest.training.find(kKey);
+    const bool keeps_none =
+        config.optimizer.method == optim::Method::sgd && config.optimizer.momentum == 0;
+    if (at == std::string::npos || keeps_none) return;
+    const size_t begin = at + kKey.size();
+    const std::string theirs =
+        manifest.training.substr(begin, manifest.training.find('\n', begin) - begin);
+    std::string ours;
+    for (const KeyValue& one : describe_values(config))
+        if (one.key == "optimizer.method") ours = one.value;
+    const auto adams = [](std::string_view word) { return word == "adamw" || word == "adam"; };
+    if (ours == theirs || (adams(ours) && adams(theirs))) return;
+    throw Error(Trouble::usage,
+                {.what = "the moments are another optimizer's",
+                 .where = source,
+                 .measured = theirs,
+                 .limit = ours,
+                 .remedy = "begin with its weights: ferry ckpt export " + source.string() +
+                           " WEIGHTS --export-type fp32; then import WEIGHTS "
+                           "with --step 0"});
+}
+
 int64_t count_at(const json& state, const char* key, int64_t without, const fs::path& file) {
     const auto found = state.find(key);
     if (found == state.end()) return without;
@@ -67,12 +93,13 @@ int64_t count_at(const json& state, const char* key, int64_t without, const fs::
 }
 
 // Where the source stands: as its files say, but for a step that was given.
-train::Imported position_of(const ImportOptions& options) {
+train::Imported position_of(const ImportOptions& options, const Config& config) {
     const fs::path source = checkpoint::without_end(options.source);
     refuse_pickles(source);
     train::Imported found{.directory = source, .step = -1};
     const fs::path file = source / kTrainerState;
     if (const auto manifest = checkpoint::manifest_of_model(source)) {
+        require_same_moments(*manifest, config, source);
         found.step = manifest->step;
         found.updates = manifest->updates;
     } else if (kind_of(file) != FileKind::none) {
@@ -100,7 +127,7 @@ void import_checkpoint(const ImportOptions& options) {
     if (config.checkpoint.dir.empty())
         refuse("there is no place for the checkpoint", "checkpoint.dir", "not set",
                "set it: --set checkpoint.dir=DIR");
-    const train::Imported imported = position_of(options);
+    const train::Imported imported = position_of(options, config);
     if (imported.step > config.steps)
         refuse("the state is of a step beyond the run's last", options.source,
                fmt::format("step {}, steps {}", imported.step, config.steps),

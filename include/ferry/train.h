@@ -127,6 +127,7 @@ struct Imported {
 };
 
 // The surroundings of an engine; tests pass a simulated executor and volume.
+// What the engine stands on; tests pass a simulated executor and volume.
 struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =

@@ -24,7 +24,9 @@ NVME = {"swap__state_on_nvme": 1.0, "swap__chunk_elements": 4096}
 SGD = {"optimizer__method": "sgd", "optimizer__momentum": 0.9, "optimizer__betas": None}
 
 
-class CheckpointTest(FerryTest):
+class Saving(FerryTest):
+    """Runs that save, and ways to look at what they saved."""
+
     def setUp(self):
         self.name = self.id().rpartition(".")[2]
         # In memory where that can be had: what flushing costs is not what is tested.
@@ -79,6 +81,38 @@ class CheckpointTest(FerryTest):
         there = any(re.fullmatch(r"step-\d{8}", name) for name in self.steps())
         return ("--resume", "latest") if there else ()
 
+    def mpi(self, ranks):
+        if not shutil.which("mpirun"):
+            self.skipTest("there is no mpirun")
+        return ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks))
+
+    def diff(self, one, other):
+        run = self.ferry("ckpt", "diff", one, other, "--json")
+        self.assertIn(run.code, (0, IO), run.err)
+        return run.lines[0]
+
+    def refused(self, code, texts, *words, **options):
+        run = self.ferry(*words, **options)
+        self.assertEqual(run.code, code, run.err)
+        for text in texts:
+            self.assertIn(text, run.err)
+        return run
+
+    @staticmethod
+    def flip(path, at):
+        with open(path, "r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 4]))
+
+    def header(self, path):
+        with open(path, "rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            return json.loads(file.read(length)), 8 + length
+
+
+class CheckpointTest(Saving):
     # ------------------------------------------------------------ the same bits
 
     def test_killed_anywhere(self):
@@ -163,16 +197,6 @@ class CheckpointTest(FerryTest):
 
     # ------------------------------------------------------------ elsewhere
 
-    def mpi(self, ranks):
-        if not shutil.which("mpirun"):
-            self.skipTest("there is no mpirun")
-        return ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks))
-
-    def diff(self, one, other):
-        run = self.ferry("ckpt", "diff", one, other, "--json")
-        self.assertIn(run.code, (0, IO), run.err)
-        return run.lines[0]
-
     def test_elsewhere(self):
         """Its arrays are the same, bit for bit, and so is what follows on as many ranks."""
         for state in ({"precision": "bf16"},
@@ -214,13 +238,6 @@ class CheckpointTest(FerryTest):
 
     # ------------------------------------------------------------ refused
 
-    def refused(self, code, texts, *words, **options):
-        run = self.ferry(*words, **options)
-        self.assertEqual(run.code, code, run.err)
-        for text in texts:
-            self.assertIn(text, run.err)
-        return run
-
     @staticmethod
     def newer(manifest):
         """The same manifest as a later ferry would write it: with its own version, and a checksum that holds."""
@@ -232,19 +249,6 @@ class CheckpointTest(FerryTest):
         xxhash.XXH3_64bits.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
         summed = xxhash.XXH3_64bits(body.encode(), len(body.encode()))
         manifest.write_text(f"{body}{summed:016x}{end}", encoding="utf-8")
-
-    @staticmethod
-    def flip(path, at):
-        with open(path, "r+b") as file:
-            file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 4]))
-
-    def header(self, path):
-        with open(path, "rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            return json.loads(file.read(length)), 8 + length
 
     def test_damage_is_named(self):
         config = self.saving(precision="bf16", checkpoint__keep={"last": 3})
@@ -562,6 +566,265 @@ class CheckpointTest(FerryTest):
         self.ok(self.ferry("ckpt", "rm", self.dir_, "--all", "--json"))
         self.assertEqual(self.steps(), [])
         self.assertEqual(self.refused(USAGE, ["no checkpoint is there"], "ckpt", "ls", self.dir_).out, "")
+
+
+BF16 = {"precision": "bf16"}
+
+
+class ImportTest(Saving):
+    """ferry ckpt import: of checkpoints whose settings change, and of a directory of safetensors."""
+
+    AT = 6  # the step that is imported
+
+    def source(self, **state):
+        """A checkpoint in the middle of a run that comes to its end."""
+        there = self.path(f"{self.name}-source")
+        shutil.rmtree(there, ignore_errors=True)
+        config = self.run_config(steps=self.AT, schedule__total_steps=STEPS, checkpoint__dir=there, **state)
+        self.ok(self.train(config))
+        return self.step(self.AT, there)
+
+    def plain(self, source, *without, step=AT):
+        """The same as another program would leave it: no manifest, a trainer's state."""
+        there = self.path(f"{self.name}-plain")
+        shutil.rmtree(there, ignore_errors=True)
+        shutil.copytree(source, there)
+        for name in ("manifest.json", *without):
+            os.remove(os.path.join(there, name))
+        if step is not None:
+            with open(os.path.join(there, "trainer_state.json"), "w", encoding="utf-8") as file:
+                json.dump({"global_step": step, "log_history": []}, file)
+        return there
+
+    def importing(self, config, source, *words):
+        _, name, *_ = self.command(config)
+        return ["ckpt", "import", name, source, *words]
+
+    def imported(self, config, source, *words):
+        run = self.ok(self.ferry(*self.importing(config, source, "--json", *words)))
+        return run.lines[0]["checkpoint"]
+
+    def tensors(self, path):
+        """By name: type, shape and bytes."""
+        entries, at = self.header(path)
+        with open(path, "rb") as file:
+            data = file.read()
+        return {name: (entry["dtype"], entry["shape"], data[at + entry["data_offsets"][0]:at + entry["data_offsets"][1]])
+                for name, entry in entries.items() if name != "__metadata__"}
+
+    @staticmethod
+    def write_tensors(path, tensors):
+        header, data = {}, b""
+        for name, (dtype, shape, values) in tensors.items():
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+            data += values
+        text = json.dumps(header).encode()
+        pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+    def change(self, path, change):
+        tensors = self.tensors(path)
+        change(tensors)
+        self.write_tensors(path, tensors)
+
+    def arrays(self, step):
+        """Of a checkpoint, all of its files."""
+        return {name: array for file in sorted(os.listdir(step)) if file.endswith(".safetensors")
+                for name, array in self.tensors(os.path.join(step, file)).items()}
+
+    # ------------------------------------------------------------ the same bits
+
+    def test_under_its_own_configuration(self):
+        for placement, state in ((RAM, {}), (NVME, BF16), (MIXED, {"precision": "bf16", "optimizer__master": "split",
+                                                                  "optimizer__moments": "bf16"}),
+                                 (RAM, {**SGD, **BF16}), (RAM, {"optimizer__method": "lion", "model__tie_embeddings": True}),
+                                 (MIXED, {"freeze": ["model.layers.1.*"], **BF16})):
+            with self.subTest(placement=placement, **state):
+                whole = self.whole(**state)
+                source = self.source(**state)
+                config = self.saving(placement, **state)
+                there = self.imported(config, source)
+                self.assertEqual(there, self.step(self.AT))
+                self.ok(self.ferry("ckpt", "verify", there))
+                self.assertEqual(self.arrays(there), self.arrays(source))
+                resumed = self.ok(self.train(config, "--resume", "latest"))
+                self.assertEqual(resumed.hashes, whole.hashes)
+                self.assertEqual(resumed.steps[0]["step"], self.AT + 1)
+                shutil.rmtree(self.dir_)
+
+    def test_another_programs_directory(self):
+        """Without a manifest, its moments in several files, some tensors without the base model's prefix."""
+        whole, source = self.whole(**BF16), self.source(**BF16)
+        there = self.plain(source)
+        for kind in ("exp_avg", "master"):
+            path = os.path.join(there, f"{kind}.safetensors")
+            tensors = list(self.tensors(path).items())
+            half = len(tensors) // 2
+            for number, part in enumerate((tensors[:half], tensors[half:]), start=1):
+                bare = {name.removeprefix("model."): array for name, array in part}
+                self.write_tensors(os.path.join(there, f"{kind}-{number:05}-of-00002.safetensors"), bare)
+            os.remove(path)
+        config = self.saving(**BF16)
+        self.assertEqual(self.arrays(self.imported(config, there)), self.arrays(source))
+        listed = self.ok(self.ferry("ckpt", "ls", self.dir_, "--json")).lines[0]
+        self.assertEqual((listed["step"], listed["loss"]), (self.AT, None))
+        self.assertEqual(self.ok(self.train(config, "--resume", "latest")).hashes, whole.hashes)
+
+    def test_another_learning_rate(self):
+        source = self.source()
+        config = self.saving(optimizer__lr=0.001)
+        self.refused(USAGE, ["another configuration"], *self.command(config, "--resume", source))
+        there = self.imported(config, source)
+        self.assertEqual(self.arrays(there), self.arrays(source))
+        resumed = self.ok(self.train(config, "--resume", "latest"))
+        other = self.whole()
+        lr = {step["step"]: step["lr"] for step in other.steps}
+        for step in resumed.steps:
+            self.assertAlmostEqual(step["lr"], lr[step["step"]] / 3, places=9)
+        self.assertNotEqual(resumed.hashes, other.hashes)
+
+    def test_another_optimizer(self):
+        """Adam's moments are AdamW's. Others mean something else, and SGD without momentum has none."""
+        source = self.source(**BF16)
+        for method in ({"optimizer__method": "lion"}, SGD, {"optimizer__method": "adagrad", "optimizer__betas": None}):
+            self.refused(USAGE, ["another optimizer's", "adamw", method["optimizer__method"], "--step 0"],
+                         *self.importing(self.saving(**BF16, **method), source))
+        for method in ({"optimizer__method": "adam"}, {**SGD, "optimizer__momentum": 0}):
+            config = self.saving(**BF16, **method)
+            self.imported(config, source)
+            self.assertEqual(self.ok(self.train(config, "--resume", "latest")).steps[0]["step"], self.AT + 1)
+            shutil.rmtree(self.dir_)
+
+    def test_moments_of_another_type(self):
+        source = self.source(**BF16)
+        before = self.arrays(source)
+        rounded = lambda bits: (bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff
+        after = self.arrays(self.imported(self.saving(optimizer__moments="bf16", **BF16), source))
+        for name, (dtype, shape, values) in before.items():
+            if not name.endswith((".exp_avg", ".exp_avg_sq")):
+                self.assertEqual(after[name], (dtype, shape, values))
+                continue
+            self.assertEqual(after[name][:2], ("BF16", shape))
+            count = len(values) // 4
+            self.assertEqual(list(struct.unpack(f"<{count}H", after[name][2])),
+                             [rounded(bits) for bits in struct.unpack(f"<{count}I", values)], name)
+        shutil.rmtree(self.dir_)
+        config = self.saving(optimizer__moments="int8", **BF16)
+        after = self.arrays(self.imported(config, source))
+        coded = [name for name, array in after.items() if array[0] == "U8"]
+        self.assertTrue(coded)
+        for name in coded:
+            values = struct.unpack(f"<{len(before[name][2]) // 4}f", before[name][2])
+            largest = [max(map(abs, values[at:at + 256])) for at in range(0, len(values), 256)]
+            scales = after[name.replace(".exp_avg", ".exp_avg_scales") if name.endswith(".exp_avg")
+                           else name.replace(".exp_avg_sq", ".exp_avg_sq_scales")][2]
+            self.assertEqual(list(struct.unpack(f"<{len(scales) // 4}f", scales)), largest, name)
+        self.ok(self.train(config, "--resume", "latest"))
+
+    def test_without_moments(self):
+        """Weights alone, of an export: moments begin at zero, and the master is the weight."""
+        source = self.source(**BF16)
+        self.ok(self.ferry("ckpt", "export", source, self.path(f"{self.name}-tuned"), "--export-type", "fp32"))
+        config = self.saving(**BF16)
+        there = self.imported(config, self.path(f"{self.name}-tuned"), "--step", "0")
+        self.assertEqual(there, self.step(0))
+        before, after = self.arrays(source), self.arrays(there)
+        for name, (_, _, values) in after.items():
+            if name.endswith((".exp_avg", ".exp_avg_sq")):
+                self.assertEqual(values, bytes(len(values)), name)
+            else:
+                self.assertEqual(after[name], before[name], name)
+        self.assertEqual(self.ok(self.train(config, "--resume", "latest")).steps[0]["step"], 1)
+
+    # ------------------------------------------------------------ refused
+
+    def test_bad_state(self):
+        source = self.source(**BF16)
+        name = "model.layers.1.mlp.up_proj.weight"
+
+        def to(path, change):
+            return lambda there: self.change(os.path.join(there, path), change)
+
+        def renamed(tensors):
+            tensors["model.layers.9.mlp.up_proj.weight.exp_avg"] = tensors.pop(name + ".exp_avg")
+
+        def transposed(tensors):
+            dtype, shape, values = tensors[name + ".exp_avg_sq"]
+            tensors[name + ".exp_avg_sq"] = (dtype, shape[::-1], values)
+
+        def master_transposed(tensors):
+            dtype, shape, values = tensors[name + ".master"]
+            tensors[name + ".master"] = (dtype, shape[::-1], values)
+
+        def twice(there):
+            shutil.copy(os.path.join(there, "exp_avg.safetensors"), os.path.join(there, "exp_avg_too.safetensors"))
+
+        def shorter(there):
+            path = os.path.join(there, "exp_avg.safetensors")
+            os.truncate(path, os.path.getsize(path) - 100)
+
+        def of_integers(tensors):
+            dtype, shape, values = tensors[name + ".exp_avg"]
+            tensors[name + ".exp_avg"] = ("I32", shape, values)
+
+        for change, code, texts in (
+                (to("exp_avg.safetensors", lambda t: t.pop(name + ".exp_avg")), USAGE, ["lacks an array", name + ".exp_avg", "missing"]),
+                (lambda there: os.remove(os.path.join(there, "exp_avg_sq.safetensors")), USAGE, ["lacks an array", ".exp_avg_sq"]),
+                (to("master.safetensors", lambda t: t.pop(name + ".master")), USAGE, ["lacks an array", name + ".master"]),
+                (to("exp_avg.safetensors", renamed), USAGE, ["a tensor that the model does not have", "layers.9"]),
+                (to("exp_avg_sq.safetensors", transposed), USAGE, ["another shape", name, "[64, 160]", "[160, 64]"]),
+                (to("master.safetensors", master_transposed), USAGE, ["another shape", name, "[64, 160]", "[160, 64]"]),
+                (to("exp_avg.safetensors", of_integers), USAGE, ["of a type that is not read", name, "I32"]),
+                (twice, USAGE, ["in two files"]),
+                (shorter, IO, ["exp_avg.safetensors"])):
+            for precision in ("bf16", "fp32"):
+                with self.subTest(texts=texts, precision=precision):
+                    shutil.rmtree(self.dir_, ignore_errors=True)
+                    there = self.plain(source)
+                    change(there)
+                    self.refused(code, texts, *self.importing(self.saving(precision=precision), there))
+                    self.assertEqual([step for step in self.steps() if step.startswith("step")], [])
+        there = self.plain(source)
+        self.ok(self.ferry(*self.importing(self.saving(**BF16), there)))
+
+    def test_which_step(self):
+        source = self.source(**BF16)
+        config = self.saving(**BF16)
+        there = self.plain(source, step=None)
+        self.refused(USAGE, ["not known which step", "--step"], *self.importing(config, there))
+        self.refused(USAGE, ["beyond the run's last", "step 13", "steps 12"], *self.importing(config, there, "--step", "13"))
+        for text, said in (('{"global_step": -3}', "whole number"), ('{"global_step": "7"}', "whole number"), ("[6]", "no object"),
+                           ("{", "trainer_state.json")):
+            pathlib.Path(there, "trainer_state.json").write_text(text, encoding="utf-8")
+            self.refused(USAGE, [said], *self.importing(config, there))
+        pathlib.Path(there, "trainer_state.json").write_text('{"global_step": 6, "optimizer_step": 5}', encoding="utf-8")
+        said = self.ok(self.ferry(*self.importing(config, there, "--json"))).lines[0]
+        self.assertEqual((said["step"], said["updates"]), (6, 5))
+
+    def test_what_is_not_imported(self):
+        source = self.source(**BF16)
+        config = self.saving(**BF16)
+        for pickle, made in (("optimizer.pt", pathlib.Path.touch), ("global_step6", pathlib.Path.mkdir),
+                             ("mp_rank_00_model_states.pt", pathlib.Path.touch)):
+            there = self.plain(source)
+            made(pathlib.Path(there, pickle))
+            self.refused(USAGE, ["pickles", pickle, "python3 -m ferry_offload.convert", there], *self.importing(config, there))
+        self.refused(USAGE, ["no such directory"], *self.importing(config, self.path("nowhere")))
+        self.refused(USAGE, ["no place for the checkpoint", "checkpoint.dir"], *self.importing(self.run_config(**BF16), source))
+        self.flip(os.path.join(source, "exp_avg.safetensors"), os.path.getsize(os.path.join(source, "exp_avg.safetensors")) - 9)
+        self.refused(IO, ["exp_avg.safetensors"], *self.importing(config, source))
+        self.assertEqual([step for step in self.steps() if step.startswith("step")], [])
+
+    def test_into_a_directory_of_another_run(self):
+        source = self.source(**BF16)
+        config = self.saving(**BF16)
+        self.killed(config, steps=5)
+        before = self.steps()
+        self.refused(USAGE, ["did not come to its end", self.dir_], *self.importing(config, source))
+        self.assertEqual(self.steps(), before)
+
+    def test_int8_is_not_imported(self):
+        source = self.source(optimizer__moments="int8", **BF16)
+        self.refused(USAGE, ["of a type that is not read", "U8"], *self.importing(self.saving(**BF16), source))
 
 
 if __name__ == "__main__":

@@ -141,22 +141,33 @@ def _write_file(path: Path, file: Written, progress: Progress) -> None:
     with open(path, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for name, tensor, array in file.entries:
-            written = _write_array(out, array, progress)
+            written = _write_array(out, name, array, progress)
             if written != tensor.count:
                 raise damaged("a tensor has not as many values as its shape says", name, written, tensor.count)
         out.flush()
         os.fsync(out.fileno())
 
 
-def _write_array(out: BinaryIO, array: Array, progress: Progress) -> int:
+def _write_array(out: BinaryIO, name: str, array: Array, progress: Progress) -> int:
     written = 0
     for piece in array.pieces():
         for part in piece.split(_PART_ELEMENTS):
             rounded = part.to(array.dtype).contiguous()
+            if array.same_as is not None:
+                _require_same(rounded, array.same_as[written:written + rounded.numel()], name)
             out.write(rounded.view(torch.uint8).numpy().data)
             written += rounded.numel()
             progress.add(rounded.nbytes)
     return written
+
+
+def _require_same(rounded: torch.Tensor, weight: torch.Tensor, name: str) -> None:
+    differ = rounded.view(torch.uint8) != weight.contiguous().view(torch.uint8)
+    if differ.any():
+        raise damaged("a tensor's fp32 master, rounded, is not its weight", name,
+                      f"{int(differ.reshape(rounded.numel(), -1).any(1).sum())} of {rounded.numel()} elements differ", "equal bits",
+                      "files of several steps are mixed; or a universal checkpoint was made of one with "
+                      "round_robin_gradients, which DeepSpeed lays out wrongly: convert the checkpoint itself")
 
 
 def _write_texts(aside: Path, state: State, model: Model, files: list[Written]) -> None:

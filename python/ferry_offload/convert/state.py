@@ -26,6 +26,7 @@ class Array:
 
     pieces: Pieces
     dtype: torch.dtype  # to be written, rounded once
+    same_as: torch.Tensor | None = None  # what that comes to, where the checkpoint has it too
 
 
 @dataclass

@@ -70,11 +70,13 @@ def _global_step(path: Path) -> int:
 def _add_moments(state: dict[str, Any], tensors: dict[str, Tensor], model: Model, path: Path, names: Path | None) -> int | None:
     """Returns how many steps the optimizer has taken."""
     groups = [list(group["params"]) for group in state["param_groups"]]
+    for kept in state["state"].values():
+        kept_moments([key for key, value in kept.items() if value is not None], str(path))
     order = _order(state, groups, tensors, model, path, names)
     steps: set[int] = set()
     for name, index in order.items():
         kept = state["state"].get(index, {})
-        kinds = kept_moments([key for key, value in kept.items() if value is not None and key != "step"], str(path))
+        kinds = kept_moments([key for key, value in kept.items() if value is not None], str(path))
         if state["state"] and not kinds:
             raise unsupported("a parameter has no moments", f"{path}: {name}", "", "",
                               "it was never trained; convert the weights alone: --no-moments")

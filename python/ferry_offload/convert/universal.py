@@ -11,7 +11,7 @@ import torch
 from .model import Model
 from .pickles import load, number
 from .state import MASTER, MOMENTS, Pieces, State, damaged, kept_moments, one_step, unsupported
-from .zero import Flat, assemble, files_in, model_states
+from .zero import Flat, assemble, files_in, frozen_in, model_states
 
 _NEWEST = 0.4  # universal_checkpoint_version
 
@@ -22,7 +22,8 @@ def is_universal(folder: Path) -> bool:
 
 def read(folder: Path, model: Model, *, moments: bool, trust: bool) -> State:
     files = files_in(folder, several_models=True)
-    states = model_states(files, max(files.model, default=0) + 1, trust)[0]
+    models = model_states(files, max(files.model, default=0) + 1, trust)
+    states = models[0]
     info = states.get("universal_checkpoint_info")
     version = info.get("universal_checkpoint_version") if isinstance(info, dict) else None
     if isinstance(version, (int, float)) and version > _NEWEST:
@@ -31,7 +32,7 @@ def read(folder: Path, model: Model, *, moments: bool, trust: bool) -> State:
     shapes = {name: tuple(shape) for group in states["param_shapes"] for name, shape in group.items()}
     trained: dict[str, dict[str, Pieces]] = {MASTER: {}}
     steps: set[int] = set()
-    frozen = {}
+    frozen = frozen_in(models, files)
     for name, place in found.items():
         # What no optimizer had is there as well, without moments.
         kind = {**({MASTER: "fp32"} if name in shapes else {}),

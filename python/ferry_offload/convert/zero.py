@@ -186,7 +186,7 @@ class _Reader:
         taken = self._steps(base)
         about = {"format": "deepspeed", "stage": self.stage, "ranks": self.ranks,
                  "version": str(self.models[0].get("ds_version", "unknown"))}
-        return assemble(self.models[0], self.model, trained, self._frozen(), where=self.files.folder, about=about,
+        return assemble(self.models[0], self.model, trained, frozen_in(self.models, self.files), where=self.files.folder, about=about,
                         global_step=step, optimizer_step=taken if taken is not None else step - skipped)
 
     def _base_states(self) -> list[list[dict[str, Any]]]:
@@ -275,24 +275,26 @@ class _Reader:
                       f"{measured} elements", f"{wanted}, and its padding",
                       "files of several checkpoints are mixed, or state was on NVMe and is not in them")
 
-    def _frozen(self) -> dict[str, tuple[tuple[int, ...], Pieces, torch.dtype]]:
-        """What the optimizer does not have: in the module, or (stage 3) in parts beside it."""
-        shapes = self.models[0].get("frozen_param_shapes") or {}
-        found = {}
-        for name, shape in shapes.items():
-            parts = [state["frozen_param_fragments"][name] for state in self.models]
-            count = math.prod(shape)
-            flat = Flat(parts)
-            if flat.count < count:
-                self._refuse_count("frozen", name, flat.count, count)
-            found[name] = (tuple(shape), _cut(flat, 0, count), parts[0].dtype)
-        return found
+
+Frozen = dict[str, tuple[tuple[int, ...], Pieces, torch.dtype]]
 
 
-def assemble(states: dict[str, Any], model: Model, trained: dict[str, dict[str, Pieces]],
-             frozen: dict[str, tuple[tuple[int, ...], Pieces, torch.dtype]], *, where: Path, about: dict[str, Any],
-             global_step: int, optimizer_step: int) -> State:
-    """The model's tensors, of what the optimizer has and of the module beside it."""
+def frozen_in(models: Sequence[dict[str, Any]], files: Files) -> Frozen:
+    """What the optimizer does not have, of all ranks: whole, or (stage 3) each rank's part. Stage 1 has it in the module."""
+    found: Frozen = {}
+    for name, shape in (models[0].get("frozen_param_shapes") or {}).items():
+        parts = [state["frozen_param_fragments"][name] for state in models]
+        flat, count = Flat(parts), math.prod(shape)
+        if flat.count < count:
+            raise damaged("a frozen tensor has not all of its elements", f"{files.folder}: {name}", f"{flat.count} elements", count)
+        found[name] = (tuple(shape), _cut(flat, 0, count), parts[0].dtype)
+    return found
+
+
+def assemble(states: dict[str, Any], model: Model, trained: dict[str, dict[str, Pieces]], frozen: Frozen, *, where: Path,
+             about: dict[str, Any], global_step: int, optimizer_step: int) -> State:
+    """The model's tensors, of what the optimizer has and of the module beside it. Where the module has a weight too
+    (stages 1 and 2) it must be the master, rounded: whatever laid masters out in another way is found out."""
     module, buffers = states["module"], set(states.get("buffer_names") or ())
     shared = dict(states.get("shared_params") or {})
     shapes = {name: tuple(shape) for group in states["param_shapes"] for name, shape in group.items()}
@@ -303,7 +305,8 @@ def assemble(states: dict[str, Any], model: Model, trained: dict[str, dict[str, 
             kept = module.get(name)
             dtype = _type(kept.dtype if isinstance(kept, torch.Tensor) else torch.float32, where, name)
             state = {kind: Array(pieces[name], torch.float32) for kind, pieces in trained.items()}
-            weight = Array(trained[MASTER][name], dtype)
+            whole = isinstance(kept, torch.Tensor) and tuple(kept.shape) == shapes[name]
+            weight = Array(trained[MASTER][name], dtype, kept.detach().reshape(-1) if whole else None)
             if dtype == torch.float32:
                 del state[MASTER]  # the weight itself
             tensors.append(Tensor(plain, shapes[name], weight, state))

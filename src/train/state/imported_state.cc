@@ -11,6 +11,7 @@
 #include "base/files.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
+#include "model/huggingface.h"
 #include "prove_files.h"
 
 namespace ferry::train {
@@ -19,6 +20,7 @@ namespace {
 using What = StateArray::What;
 
 constexpr std::string_view kMaster = ".master", kFirst = ".exp_avg", kSecond = ".exp_avg_sq";
+constexpr std::array kSuffixes{kMaster, kFirst, kSecond};
 
 // Files of a directory that may hold state: all but the weights.
 std::vector<std::filesystem::path> state_files_in(const std::filesystem::path& directory) {
@@ -34,7 +36,7 @@ std::vector<std::filesystem::path> state_files_in(const std::filesystem::path& d
 }
 
 bool is_state(std::string_view name) {
-    return std::ranges::any_of(std::array{kMaster, kFirst, kSecond},
+    return std::ranges::any_of(kSuffixes,
                                [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
@@ -69,20 +71,60 @@ void store(std::span<const float> values, const StateArray& array, optim::Map ma
 ImportedState::ImportedState(const std::string& path, const model::Shape& shape,
                              const std::vector<model::Layer>& layers)
     : path_(path), weights_(path, shape, layers) {
+    Arrays found;
     for (const std::filesystem::path& file : state_files_in(path)) {
         auto opened = std::make_unique<checkpoint::Weights>(file);
         bool used = false;
         for (const checkpoint::StoredTensor& stored : opened->tensors()) {
             if (!is_state(stored.name)) continue;
             used = true;
-            has_moments_ |= !stored.name.ends_with(kMaster);
-            if (!arrays_.emplace(stored.name, Array{opened.get(), &stored}).second)
+            if (!found.emplace(stored.name, Array{opened.get(), &stored}).second)
                 throw Error(Trouble::usage, {.what = "an array of the state is in two files",
                                              .where = file.string() + ": " + stored.name,
                                              .remedy = "leave one of them"});
         }
         if (used) files_.push_back(std::move(opened));
     }
+    bind(std::move(found), model::optional_prefix(shape.family), layers);
+}
+
+// By ferry's names. As of weights, the base model's prefix may be missing; what belongs to no
+// tensor means that the model is another one.
+void ImportedState::bind(Arrays found, std::string_view prefix,
+                         const std::vector<model::Layer>& layers) {
+    for (const model::Layer& layer : layers) {
+        for (const model::Tensor& tensor : layer.tensors) {
+            for (const std::string_view suffix : kSuffixes) {
+                const std::string name = tensor.name + std::string(suffix);
+                auto at = found.find(name);
+                if (at == found.end() && name.starts_with(prefix))
+                    at = found.find(std::string_view(name).substr(prefix.size()));
+                if (at == found.end()) continue;
+                if (at->second.stored->shape != tensor.shape)
+                    refuse("an array of the state has another shape than its tensor", at->first,
+                           fmt::format("[{}]", fmt::join(at->second.stored->shape, ", ")),
+                           fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
+                           "check that state and model belong together");
+                arrays_.emplace(name, at->second);
+                has_masters_ |= suffix == kMaster;
+                has_moments_ |= suffix != kMaster;
+                found.erase(at);
+            }
+        }
+    }
+    if (!found.empty())
+        refuse("the state holds an array of a tensor that the model does not have",
+               found.begin()->first, fmt::format("{} such arrays", found.size()), "",
+               "check that state and model belong together");
+}
+
+void ImportedState::refuse(std::string what, const std::string& name, std::string measured,
+                           std::string limit, std::string remedy) const {
+    throw Error(Trouble::usage, {.what = std::move(what),
+                                 .where = path_ + ": " + name,
+                                 .measured = std::move(measured),
+                                 .limit = std::move(limit),
+                                 .remedy = std::move(remedy)});
 }
 
 const ImportedState::Array* ImportedState::find(const model::Tensor& tensor,
@@ -92,38 +134,29 @@ const ImportedState::Array* ImportedState::find(const model::Tensor& tensor,
 }
 
 void ImportedState::require(const planner::Plan& plan) const {
-    const auto refuse = [&](std::string what, const std::string& name, std::string measured,
-                            std::string limit, std::string remedy) {
-        throw Error(Trouble::usage, {.what = std::move(what),
-                                     .where = path_ + ": " + name,
-                                     .measured = std::move(measured),
-                                     .limit = std::move(limit),
-                                     .remedy = std::move(remedy)});
-    };
     for (const model::Layer& layer : plan.layers) {
         for (const model::Tensor& tensor : layer.tensors) {
-            for (const StateArray& array : state_arrays_of(plan, layer, tensor)) {
-                if (array.suffix.empty() || array.width.elements > 1) continue;
-                const std::string name = tensor.name + std::string(array.suffix);
-                const Array* found = find(tensor, array.suffix);
-                const bool is_moment = array.what != What::master;
-                if (found == nullptr && is_moment && has_moments_)
-                    refuse("the state lacks a moment of a tensor", name, "missing",
-                           "the moments of all tensors that train, or none",
-                           "write the others too, or take the files of moments away");
-                if (found == nullptr) continue;
-                if (!found->stored->type)
-                    refuse("state of a type that is not read", name, found->stored->dtype,
-                           "F32, BF16 or F16",
-                           "import a checkpoint whose optimizer.moments are not int8");
-                if (found->stored->shape != tensor.shape)
-                    refuse("an array of the state has another shape than its tensor", name,
-                           fmt::format("[{}]", fmt::join(found->stored->shape, ", ")),
-                           fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
-                           "check that state and model belong together");
-            }
+            if (!tensor.trainable) continue;
+            require_array(tensor, kMaster, has_masters_);
+            for (const StateArray& array : state_arrays_of(plan, layer, tensor))
+                if (array.what == What::first_moment || array.what == What::second_moment)
+                    require_array(tensor, array.suffix, has_moments_);
         }
     }
+}
+
+void ImportedState::require_array(const model::Tensor& tensor, std::string_view suffix,
+                                  bool wanted) const {
+    const std::string name = tensor.name + std::string(suffix);
+    const Array* found = find(tensor, suffix);
+    if (found == nullptr && wanted)
+        refuse("the state lacks an array of a tensor", name, "missing",
+               suffix == kMaster ? "the masters of all tensors that train, or none"
+                                 : "the moments of all tensors that train, or none",
+               "write the others too, or take the files of this kind away");
+    if (found != nullptr && !found->stored->type)
+        refuse("state of a type that is not read", name, found->stored->dtype, "F32, BF16 or F16",
+               "import a checkpoint whose optimizer.moments are not int8");
 }
 
 void ImportedState::prove(Team& team, StartUp& start_up) const {

@@ -24,15 +24,15 @@ namespace ferry::train {
 // (docs/checkpoints.md).
 class ImportedState {
 public:
-    // Throws usage where there are no weights of this model, and io where a file is damaged.
+    // Throws usage where there are no weights of this model, or state of another shape or of
+    // tensors that it does not have, and io where a file is damaged.
     ImportedState(const std::string& path, const model::Shape& shape,
                   const std::vector<model::Layer>& layers);
-    // Throws usage where a moment that the run keeps is there of some tensors and not of others, or
-    // has another shape or a type that is not read.
+    // Throws usage where masters, or a moment that the run keeps, are there of some tensors that
+    // train and not of others, or are of a type that is not read.
     void require(const planner::Plan& plan) const;
     // Where the directory is a checkpoint, compares all its checksums. Throws io.
     void prove(Team& team, StartUp& start_up) const;
-    bool has_moments() const { return has_moments_; }
     // Values are rounded once to the type that the run keeps. What is not there begins as in a new
     // run: the master is the weight, and the moments are those before the first step.
     StateIo::Contents contents(StateIo::FirstMoment first) const;
@@ -42,15 +42,20 @@ private:
         const checkpoint::Weights* file = nullptr;
         const checkpoint::StoredTensor* stored = nullptr;
     };
+    using Arrays = std::map<std::string, Array, std::less<>>;
+    void bind(Arrays found, std::string_view prefix, const std::vector<model::Layer>& layers);
+    [[noreturn]] void refuse(std::string what, const std::string& name, std::string measured,
+                             std::string limit, std::string remedy) const;
     const Array* find(const model::Tensor& tensor, std::string_view suffix) const;
+    void require_array(const model::Tensor& tensor, std::string_view suffix, bool wanted) const;
     void read_moments(const model::Layer& layer, const StateArray& array, int64_t first,
                       std::span<std::byte> out, const StateIo::FirstMoment& of_first) const;
 
     std::string path_;
     LoadedWeights weights_;
     std::vector<std::unique_ptr<checkpoint::Weights>> files_{};
-    std::map<std::string, Array, std::less<>> arrays_{};
-    bool has_moments_ = false;
+    Arrays arrays_{};  // by ferry's name
+    bool has_masters_ = false, has_moments_ = false;
 };
 
 }  // namespace ferry::train
