@@ -195,7 +195,9 @@ NB_MODULE(_core, module) {
         .def_ro("raw_device", &Path::raw_device)
         .def("__repr__", &shown);
     bind_memory(module);
+    bind_transfer(module);
     bind_aio(module);
+    bind_files(module);
     bind_pool(module);
     bind_store(module);
     bind_optim(module);

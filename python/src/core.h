@@ -141,7 +141,9 @@ struct Memory {
 std::string shown(nb::handle object);
 
 void bind_memory(nb::module_& module);
+void bind_transfer(nb::module_& module);
 void bind_aio(nb::module_& module);
+void bind_files(nb::module_& module);
 void bind_pool(nb::module_& module);
 void bind_store(nb::module_& module);
 void bind_optim(nb::module_& module);

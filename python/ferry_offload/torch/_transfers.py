@@ -69,6 +69,9 @@ class Transfers:
         """The gradient, flat on the host, and up to where it is there after which event."""
         if gradient.device.type == "cpu":
             return gradient.detach().reshape(-1), []
+        if record.index not in self.gradients:  # of a parameter that is not on this GPU itself
+            self.gradients[record.index] = pinned(record.count, gradient.dtype, "gradients")
+            self._registered.append(self.gradients[record.index])
         home = self.gradients[record.index]
         return home, self._copy(home, gradient.reshape(-1), stops)
 

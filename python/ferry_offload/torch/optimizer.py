@@ -239,11 +239,23 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def _arrived(self, record: Record) -> None:
         gradient = record.parameter.grad
-        if gradient is None:
-            return
+        if gradient is not None:
+            self._take(record, gradient, self._keep or record.is_sharded)  # FSDP adds to .grad itself
+
+    def arrive(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """A gradient of `parameter` that was computed elsewhere, say for a copy of it on a GPU: as if backward had left
+        it in .grad."""
+        record = self._records.get(parameter)
+        if record is None or record.resident is not None or not self._overlap or self._keep:
+            raise usage("a gradient arrives that no update waits for", where=self._name_of(parameter),
+                        measured="no state of its own" if record is None else "overlap=False, keep_grads or gpu_state",
+                        limit="parameters of this optimizer, with overlap")
+        self._before_arrival(record)
+        self._take(record, gradient, keep=False)
+
+    def _take(self, record: Record, gradient: torch.Tensor, keep: bool) -> None:
         self._land(record)  # its last update has read the gradient before
         self._withdraw(record)
-        keep = self._keep or record.is_sharded  # FSDP adds to .grad itself
         if record.gradient is None or keep:
             record.take(gradient, self._transfers, keep)
         else:
