@@ -127,3 +127,56 @@ def test_grad_scaler(options):
     expected = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-3), scaler=torch.amp.GradScaler("cuda"))
     torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
     optimizer.close()
+
+
+def test_activations_go_to_the_host_and_to_nvme(storage):
+    from ferry_offload.torch import offload_activations
+    gradients = []
+    for budget in (None, "64MiB", "3MiB"):
+        model = make_model(torch.float32)
+        x = torch.randn(512, 1024, generator=torch.Generator("cuda").manual_seed(3), device="cuda")
+        offload = offload_activations(budget, nvme=[storage]) if budget else None
+        for _ in range(3):
+            model.zero_grad()
+            if offload is None:
+                model(x).pow(2).mean().backward()
+                continue
+            with offload:
+                loss = model(x).pow(2).mean()
+            loss.backward()
+        gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters()]))
+        if offload is not None:
+            assert offload.stats.to_host > 3 * 6 * 2 * MIB and (offload.stats.to_nvme > 0) == (budget == "3MiB")
+            del loss
+            offload.close()
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
+
+
+def test_a_streamed_model_trains_with_the_same_bits():
+    from ferry_offload.torch import stream_model
+
+    class Stack(torch.nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(layers)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    runs = []
+    for streamed in (False, True):
+        model = Stack(make_model(torch.bfloat16))
+        stream = stream_model(model.cpu(), host="1GiB", device_blocks=2) if streamed else None
+        optimizer = OffloadAdamW(stream.parameters() if stream else model.parameters(), lr=1e-3, max_norm=0.1)
+        if stream:
+            stream.train_with(optimizer)
+        train(model, optimizer, steps=4)
+        weights = stream.state_dict() if stream else {name: p.detach().cpu() for name, p in model.named_parameters()}
+        runs.append(weights)
+        optimizer.close()
+        if stream:
+            assert stream.stats.device_bytes <= 2 * stream._blocks[0].layout.bytes and stream.stats.ahead > 0
+            stream.close()
+    assert all(torch.equal(value, runs[1][name]) for name, value in runs[0].items())
