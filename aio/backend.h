@@ -21,7 +21,7 @@ namespace ferry::aio {
 // One request to the kernel. The buffer stays untouched until its completion was reaped.
 struct Transfer {
     Verb verb = Verb::read;
-    uint16_t file = 0;  // index into BackendSetup::files
+    uint16_t file = 0;  // index into BackendSetup::files, or by_descriptor
     uint32_t id = 0;    // comes back in the completion; below BackendSetup::depth
     int64_t offset = 0;
     std::byte* data = nullptr;  // read and write only
@@ -49,8 +49,9 @@ public:
 
 struct BackendSetup {
     int path = 0, ring = 0;
-    std::vector<int> files{};  // descriptors, open as long as the backend lives
-    int depth = 32;            // transfers taken and not yet reaped
+    std::vector<int> files{};    // descriptors, open as long as the backend lives
+    bool by_descriptor = false;  // files are none: transfers name descriptors themselves
+    int depth = 32;              // transfers taken and not yet reaped
     std::vector<std::span<std::byte>> registered{};
     bool sqpoll = false, iopoll = false;  // as probed
     bool block_device = false;
@@ -63,6 +64,8 @@ using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendSetup
 // Throws Error(io) where the kernel offers no io_uring, or no more of it.
 std::unique_ptr<Backend> make_uring_backend(const BackendSetup& setup);
 std::unique_ptr<Backend> make_posix_backend(const BackendSetup& setup);
+// Of a kind, automatic ones by what the kernel offers, which the log hears of. Throws Error(io).
+BackendFactory factory_of(BackendKind kind);
 // Why io_uring cannot be used here; empty when it can.
 std::string why_no_uring();
 // Flush or discard by a plain, blocking system call: 0 or -errno.

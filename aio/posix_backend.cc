@@ -25,6 +25,7 @@ class PosixBackend final : public Backend {
 public:
     explicit PosixBackend(const BackendSetup& setup)
         : files_(setup.files),
+          by_descriptor_(setup.by_descriptor),
           block_device_(setup.block_device),
           depth_(static_cast<size_t>(setup.depth)) {
         waiting_.reserve(depth_);
@@ -112,7 +113,7 @@ private:
     }
 
     int32_t perform(const Transfer& transfer) const {
-        const int file = files_[transfer.file];
+        const int file = by_descriptor_ ? transfer.file : files_[transfer.file];
         const auto size = static_cast<size_t>(transfer.size_bytes);
         ssize_t result = 0;
         switch (transfer.verb) {
@@ -130,6 +131,7 @@ private:
     }
 
     const std::vector<int> files_;
+    const bool by_descriptor_;
     const bool block_device_;
     const size_t depth_;
     std::mutex mutex_;

@@ -77,6 +77,7 @@ public:
         : workers_(static_cast<unsigned>(setup.workers)),
           iopoll_(setup.iopoll),
           block_device_(setup.block_device),
+          by_descriptor_(setup.by_descriptor),
           files_(setup.files) {
         immediate_.reserve(static_cast<size_t>(setup.depth));
         open_ring(setup);
@@ -86,7 +87,7 @@ public:
             io_uring_queue_exit(&ring_);
             throw no_ring(error);
         }
-        register_files(setup.files);
+        if (!by_descriptor_) register_files(setup.files);
         register_buffers(setup.registered);
     }
     ~UringBackend() override {
@@ -101,7 +102,7 @@ public:
         int taken = 0;
         for (const Transfer& transfer : batch) {
             if (blocks(transfer.verb)) {
-                immediate_.push_back({transfer.id, flush_or_discard(files_[transfer.file],
+                immediate_.push_back({transfer.id, flush_or_discard(descriptor_of(transfer),
                                                                     block_device_, transfer)});
                 ++taken;
                 continue;
@@ -232,8 +233,12 @@ private:
         return -1;
     }
 
+    int descriptor_of(const Transfer& transfer) const {
+        return by_descriptor_ ? transfer.file : files_[transfer.file];
+    }
+
     void prepare(io_uring_sqe& sqe, const Transfer& transfer) {
-        const int file = fixed_files_ ? transfer.file : files_[transfer.file];
+        const int file = fixed_files_ ? transfer.file : descriptor_of(transfer);
         const auto offset = static_cast<uint64_t>(transfer.offset);
         const auto size = static_cast<unsigned>(transfer.size_bytes);
         switch (transfer.verb) {
@@ -376,7 +381,7 @@ private:
     uint64_t wake_count_ = 0;
     bool wake_armed_ = false, enabled_ = false, fixed_files_ = false;
     const unsigned workers_;
-    const bool iopoll_, block_device_;
+    const bool iopoll_, block_device_, by_descriptor_;
     int flying_ = 0;
     const std::vector<int> files_;
     std::vector<Registered> registered_;

@@ -76,7 +76,7 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
     check_options();
     const bool on_files = !make_backend;
     if (on_files) check_paths_differ();
-    if (on_files) choose_backend();
+    const BackendFactory chosen = on_files ? factory_of(options_.backend) : make_backend;
     shapes_ = open_paths(on_files);
     extents_ = std::make_unique<Extents>(options_.classes, shapes_, alignment_, options_.slack,
                                          counts_to_resume());
@@ -84,7 +84,7 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
     for (size_t p = 0; p < files_.size(); ++p)
         for (int i = 0; i < shapes_[p].files; ++i) files_[p]->create_slot_file(i, file_end(p, i));
     try {
-        start_rings(on_files ? backend_of_kind_ : make_backend);
+        start_rings(chosen);
         prepare_record();
         if (resumes())
             find_records();
@@ -146,34 +146,6 @@ void VolumeOnPaths::check_paths_differ() const {
                                          .measured = other->second + " is the same",
                                          .remedy = "name each path once"});
     }
-}
-
-void VolumeOnPaths::choose_backend() {
-    backend_of_kind_ = make_posix_backend;
-    if (options_.backend == BackendKind::posix) return;
-    const std::string trouble = why_no_uring();
-    if (options_.backend == BackendKind::uring) {
-        if (!trouble.empty())
-            throw Error(Trouble::io, {.what = "io_uring cannot be used: " + trouble,
-                                      .where = "backend \"uring\"",
-                                      .remedy = "allow it (containers' seccomp filters forbid it), "
-                                                "or set the backend to \"auto\" or \"posix\""});
-        backend_of_kind_ = make_uring_backend;
-        return;
-    }
-    // A ring may be refused later than the first: descriptors, locked memory.
-    const auto fall_back = [](const std::string& why) {
-        log_warn("aio: backend \"auto\": io_uring cannot be used (" + why + "): POSIX threads are");
-    };
-    if (!trouble.empty()) return fall_back(trouble);
-    backend_of_kind_ = [fall_back](const BackendSetup& setup) {
-        try {
-            return make_uring_backend(setup);
-        } catch (const Error& error) {
-            fall_back(error.problem().what);
-            return make_posix_backend(setup);
-        }
-    };
 }
 
 std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {

@@ -68,7 +68,6 @@ private:
 
     void check_options() const;
     std::vector<PathShape> open_paths(bool on_files);
-    void choose_backend();
     void check_paths_differ() const;
     BackendSetup setup_of(size_t path) const;
     int rings_that_copy() const;
@@ -116,7 +115,6 @@ private:
     std::vector<std::unique_ptr<PathFiles>> files_;  // a path each; none without files
     std::vector<PathShape> shapes_;
     std::unique_ptr<Extents> extents_;
-    BackendFactory backend_of_kind_;
     std::string backend_name_;
     std::vector<std::unique_ptr<Queue>> queues_;  // path-major
     std::vector<OwnOp> own_ops_;                  // kOwnOpsMax of them

@@ -8,7 +8,7 @@ by a norm that is never reached (--max-norm changes that). A process a side and 
     bench/offload_torch.py                 1 B and 3 B
     bench/offload_torch.py --models 1b     one of them
 
-Needs torch, transformers and the package of python/ (docs/embedding.md).
+Needs torch, transformers and the package of python/ (docs/embedding.md); with torchao its CPUOffloadOptimizer is a side.
 """
 import importlib.util
 import json
@@ -50,12 +50,32 @@ class OnTheGpu:
             parameter.grad = None
 
 
-def optimizer_of(side, torch, parameters, work):
+class OfTorchao:
+    """Its gradients leave in backward too, and nothing clips them. Masters are fp32 where weights are."""
+
+    def __init__(self, torch, parameters):
+        from torchao.optim import CPUOffloadOptimizer
+        self.parameters = parameters
+        self.adamw = CPUOffloadOptimizer(parameters, torch.optim.AdamW, offload_gradients=True, fused=True, lr=1e-5,
+                                         betas=(0.9, 0.95), weight_decay=0.1)
+
+    def step(self):
+        self.adamw.step()
+
+    def zero_grad(self):
+        self.adamw.zero_grad()
+
+
+def optimizer_of(side, torch, model, work):
+    parameters = list(model.parameters())
     if side == "gpu":
         return OnTheGpu(torch, parameters, work["max_norm"])
+    if side == "torchao":
+        return OfTorchao(torch, parameters)
     from ferry_offload.torch import OffloadAdamW
+    share = {"model": model, "gpu_state": "0" if work["tiny"] else work["gpu_state"]} if side == "share" else {}
     return OffloadAdamW(parameters, lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, max_norm=work["max_norm"],
-                        host=work["host"])
+                        host=work["host"], **share)
 
 
 def child(work):
@@ -72,7 +92,7 @@ def child(work):
     torch.set_default_dtype(torch.float32)
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    optimizer = optimizer_of(work["side"], torch, list(model.parameters()), work)
+    optimizer = optimizer_of(work["side"], torch, model, work)
     for _ in range(work["steps"]):
         tokens = torch.randint(config.vocab_size, (work["sequences"], work["sequence"]), device=device)
         if device == "cuda":
@@ -90,7 +110,7 @@ def child(work):
 def measure(options, model, side):
     shape = TINY if options.tiny else SHAPES[model][0]
     work = {"side": side, "shape": shape, "tiny": options.tiny, "sequences": 2 if options.tiny else 8,
-            "sequence": 32 if options.tiny else 2048, "max_norm": options.max_norm, "host": options.host,
+            "sequence": 32 if options.tiny else 2048, "max_norm": options.max_norm, "host": options.host, "gpu_state": options.gpu_state,
             "steps": options.warmup + options.steps}
     ran = subprocess.run([sys.executable, __file__, "--child", json.dumps(work)], capture_output=True, text=True, check=False)
     if ran.returncode != 0:
@@ -99,18 +119,26 @@ def measure(options, model, side):
     return {"seconds": statistics.median(s["seconds"] for s in steps), "gib": max(s["gpu_bytes"] for s in steps) / 2**30}
 
 
-def rows_of(model, runs, target):
-    ours, theirs = runs.get("ferry", []), runs.get("gpu", [])
-    if not ours:
-        return []
-    name = f"{model}: a step with the state in host memory"
-    seconds = [run["seconds"] for run in ours]
-    rows = [compared(name, seconds, [run["seconds"] for run in theirs], "s", target) if theirs else plain(name, seconds, "s")]
-    gib = [run["gib"] for run in ours]
-    if not all(gib):  # on the CPU
-        return rows
-    memory = f"{model}: the GPU's memory"
-    return rows + [compared(memory, gib, [run["gib"] for run in theirs], "GiB") if theirs else plain(memory, gib, "GiB")]
+def rows_of(model, runs, target, gpu_state):
+    """Of each side of ferry's, beside the state on the GPU, and the first beside torchao."""
+    rows = []
+
+    def row(name, ours, theirs, unit, least=None):
+        if not ours or not all(ours):  # on the CPU no memory is counted
+            return
+        rows.append(compared(name, ours, theirs, unit, least) if theirs else plain(name, ours, unit))
+
+    def of(side, key):
+        return [run[key] for run in runs.get(side, [])]
+
+    share = f"{gpu_state} of the state and model="
+    row(f"{model}: a step with the state in host memory", of("ferry", "seconds"), of("gpu", "seconds"), "s", target)
+    row(f"{model}: a step with {share}", of("share", "seconds"), of("gpu", "seconds"), "s", 0.91)  # 1 / 1.10
+    if runs.get("torchao"):
+        row(f"{model}: a step, beside torchao's", of("ferry", "seconds"), of("torchao", "seconds"), "s", 1.3)
+    row(f"{model}: the GPU's memory", of("ferry", "gib"), of("gpu", "gib"), "GiB")
+    row(f"{model}: the GPU's memory with {share}", of("share", "gib"), of("gpu", "gib"), "GiB")
+    return rows
 
 
 def main():
@@ -121,16 +149,20 @@ def main():
     parser.add_argument("--steps", type=common.at_least(1), default=6, help="that count")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them")
     parser.add_argument("--host", default="60GiB", help="host memory for the optimizer")
+    parser.add_argument("--gpu-state", default="4GiB", help="the share of the state that stays on the GPU, on one side")
     parser.add_argument("--max-norm", type=float, default=1e6)
     options = parser.parse_args()
     missing = [name for name in ("torch", "transformers", "ferry_offload") if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(f"python3 cannot import {' and '.join(missing)}: docs/embedding.md says how to install them")
     rows, notes = [], []
+    has_torchao = importlib.util.find_spec("torchao") is not None and not options.tiny
+    if not has_torchao:
+        notes.append("torchao is not installed")
     for model in options.models:
-        sides = {"ferry": lambda model=model: measure(options, model, "ferry"),
-                 "gpu": lambda model=model: measure(options, model, "gpu")}
-        rows += rows_of(model, common.turns(sides, options.rounds, options.seconds), SHAPES[model][1])
+        names = ["ferry", "gpu", "share", *(["torchao"] if has_torchao and model == "1b" else [])]
+        sides = {name: lambda model=model, name=name: measure(options, model, name) for name in names}
+        rows += rows_of(model, common.turns(sides, options.rounds, options.seconds), SHAPES[model][1], options.gpu_state)
     if not rows:
         sys.exit("nothing could be measured")
     common.report(options, rows, notes)

@@ -6,7 +6,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake)
-set(aio_headers error.h units.h executor.h streams.h aio_kinds.h aio.h)
+set(aio_headers error.h units.h executor.h streams.h aio_kinds.h aio.h user_files.h)
 
 # ferry_package(NAME CONFIG COMPONENT): its targets, and what finds their dependencies.
 function(ferry_package name config component)

@@ -15,11 +15,11 @@ text="fortunes fortunes-min"
 fuzz="clang-16 libclang-rt-16-dev"
 # tools/test.sh needs these besides. The version is part of the name: another clang-format lays the
 # same code out differently, and clang-tidy needs 16 for std::source_location.
-check="clang-format-14 clang-tidy-16 ccache git"
+check="clang-format-14 clang-tidy-16 ccache git doxygen"
 # The Python package is built and tested with these. Its build tools and its tests' packages come from
 # the Python package index, into build/python.
 python="python3-dev python3-venv"
-wheels="nanobind==3.1.0 scikit-build-core==1.1.2 numpy pytest"
+wheels="nanobind==3.1.0 scikit-build-core==1.1.2 numpy pytest pdoc"
 
 fail() {
     echo "install-packages: $*" >&2

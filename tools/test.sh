@@ -60,6 +60,8 @@ if $quick; then
 fi
 say "formatting and clang-tidy"
 tools/format.sh --check --tidy
+say "reference of the headers and of the Python package"
+PYTHONPATH=build/release/python/site tools/reference.sh build/reference
 
 # The scripts under tests/ run whole trainings: they were run above, and are too slow here. So are
 # all seeds and all faults of the simulated disks.

@@ -61,7 +61,7 @@ enum {
 
 // "0.1.0". Never fails; the text is constant.
 FERRY_API const char* ferry_version(void);
-// Grows by one whenever a function or a field is added. What there is stays: 1.
+// Grows by one whenever a function or a field is added. What there is stays: 2.
 FERRY_API int32_t ferry_abi_version(void);
 // "usage", "io", ...; "unknown" for what is no status. The text is constant.
 FERRY_API const char* ferry_status_name(ferry_status status);
@@ -178,6 +178,59 @@ typedef struct ferry_path_stats {
 } ferry_path_stats;
 // `path`: the n-th of options.paths.
 FERRY_API ferry_status ferry_aio_stats(ferry_aio* aio, size_t path, ferry_path_stats* stats);
+
+// ---------------------------------------------------------------- files of the caller's
+
+// Any regular file or block device, at any offset, from any memory. What lies at multiples of 4096,
+// in memory and in the file, goes around the page cache; the rest through it. Version 2.
+typedef struct ferry_files ferry_files;
+
+typedef struct ferry_files_options {
+    size_t size;
+    int64_t block_bytes;     // a transfer at most; 0: 1 MiB
+    int32_t backend;         // FERRY_BACKEND_*
+    int32_t queue_depth;     // transfers in flight; 0: 32
+    int32_t operations_max;  // submitted and not yet polled; 0: 256
+    int32_t files_max;       // open at a time; 0: 1024
+    int32_t buffered;        // 1: all through the page cache
+    int32_t reserved;
+} ferry_files_options;
+
+// Opens no file yet. USAGE, IO.
+FERRY_API ferry_status ferry_files_create(const ferry_files_options* options, ferry_files** files);
+// Cancels what has not begun, waits for the rest, closes the files, which stay. Buffers of
+// transfers are ferry's until it returns.
+FERRY_API ferry_status ferry_files_destroy(ferry_files* files);
+
+enum { FERRY_FILE_READ = 0, FERRY_FILE_WRITE = 1 };
+// FERRY_FILE_WRITE may read too: it creates the file where there is none (mode 0600), and cuts
+// nothing off. IO; USAGE: it is neither file nor device, or files_max are open.
+FERRY_API ferry_status ferry_files_open(ferry_files* files, const char* path, int32_t use,
+                                        uint32_t* file);
+// A file that the caller has open. It is duplicated: the caller's stays the caller's to close.
+FERRY_API ferry_status ferry_files_open_descriptor(ferry_files* files, int32_t descriptor,
+                                                   uint32_t* file);
+// USAGE: it is not open, or a transfer of it has not been polled.
+FERRY_API ferry_status ferry_files_close(ferry_files* files, uint32_t file);
+FERRY_API ferry_status ferry_files_size(ferry_files* files, uint32_t file, int64_t* bytes);
+// Submits a transfer of bytes [offset, offset + bytes) of a file, and returns without waiting. The
+// buffer is ferry's until the transfer was polled. Transfers that touch the same bytes of a file,
+// one of them writing, run in the order of submission; nothing else is ordered, nor are numbers of
+// the same file. AGAIN: operations_max are under way. IO: the file is shorter than what is read of
+// it. USAGE: it was opened for reading and is written.
+FERRY_API ferry_status ferry_files_read(ferry_files* files, uint32_t file, int64_t offset,
+                                        void* buffer, int64_t bytes, int32_t priority,
+                                        uint64_t tag);
+FERRY_API ferry_status ferry_files_write(ferry_files* files, uint32_t file, int64_t offset,
+                                         const void* buffer, int64_t bytes, int32_t priority,
+                                         uint64_t tag);
+// As ferry_aio_wait; `slot` is the file. 0: as ferry_aio_poll.
+FERRY_API ferry_status ferry_files_wait(ferry_files* files, int64_t timeout_ms,
+                                        ferry_completion* completion);
+// What has not begun ends as FERRY_CANCELLED. All transfers are still to be polled.
+FERRY_API ferry_status ferry_files_cancel(ferry_files* files);
+// Waits until all that was written and polled of the file is on stable storage. IO.
+FERRY_API ferry_status ferry_files_flush(ferry_files* files, uint32_t file);
 
 // ---------------------------------------------------------------- pinned memory
 

@@ -1,117 +1,39 @@
-// Slots of files, and transfers that a program waits for or awaits.
+// Slots of files.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 
-#include <unordered_map>
-
-#include "core.h"
+#include "transfers.h"
 
 namespace ferry::python {
 namespace {
 
 using AioHandle = Handle<ferry_aio, ferry_aio_close>;
 
-// The outcome of a transfer. Its buffer is ferry's until it is done.
-struct Outcome {
-    bool done = false;
-    ferry_status status = FERRY_OK;
-    std::string why{};
-    int64_t bytes = 0;
-    double seconds = 0;
-    Array buffer{};
-};
-
-// Touched with the GIL held.
-class Aio {
+class Aio : public Transfers {
 public:
     AioHandle handle{};
-    std::unordered_map<uint64_t, std::shared_ptr<Outcome>> pending{};
-    uint64_t last_tag = 0;
 
-    void completed(const ferry_completion& completion, std::string why) {
-        const auto found = pending.find(completion.tag);
-        if (found == pending.end()) return;
-        finish(*found->second, completion.status, std::move(why));
-        found->second->bytes = completion.bytes;
-        found->second->seconds = completion.seconds;
-        pending.erase(found);
-    }
-    // False: nothing ended within that time.
-    bool collect_one(int64_t wait_ms) {
-        auto completion = sized<ferry_completion>();
-        std::string why;
-        const bool one = done([&] {
-            const ferry_status status = ferry_aio_wait(handle.ticket, wait_ms, &completion);
-            if (status == FERRY_OK && completion.status == FERRY_IO) why = ferry_last_error();
-            return status;
-        });
-        if (one) completed(completion, std::move(why));
-        return one;
-    }
     void close() {
         ferry_aio* const mine = std::exchange(handle.ticket, nullptr);
         if (mine) done([&] { return ferry_aio_close(mine); });
-        for (auto& [tag, outcome] : pending)
-            finish(*outcome, FERRY_CANCELLED, "ferry_aio: closed before the transfer ended");
-        pending.clear();
+        all_are_cancelled("ferry_aio: closed before the transfer ended");
     }
 
-private:
-    static void finish(Outcome& outcome, ferry_status status, std::string why) {
-        outcome.done = true;
-        outcome.status = status;
-        outcome.why = status == FERRY_CANCELLED && why.empty()
-                          ? "ferry_aio_cancel: the transfer was cancelled before it began"
-                          : std::move(why);
-        outcome.buffer = {};
+protected:
+    ferry_status wait(int64_t wait_ms, ferry_completion* completion) override {
+        return ferry_aio_wait(handle.ticket, wait_ms, completion);
     }
 };
-
-struct Transfer {
-    std::shared_ptr<Aio> aio{};
-    std::shared_ptr<Outcome> outcome{};
-
-    // Whatever ended since.
-    bool is_done() const {
-        while (!outcome->done && aio->collect_one(0)) {
-        }
-        return outcome->done;
-    }
-    int64_t result() const {
-        if (outcome->status != FERRY_OK) raise(outcome->status, outcome->why);
-        return outcome->bytes;
-    }
-    // Another thread may collect this one: it is looked at again soon.
-    int64_t wait() const {
-        constexpr int64_t kLookAgainMs = 2;
-        while (!outcome->done) aio->collect_one(kLookAgainMs);
-        return result();
-    }
-};
-
-constexpr auto kPriorities = {"normal", "urgent", "background"};
 
 Transfer submit(const std::shared_ptr<Aio>& self, bool writes, uint32_t slot, nb::handle buffer,
                 int64_t offset, const std::string& priority) {
-    const int32_t how = choice("priority", priority, {kPriorities.begin(), kPriorities.end()});
-    Transfer transfer{.aio = self, .outcome = std::make_shared<Outcome>()};
-    transfer.outcome->buffer = bytes_in("buffer", buffer, writes ? Use::reads : Use::writes);
-    const Array& bytes = transfer.outcome->buffer;
-    const uint64_t tag = ++self->last_tag;
-    self->pending[tag] = transfer.outcome;
-    const auto call = [&] {
-        return writes ? ferry_aio_write(self->handle.ticket, slot, offset, bytes.data, bytes.bytes,
-                                        how, tag)
-                      : ferry_aio_read(self->handle.ticket, slot, offset, bytes.data, bytes.bytes,
-                                       how, tag);
+    const auto call = [&](void* data, int64_t bytes, int32_t how, uint64_t tag) {
+        ferry_aio* const aio = self->handle.ticket;
+        return writes ? ferry_aio_write(aio, slot, offset, data, bytes, how, tag)
+                      : ferry_aio_read(aio, slot, offset, data, bytes, how, tag);
     };
-    try {
-        while (!done(call)) self->collect_one(1);  // as many as may be are under way
-    } catch (...) {
-        self->pending.erase(tag);
-        throw;
-    }
-    return transfer;
+    return {.of = self,
+            .outcome = self->submit(buffer, writes ? Use::reads : Use::writes, priority, call)};
 }
 
 // [(bytes of a slot, slots), ...]
@@ -155,21 +77,6 @@ std::optional<uint32_t> allocate(Aio& self, int32_t slot_class) {
     if (!done([&] { return ferry_aio_allocate(self.handle.ticket, slot_class, &slot); }))
         return std::nullopt;
     return slot;
-}
-
-void bind_transfer(nb::module_& module) {
-    nb::class_<Transfer>(module, "Transfer",
-                         "A read or write under way: wait() for it, or await it in asyncio.")
-        .def("done", &Transfer::is_done, "Whether it has ended. Never waits.")
-        .def("wait", &Transfer::wait, "The bytes moved; raises what went wrong.")
-        .def("result", &Transfer::result, "As wait(), of one that is done.")
-        .def_prop_ro("seconds", [](const Transfer& self) { return self.outcome->seconds; })
-        .def(
-            "__await__",
-            [](nb::handle self) {
-                return nb::module_::import_("ferry_offload.waiting").attr("of")(self);
-            },
-            nb::sig("def __await__(self) -> typing.Generator[typing.Any, None, int]"));
 }
 
 void bind_stats(nb::module_& module) {
@@ -222,7 +129,6 @@ void bind_transfers(nb::class_<Aio>& bound) {
 }  // namespace
 
 void bind_aio(nb::module_& module) {
-    bind_transfer(module);
     bind_stats(module);
     nb::class_<Aio> bound(module, "Aio", "Asynchronous I/O in fixed slots of preallocated files.");
     bound
@@ -256,7 +162,7 @@ void bind_aio(nb::module_& module) {
                 done([&] { return ferry_aio_free(self.handle.ticket, slot); });
             },
             "slot"_a)
-        .def_prop_ro("in_flight", [](Aio& self) { return self.pending.size(); })
+        .def_prop_ro("in_flight", [](Aio& self) { return self.under_way(); })
         .def(
             "stats",
             [](Aio& self, size_t path) {

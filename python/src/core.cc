@@ -110,12 +110,14 @@ bool is_contiguous(const nb::ndarray<nb::ro>& array) {
 
 }  // namespace
 
-Array bytes_in(const char* name, nb::handle given, Use use) {
+Array bytes_in(const char* name, nb::handle given, Use use, Where where) {
+    const bool on_cpu = where == Where::cpu;
     Array array;
     if (!nb::try_cast(given, array.keep)) {
         PyErr_Clear();
         refuse(std::string(name) + " is no array", nb::cast<std::string>(nb::repr(given.type())),
-               "what has the buffer protocol or DLPack, on the CPU, detached from autograd");
+               on_cpu ? "what has the buffer protocol or DLPack, on the CPU, detached from autograd"
+                      : "what has DLPack, on a GPU, detached from autograd");
     }
     if (use == Use::writes) {
         nb::ndarray<> writable;
@@ -124,9 +126,10 @@ Array bytes_in(const char* name, nb::handle given, Use use) {
             refuse(std::string(name) + " cannot be written", "a read-only array", "a writable one");
         }
     }
-    if (array.keep.device_type() != nb::device::cpu::value)
-        refuse(std::string(name) + " is not on the CPU",
-               "DLPack device " + std::to_string(array.keep.device_type()), "arrays on the CPU");
+    if (array.keep.device_type() != (on_cpu ? nb::device::cpu::value : nb::device::cuda::value))
+        refuse(std::string(name) + " is not on " + (on_cpu ? "the CPU" : "a GPU"),
+               "DLPack device " + std::to_string(array.keep.device_type()),
+               on_cpu ? "arrays on the CPU" : "arrays on a GPU of CUDA's");
     if (!is_contiguous(array.keep))
         refuse(std::string(name) + " is not contiguous", "strides with gaps or in another order",
                "a contiguous array");
@@ -136,9 +139,9 @@ Array bytes_in(const char* name, nb::handle given, Use use) {
     return array;
 }
 
-Array floats_in(const char* name, nb::handle given, Use use) {
+Array floats_in(const char* name, nb::handle given, Use use, Where where) {
     if (given.is_none()) return {};
-    Array array = bytes_in(name, given, use);
+    Array array = bytes_in(name, given, use, where);
     const nb::dlpack::dtype type = array.keep.dtype();
     const auto is = [&](nb::dlpack::dtype_code code, int bits) {
         return type.code == static_cast<uint8_t>(code) && type.bits == bits;
@@ -192,7 +195,9 @@ NB_MODULE(_core, module) {
         .def_ro("raw_device", &Path::raw_device)
         .def("__repr__", &shown);
     bind_memory(module);
+    bind_transfer(module);
     bind_aio(module);
+    bind_files(module);
     bind_pool(module);
     bind_store(module);
     bind_optim(module);

@@ -117,11 +117,12 @@ struct Array {
     nb::ndarray<nb::ro> keep{};
 };
 enum class Use : uint8_t { reads, writes };
+enum class Where : uint8_t { cpu, gpu };
 // Bytes of any type.
-Array bytes_in(const char* name, nb::handle given, Use use);
+Array bytes_in(const char* name, nb::handle given, Use use, Where where = Where::cpu);
 // float32, float16 or bfloat16; uint16 counts as bfloat16's bits, for programs without that type.
 // None: an empty one.
-Array floats_in(const char* name, nb::handle given, Use use);
+Array floats_in(const char* name, nb::handle given, Use use, Where where = Where::cpu);
 
 // ---------------------------------------------------------------- memory that is ferry's
 
@@ -141,7 +142,9 @@ struct Memory {
 std::string shown(nb::handle object);
 
 void bind_memory(nb::module_& module);
+void bind_transfer(nb::module_& module);
 void bind_aio(nb::module_& module);
+void bind_files(nb::module_& module);
 void bind_pool(nb::module_& module);
 void bind_store(nb::module_& module);
 void bind_optim(nb::module_& module);

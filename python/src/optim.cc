@@ -66,18 +66,8 @@ void check(const Arrays& arrays) {
     same_type("v_in", arrays.v_in, arrays.m.type);
 }
 
-void update(const ferry_hyper& hyper, int64_t step, nb::handle gradient, nb::handle p, nb::handle m,
-            nb::handle v, nb::handle weight, double gradient_scale, nb::handle p_in,
-            nb::handle m_in, nb::handle v_in, uint32_t layer, int64_t element,
-            const TeamHandle* team) {
-    const Arrays arrays{.gradient = floats_in("gradient", gradient, Use::reads),
-                        .p = floats_in("p", p, Use::writes),
-                        .m = floats_in("m", m, Use::writes),
-                        .v = floats_in("v", v, Use::writes),
-                        .weight = floats_in("weight", weight, Use::writes),
-                        .p_in = floats_in("p_in", p_in, Use::reads),
-                        .m_in = floats_in("m_in", m_in, Use::reads),
-                        .v_in = floats_in("v_in", v_in, Use::reads)};
+// What the C ABI takes of them. They live as long as `arrays` does.
+ferry_update call_of(const Arrays& arrays, uint32_t layer, int64_t element) {
     check(arrays);
     auto call = sized<ferry_update>();
     call.count = arrays.gradient.count;
@@ -94,14 +84,76 @@ void update(const ferry_hyper& hyper, int64_t step, nb::handle gradient, nb::han
     call.weight_type = arrays.weight.type;
     call.layer = layer;
     call.element = element;
+    return call;
+}
+
+void update(const ferry_hyper& hyper, int64_t step, nb::handle gradient, nb::handle p, nb::handle m,
+            nb::handle v, nb::handle weight, double gradient_scale, nb::handle p_in,
+            nb::handle m_in, nb::handle v_in, uint32_t layer, int64_t element,
+            const TeamHandle* team) {
+    const Arrays arrays{.gradient = floats_in("gradient", gradient, Use::reads),
+                        .p = floats_in("p", p, Use::writes),
+                        .m = floats_in("m", m, Use::writes),
+                        .v = floats_in("v", v, Use::writes),
+                        .weight = floats_in("weight", weight, Use::writes),
+                        .p_in = floats_in("p_in", p_in, Use::reads),
+                        .m_in = floats_in("m_in", m_in, Use::reads),
+                        .v_in = floats_in("v_in", v_in, Use::reads)};
+    const ferry_update call = call_of(arrays, layer, element);
     ferry_team* const threads = ticket_of(team);
     done([&] { return ferry_optim_update(threads, &hyper, step, gradient_scale, &call); });
 }
 
+void* stream_of(uint64_t stream) {
+    return reinterpret_cast<void*>(static_cast<uintptr_t>(stream));  // NOLINT: as torch has it
+}
+
+void update_on_stream(const ferry_hyper& hyper, int64_t step, nb::handle gradient, nb::handle p,
+                      nb::handle m, nb::handle v, nb::handle weight, double gradient_scale,
+                      uint64_t stream) {
+    const Arrays arrays{.gradient = floats_in("gradient", gradient, Use::reads, Where::gpu),
+                        .p = floats_in("p", p, Use::writes, Where::gpu),
+                        .m = floats_in("m", m, Use::writes, Where::gpu),
+                        .v = floats_in("v", v, Use::writes, Where::gpu),
+                        .weight = floats_in("weight", weight, Use::writes, Where::gpu),
+                        .p_in = {},
+                        .m_in = {},
+                        .v_in = {}};
+    const ferry_update call = call_of(arrays, 0, 0);
+    done([&] {
+        return ferry_optim_update_cuda(&hyper, step, gradient_scale, &call, stream_of(stream));
+    });
+}
+
+constexpr int64_t kLeaf = 4096;  // elements
+int64_t leaves_of(const Array& gradient) { return (gradient.count + kLeaf - 1) / kLeaf; }
+
+void leaf_norms_on_stream(nb::handle gradient, nb::handle leaves, uint64_t stream) {
+    const Array from = floats_in("gradient", gradient, Use::reads, Where::gpu),
+                to = floats_in("leaves", leaves, Use::writes, Where::gpu);
+    same_type("leaves", to, FERRY_F32);
+    if (to.count != leaves_of(from))
+        refuse("leaves has another size than the gradient's sums",
+               std::to_string(to.count) + " elements", std::to_string(leaves_of(from)));
+    done([&] {
+        return ferry_optim_leaf_norms_cuda(from.data, from.type, from.count,
+                                           static_cast<float*>(to.data), stream_of(stream));
+    });
+}
+
+double add_leaves(nb::handle leaves, double initial) {
+    const Array from = floats_in("leaves", leaves, Use::reads);
+    same_type("leaves", from, FERRY_F32);
+    double sum = initial;
+    done([&] {
+        return ferry_optim_add_leaves(static_cast<const float*>(from.data), from.count, &sum);
+    });
+    return sum;
+}
+
 double square_sum(nb::handle gradient, double initial, const TeamHandle* team) {
     const Array array = floats_in("gradient", gradient, Use::reads);
-    constexpr int64_t kLeaf = 4096;
-    std::vector<float> leaves(static_cast<size_t>((array.count + kLeaf - 1) / kLeaf));
+    std::vector<float> leaves(static_cast<size_t>(leaves_of(array)));
     double sum = initial;
     ferry_team* const threads = ticket_of(team);
     done([&] {
@@ -176,6 +228,18 @@ void bind_optim(nb::module_& module) {
     module.def(
         "square_sum", &square_sum, "gradient"_a, "initial"_a = 0.0, "team"_a.none() = nb::none(),
         "initial plus the sum of squares, in a fixed order; not finite where a gradient is.");
+    module.def(
+        "update_on_stream", &update_on_stream, "hyper"_a, "step"_a, "gradient"_a, "p"_a,
+        "m"_a = nb::none(), "v"_a = nb::none(), "weight"_a = nb::none(), nb::kw_only(),
+        "gradient_scale"_a = 1.0, "stream"_a = 0,
+        "As update(), in place, of arrays on the current GPU, enqueued on a stream of CUDA's. "
+        "The same bits.");
+    module.def("leaf_norms_on_stream", &leaf_norms_on_stream, "gradient"_a, "leaves"_a,
+               nb::kw_only(), "stream"_a = 0,
+               "Sums of squares of runs of 4,096 elements, on the current GPU: add_leaves() makes "
+               "square_sum() of them.");
+    module.def("add_leaves", &add_leaves, "leaves"_a, "initial"_a = 0.0,
+               "initial plus all leaves, in their order.");
     module.def("clip_factor", &ferry_optim_clip_factor, "norm"_a, "max_norm"_a,
                "min(1, max_norm / (norm + 1e-6)); 1 for a max_norm of 0.");
     module.def("recast", &recast, "p"_a, "weight"_a, "weight = p, rounded to its type.");

@@ -44,8 +44,8 @@ void* ticket(size_t place, uint32_t generation) {
 size_t place_of(const void* handle) { return reinterpret_cast<uintptr_t>(handle) % kPlaces; }
 
 const char* name_of(HandleKind kind) {
-    static constexpr const char* kNames[] = {"ferry_aio", "ferry_pool", "ferry_store", "ferry_team",
-                                             "ferry_engine"};
+    static constexpr const char* kNames[] = {"ferry_aio",  "ferry_pool",   "ferry_store",
+                                             "ferry_team", "ferry_engine", "ferry_files"};
     return kNames[static_cast<size_t>(kind)];
 }
 

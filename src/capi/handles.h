@@ -11,7 +11,7 @@
 
 namespace ferry::capi {
 
-enum class HandleKind : uint8_t { aio, pool, store, team, engine };
+enum class HandleKind : uint8_t { aio, pool, store, team, engine, files };
 
 struct Entry {
     explicit Entry(HandleKind entry_kind, std::shared_ptr<void> of)

@@ -224,3 +224,55 @@ def test_what_a_transfer_refuses(storage, pool, use, says):
         with pytest.raises(ferry.UsageError, match=says):
             use(aio, aio.allocate(), pool.reserve(MIB).numpy())
         assert aio.in_flight == 0
+
+
+# ---------------------------------------------------------------- files of the program's own
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("backend", ["auto", "posix"])
+def test_files_at_any_offset(tmp_path, backend, direct):
+    path, data = tmp_path / "a", np.random.default_rng(1).integers(0, 256, 50_001, np.uint8)
+    with ferry.Files(backend=backend, direct=direct, block="16KiB", queue_depth=4) as files:
+        file = files.open(path, "write")
+        for offset in (0, 7, 4096):
+            assert files.write(file, data, offset) == data.nbytes
+            back = np.zeros_like(data)
+            assert files.read(file, back, offset) == data.nbytes
+            assert (back == data).all() and files.size(file) == offset + data.nbytes
+        files.flush(file)
+        with open(tmp_path / "b", "wb") as opened:
+            other = files.open(opened.fileno())
+            transfers = [files.submit_write(other, data[i:i + 1000], i) for i in range(0, 50_000, 1000)]
+            assert sum(transfer.wait() for transfer in transfers) == 50_000 and files.in_flight == 0
+            files.close_file(other)
+    assert (tmp_path / "b").read_bytes() == data[:50_000].tobytes()
+    assert path.read_bytes()[4096:] == data.tobytes()
+
+
+def test_a_file_is_awaited(tmp_path):
+    async def both():
+        with ferry.Files() as files:
+            file = files.open(tmp_path / "a", "write")
+            await files.submit_write(file, b"hello, ferry", 3)
+            back = bytearray(5)
+            assert await files.submit_read(file, back, 10, priority="urgent") == 5
+            return bytes(back)
+
+    assert asyncio.run(both()) == b"ferry"
+
+
+def test_what_files_refuse(tmp_path):
+    (tmp_path / "a").write_bytes(b"1234")
+    with ferry.Files() as files:
+        file = files.open(tmp_path / "a")
+        for call, error, says in ((lambda: files.open(tmp_path / "none"), ferry.StorageError, "No such file"),
+                                  (lambda: files.open(tmp_path, "write"), ferry.UsageError, "no file"),
+                                  (lambda: files.open(tmp_path / "a", "append"), ferry.UsageError, '"append"'),
+                                  (lambda: files.read(file, bytearray(5)), ferry.StorageError, "shorter"),
+                                  (lambda: files.write(file, b"1"), ferry.UsageError, "opened for reading"),
+                                  (lambda: files.read(7, bytearray(1)), ferry.UsageError, "not open")):
+            with pytest.raises(error, match=says):
+                call()
+        files.close_file(file)
+    with pytest.raises(ferry.ClosedError):
+        files.open(tmp_path / "a")

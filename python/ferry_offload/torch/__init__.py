@@ -1,5 +1,9 @@
-"""ferry for PyTorch: optimizers whose state lies in host memory and on NVMe."""
+"""ferry for PyTorch: optimizers whose state lies in host memory and on NVMe, and what else of a training may lie there."""
 
+from .activations import ActivationStats, offload_activations
 from .optimizer import OffloadAdam, OffloadAdamW, OffloadLion, OffloadOptimizer, OffloadSGD, Stats
+from .streaming import StreamedModel, StreamStats, stream_model
+from .tensor_store import NVMeTensorStore
 
-__all__ = ["OffloadAdam", "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD", "Stats"]
+__all__ = ["ActivationStats", "NVMeTensorStore", "OffloadAdam", "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD",
+           "Stats", "StreamStats", "StreamedModel", "offload_activations", "stream_model"]

@@ -1,4 +1,4 @@
-"""What the optimizer knows of a parameter: its gradient on the host, and where its new weights go."""
+"""What the optimizer knows of a parameter: its gradient on the host, and where its state lies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from .._core import square_sum
 from ..errors import usage
 from ._departed import DepartedGradient
+from ._resident import Resident
 from ._transfers import Transfers
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,14 +23,17 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 class Record:
     """`gradient` is flat and on the host; `arrivals` counts backward passes since step() or zero_grad().
-    `generation` tells whether an update was made from what the gradient is now."""
+    `generation` tells whether an update was made from what the gradient is now. `landing` are jobs that end with new
+    weights on their way to the parameter."""
 
     def __init__(self, index: int, parameter: torch.nn.Parameter, group: int, name: str) -> None:
         self.index, self.parameter, self.group, self.name = index, parameter, group, name
         self.chunks: list[Any] = []
+        self.resident: Resident | None = None  # in place of chunks
         self.gradient: torch.Tensor | None = None
         self.arrivals = self.generation = 0
-        self.left: Any = None  # of a gradient that a stream still copies
+        self.left: list[tuple[int, Any]] = []  # of a gradient that a stream still copies: how far, and an event
+        self.landing: list[Any] = []
         self.departed: DepartedGradient | None = None  # what .grad holds then
         self.taken: tuple[Any, int, Any] | None = None  # .grad as it was taken, where it stays
         self._square: tuple[int, float] | None = None  # and the generation that it is of
@@ -69,6 +73,13 @@ class Record:
 
     def take(self, gradient: torch.Tensor, transfers: Transfers, keep: bool) -> None:
         """The whole gradient is this one."""
+        whole = self.check_gradient(gradient)
+        self.gradient, self.left = transfers.to_host(self, whole, self.stops)
+        self.taken = (gradient, whole._version, _fingerprint(whole)) if keep else None
+        self.changed()
+
+    def check_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """This rank's part of it."""
         if gradient.is_sparse:
             raise usage("a gradient is sparse", where=self.name, limit="dense gradients",
                         remedy="sparse=False at the embedding")
@@ -76,9 +87,7 @@ class Record:
         if whole.numel() != self.count:
             raise usage("a gradient has another size than its parameter", where=self.name,
                         measured=f"{whole.numel()} elements", limit=f"{self.count}")
-        self.gradient, self.left = transfers.to_host(self, whole)
-        self.taken = (gradient, whole._version, _fingerprint(whole)) if keep else None
-        self.changed()
+        return whole
 
     def add(self, gradient: torch.Tensor, transfers: Transfers) -> None:
         """One more micro-batch, added in the gradient's type: what .grad would hold."""
@@ -88,11 +97,21 @@ class Record:
         self.taken = None
         self.changed()
 
-    def wait(self) -> None:
-        """Until the gradient is on the host."""
-        left = self.left
-        if left is not None:
-            left.synchronize()
+    @property
+    def stops(self) -> list[int]:
+        """Where chunks of it end: so far a copy brings it at a time."""
+        pieces = [piece for tier, chunk in self.chunks for piece in chunk.pieces if tier.records[piece.parameter] is self]
+        return sorted(piece.start + piece.count for piece in pieces)
+
+    def wait(self, stop: int | None = None) -> None:
+        """Until the gradient is on the host, the elements before `stop` at least."""
+        for end, copied in self.left:
+            copied.synchronize()
+            if stop is not None and end >= stop:
+                return
+
+    def has_arrived(self, stop: int) -> bool:
+        return next((copied.query() for end, copied in self.left if end >= stop), True)
 
     def fetch(self) -> torch.Tensor:
         assert self.gradient is not None
@@ -107,11 +126,16 @@ class Record:
         self.changed()
 
     def drop(self) -> None:
-        self.gradient = self.left = self.taken = None
+        self.gradient = self.taken = None
+        self.left = []
         self.changed()
 
     def changed(self) -> None:
         self.generation += 1
+
+    @property
+    def has_square(self) -> bool:
+        return self._square is not None and self._square[0] == self.generation
 
     def square(self, team: Any) -> float:
         """Of a gradient that changes meanwhile it is not kept."""

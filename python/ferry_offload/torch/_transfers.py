@@ -31,7 +31,7 @@ class Transfers:
     def __init__(self) -> None:
         self.gradients: dict[int, torch.Tensor] = {}
         self.weights: dict[int, torch.Tensor] = {}
-        self._streams: dict[torch.device, Any] = {}
+        self._streams: dict[tuple[torch.device, str], Any] = {}
         self._sent: list[Any] = []  # events of weights under way
         self._registered: list[torch.Tensor] = []
 
@@ -65,12 +65,15 @@ class Transfers:
 
     # ---- gradients
 
-    def to_host(self, record: Record, gradient: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The gradient, flat on the host, and an event to wait for."""
+    def to_host(self, record: Record, gradient: torch.Tensor, stops: list[int]) -> tuple[torch.Tensor, list[tuple[int, Any]]]:
+        """The gradient, flat on the host, and up to where it is there after which event."""
         if gradient.device.type == "cpu":
-            return gradient.detach().reshape(-1), None
+            return gradient.detach().reshape(-1), []
+        if record.index not in self.gradients:  # of a parameter that is not on this GPU itself
+            self.gradients[record.index] = pinned(record.count, gradient.dtype, "gradients")
+            self._registered.append(self.gradients[record.index])
         home = self.gradients[record.index]
-        return home, self._copy(home, gradient.reshape(-1))
+        return home, self._copy(home, gradient.reshape(-1), stops)
 
     def read(self, gradient: torch.Tensor) -> torch.Tensor:
         """Waits for it."""
@@ -78,21 +81,25 @@ class Transfers:
         if flat.device.type == "cpu":
             return flat
         host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-        self._copy(host, flat).synchronize()
+        self._copy(host, flat, [flat.numel()])[-1][1].synchronize()
         return host
 
-    def _copy(self, host: torch.Tensor, flat: torch.Tensor) -> Any:
-        stream = self._stream(flat.device)
+    def _copy(self, host: torch.Tensor, flat: torch.Tensor, stops: list[int]) -> list[tuple[int, Any]]:
+        stream = self._stream(flat.device, "gradients")
         stream.wait_stream(torch.cuda.current_stream(flat.device))
+        copied, start = [], 0
         with torch.cuda.stream(stream):
-            host.copy_(flat, non_blocking=True)
+            for stop in stops:
+                host[start:stop].copy_(flat[start:stop], non_blocking=True)
+                copied.append((stop, stream.record_event()))
+                start = stop
         flat.record_stream(stream)  # autograd may free it: its memory is used again after the copy only
-        return stream.record_event()
+        return copied
 
-    def _stream(self, device: torch.device) -> Any:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        return self._streams[device]
+    def _stream(self, device: torch.device, use: str) -> Any:
+        if (device, use) not in self._streams:
+            self._streams[device, use] = torch.cuda.Stream(device)
+        return self._streams[device, use]
 
     # ---- weights
 
@@ -110,28 +117,30 @@ class Transfers:
     def is_direct(weights: torch.Tensor) -> bool:
         return weights.device.type == "cpu" and weights.is_contiguous()
 
-    def send(self, record: Record, start: int, count: int) -> None:
-        """Staged weights [start, start + count) into the parameter."""
-        staged, weights = self.weights[record.index], record.weights
+    @staticmethod
+    def now(records: list[Record]) -> dict[torch.device, Any]:
+        """What their GPUs do so far: weights that it reads are changed after it."""
+        devices = {r.weights.device for r in records if r.weights.device.type == "cuda"}
+        return {device: torch.cuda.current_stream(device).record_event() for device in devices}
+
+    def send(self, record: Record, start: int, count: int, after: dict[torch.device, Any], use: str) -> Any:
+        """Staged weights [start, start + count) into the parameter: all of them where it is not contiguous. Returns
+        an event to wait for, or None. The parameter's version is the caller's to change."""
+        staged, weights = self.weights[record.index], record.weights.data
         if weights.is_contiguous():
             into, part = weights.view(-1)[start:start + count], staged[start:start + count]
-        elif start + count == record.count:  # the last of them
-            into, part = weights, staged.view(weights.shape)
         else:
-            return
+            into, part = weights, staged.view(weights.shape)
         if weights.device.type == "cpu":
             into.copy_(part)
-            return
-        stream = self._stream(weights.device)
-        stream.wait_stream(torch.cuda.current_stream(weights.device))
+            return None
+        stream = self._stream(weights.device, use)
+        stream.wait_event(after[weights.device])
         with torch.cuda.stream(stream):
             into.copy_(part, non_blocking=True)
-
-    def sent(self) -> None:
-        """All of a step's: whatever the caller enqueues from now on comes after them."""
-        for device, stream in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(stream)
-            self._sent.append(stream.record_event())
+        sent = stream.record_event()
+        self._sent.append(sent)
+        return sent
 
     def wait_until_sent(self) -> None:
         """Before staged weights are overwritten."""

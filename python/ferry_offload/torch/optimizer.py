@@ -7,9 +7,10 @@ import contextlib
 import copy
 import dataclasses
 import math
+import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from ..errors import error_of, message, usage
 from ..sizes import to_bytes
 from ..tiered_state import Chunk, Piece, TieredState
 from ._departed import DepartedGradient
+from ._modules import land_before_use
 from ._records import Record, local
+from ._resident import Resident
 from ._transfers import Transfers
+from ._worker import Worker
 
 
 @dataclasses.dataclass
@@ -31,6 +35,7 @@ class Stats:
     updates_committed: int = 0  # made while backward went on
     updates_rolled_back: int = 0
     updates_in_step: int = 0
+    gpu_bytes: int = 0  # of state
     host_bytes: int = 0
     nvme_bytes: int = 0
     norm: float = 0.0  # of the last step's gradient
@@ -82,6 +87,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
                        does everything
     accumulation_steps backward passes of a step; accumulate() declares them one by one
     keep_grads         with overlap: .grad keeps the gradient, and what changes it there counts
+    model              step() does not wait for the end of the update: a module of this model waits for its own
+                       weights when it is called, and synchronize() for all of them
+    gpu_state          so much of the state stays on the GPU of its parameters, in the order in which they are given:
+                       those that are used first get their gradients last
     """
 
     method = ""
@@ -89,25 +98,34 @@ class OffloadOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # GradScaler says by what to divide, and does not touch gradients
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, max_norm: float | None, host: int | str,
-                 nvme: Sequence[Any], overlap: bool, accumulation_steps: int, keep_grads: bool, threads: int,
-                 chunk_elements: int | None) -> None:
+                 nvme: Sequence[Any], overlap: bool, accumulation_steps: int, keep_grads: bool,
+                 model: torch.nn.Module | None, gpu_state: int | str, threads: int, chunk_elements: int | None) -> None:
         if accumulation_steps < 1:
             raise usage("accumulation_steps is too small", measured=accumulation_steps, limit="1 or more")
         self.max_norm, self.accumulation_steps, self.stats = max_norm, accumulation_steps, Stats()
         self._host_left, self._nvme, self._overlap, self._keep = to_bytes(host), list(nvme), overlap, keep_grads
+        self._gpu_left = to_bytes(gpu_state)
         self._threads, self._chunk_elements = threads, chunk_elements
-        self._team, self._transfers = Team(threads), Transfers()
-        self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ferry-optim")
+        self._transfers, self._worker = Transfers(), Worker()
         self._records: dict[torch.Tensor, Record] = {}
         self._tiers: list[_Tier] = []
         self._versions: dict[int, _Version] = {}  # by id(chunk): what was made of it ahead of step()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # hooks may run on several threads
         self._accumulating, self._failed, self._built = False, "", False
         self._gradient_scale = 1.0  # of the last step, by GradScaler: likely of the next one too
         super().__init__(params, defaults)
+        self._team = Team(threads or self._default_threads())
         self._built = True
+        self._lands_late = model is not None
         self._adopt()
-        self._closes = weakref.finalize(self, _close, self._worker, self._tiers, self._transfers, self._records)
+        hooks = land_before_use(model, self) if model is not None else []
+        self._closes = weakref.finalize(self, _close, self._worker, self._tiers, self._transfers, self._records, hooks)
+
+    def _default_threads(self) -> int:
+        """A thread a core. Where a GPU computes meanwhile, those that launch its work have two of them."""
+        cores = len(os.sched_getaffinity(0))
+        on_gpu = any(p.device.type == "cuda" for group in self.param_groups for p in group["params"])
+        return max(1, cores - 2) if on_gpu else cores
 
     # ---- parameters
 
@@ -142,6 +160,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
                     self._records[p].group = g
                 elif p.requires_grad and local(p).numel() > 0:
                     new.append(Record(len(self._records) + len(new), p, g, self._name_of(p)))
+        if self._lands_late and any(r.is_sharded for r in new):
+            raise usage("model= is for parameters that are not sharded", where=new[0].name, measured="DTensor",
+                        remedy="leave model= out: FSDP gathers weights in hooks of its own")
+        new = self._keep_on_gpu(new)
         if not new:
             return
         fixed = Transfers.bytes_for(new, self._overlap)
@@ -163,6 +185,20 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 self._hook(r)
         for chunk in state.chunks:
             self._on_worker(lambda c=chunk: state.write(c, lambda *rows: _begin(new, *rows), "overwrite")).result()
+
+    def _keep_on_gpu(self, new: list[Record]) -> list[Record]:
+        """Makes the state of those that gpu_state has room for, and returns the others."""
+        others = []
+        for r in new:
+            size = Resident.bytes_for(r, len(self._moments))
+            if r.weights.device.type != "cuda" or size > self._gpu_left:
+                others.append(r)
+                continue
+            self._gpu_left -= size
+            self.stats.gpu_bytes += size
+            r.resident = Resident(r, len(self._moments))
+            self._records[r.parameter] = r
+        return others
 
     def _count_bytes(self) -> None:
         self.stats.nvme_bytes = sum(tier.state.nvme_bytes for tier in self._tiers)
@@ -203,10 +239,23 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def _arrived(self, record: Record) -> None:
         gradient = record.parameter.grad
-        if gradient is None:
-            return
+        if gradient is not None:
+            self._take(record, gradient, self._keep or record.is_sharded)  # FSDP adds to .grad itself
+
+    def arrive(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """A gradient of `parameter` that was computed elsewhere, say for a copy of it on a GPU: as if backward had left
+        it in .grad."""
+        record = self._records.get(parameter)
+        if record is None or record.resident is not None or not self._overlap or self._keep:
+            raise usage("a gradient arrives that no update waits for", where=self._name_of(parameter),
+                        measured="no state of its own" if record is None else "overlap=False, keep_grads or gpu_state",
+                        limit="parameters of this optimizer, with overlap")
+        self._before_arrival(record)
+        self._take(record, gradient, keep=False)
+
+    def _take(self, record: Record, gradient: torch.Tensor, keep: bool) -> None:
+        self._land(record)  # its last update has read the gradient before
         self._withdraw(record)
-        keep = self._keep or record.is_sharded  # FSDP adds to .grad itself
         if record.gradient is None or keep:
             record.take(gradient, self._transfers, keep)
         else:
@@ -218,12 +267,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if self._accumulating:
             return
         record.arrivals += 1
-        if record.arrivals >= self.accumulation_steps:
-            self._on_worker(lambda: record.gradient is not None and record.square(self._team))
-            if self.stats.clip_factor == 1.0:  # of the last step: likely of this one too
-                self._speculate_on(record)
+        if record.arrivals >= self.accumulation_steps and self.stats.clip_factor == 1.0:  # the last step's: likely this one's
+            self._speculate_on(record)
 
     def _change(self, record: Record, factor: float) -> None:
+        self._land(record)
         self._withdraw(record)
         record.scale(factor)
 
@@ -233,6 +281,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         record.arrivals = 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            self.synchronize()  # updates read what is to be zero
         for r in self._records.values():
             r.arrivals = 0
             if set_to_none:
@@ -249,22 +299,17 @@ class OffloadOptimizer(torch.optim.Optimizer):
             with self._lock:
                 if id(chunk) in self._versions or any(r.arrivals < self.accumulation_steps for r in records):
                     continue
-                version = self._versions[id(chunk)] = _Version(tier, chunk, self._key(chunk, records, self._gradient_scale))
-            version.job = self._on_worker(lambda v=version: self._make(v))
-
-    def _make(self, version: _Version) -> None:
-        tier, chunk = version.tier, version.chunk
-        self._transfers.wait_until_sent()
-        for piece in chunk.pieces:
-            tier.records[piece.parameter].square(self._team)
-        tier.state.speculate(chunk, self._update(tier, version.key[0], speculative=True))
+                key = self._key(chunk, records, self._gradient_scale)
+                work = _Work(self, self._gradient_scale, {r.index: r for r in records})
+                version = self._versions[id(chunk)] = _Version(tier, chunk, key, work)
+                self._worker.make_ahead(version)
 
     def _withdraw(self, record: Record) -> None:
         """What was made of this gradient ahead of step() is void."""
         for _, chunk in record.chunks:
             with self._lock:
                 version = self._versions.pop(id(chunk), None)
-            if version:
+            if version and not self._worker.take_back(version):
                 concurrent.futures.wait([version.job])
                 version.tier.state.roll_back(chunk)
                 self.stats.updates_rolled_back += 1
@@ -273,22 +318,6 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """Everything that an update's numbers follow from."""
         return scale, [(r.index, r.generation, r.version, self._step_of(r), self._constants(self.param_groups[r.group]))
                        for r in records]
-
-    def _update(self, tier: _Tier, scale: float, speculative: bool, only: set[int] | None = None) -> Callable[[Piece, Any, Any], None]:
-        hypers = {r.group: Hyper(self.method, **self._constants(self.param_groups[r.group])) for r in tier.records}
-
-        def apply(piece: Piece, old: Any, new: Any) -> None:
-            r = tier.records[piece.parameter]
-            if only is not None and r.index not in only:
-                return
-            assert r.gradient is not None
-            here = slice(piece.start, piece.start + piece.count)
-            weight = self._transfers.target(r, speculative)[here]
-            moments = dict(zip(("m", "v"), new[1:])) | dict(zip(("m_in", "v_in"), old[1:]))
-            update(hypers[r.group], self._step_of(r) + 1, r.gradient[here], new[0], weight=weight, p_in=old[0],
-                   gradient_scale=scale, team=self._team, **moments)
-
-        return apply
 
     def _on_worker(self, job: Callable[[], Any]) -> concurrent.futures.Future[Any]:
         return self._worker.submit(job)
@@ -306,6 +335,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if self._failed:
             raise usage("an earlier step failed half-way: the state is not consistent", measured=self._failed,
                         remedy="load a state that was saved before")
+        self.synchronize()
         self._adopt()
         for r in self._records.values():
             r.check_moved()
@@ -337,6 +367,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 if r.gradient is not None:
                     self._forget(r)
                 continue
+            if r.resident is not None:
+                r.check_gradient(gradient)
+                active.append(r)
+                continue
             if not isinstance(gradient, DepartedGradient) and r.is_stale():
                 self._withdraw(r)
                 r.take(gradient, self._transfers, keep=True)
@@ -348,6 +382,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         changed = {r.index: r for r in self._records.values() if r.weights._version != r.version}
         for r in changed.values():
             self._withdraw(r)
+            if r.resident is not None:
+                r.resident.take_over(r)
 
         def apply(tier: _Tier, piece: Piece, _: Any, new: Any) -> None:
             r = tier.records[piece.parameter]
@@ -364,7 +400,12 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """By what gradients are multiplied: what GradScaler divides by, and the clip factor."""
         grad_scale = getattr(self, "grad_scale", None)
         self._gradient_scale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
-        squares = self._on_worker(lambda: [r.square(self._team) for r in active]).result()
+        begun = {r.index: r.resident.begin_square(local(r.parameter.grad)) for r in active if r.resident is not None}
+        for r in active:
+            r.wait()  # here: the worker makes updates meanwhile
+        missing = [r for r in active if r.resident is None and not r.has_square]
+        self._on_worker(lambda: [r.square(self._team) for r in missing]).result()
+        squares = [r.square(self._team) if r.resident is None else r.resident.finish_square(begun[r.index]) for r in active]
         norm = math.sqrt(self._sum_over_ranks(sum(squares), active)) * self._gradient_scale
         if not math.isfinite(norm):
             wrong = next((r.name for r, s in zip(active, squares) if not math.isfinite(s)), "on another rank")
@@ -391,46 +432,53 @@ class OffloadOptimizer(torch.optim.Optimizer):
         return list(found.values())
 
     def _update_all(self, active: list[Record], scale: float) -> None:
-        indices = {r.index for r in active}
-        chunks = self._chunks_of(active)
-        self._worker_waits_for_weights()
-        jobs = [self._on_worker(lambda t=tier, c=chunk, n=chunks[i + 1:i + 3]: self._finish(t, c, indices, scale, n))
-                for i, (tier, chunk) in enumerate(chunks)]
-        for (tier, chunk), job in zip(chunks, jobs):
-            committed = job.result()
-            for piece in chunk.pieces:
-                r = tier.records[piece.parameter]
-                if r.index in indices and (committed or not self._transfers.is_direct(r.weights)):
-                    self._transfers.send(r, piece.start, piece.count)
-        self._transfers.sent()
+        work = _Work(self, scale, {r.index: r for r in active if r.resident is None})
+        work.after = Transfers.now(list(work.records.values()))
+        for r in active:
+            if r.resident is not None:
+                assert r.parameter.grad is not None
+                r.resident.update(r, local(r.parameter.grad), work.hypers[r.group], self._step_of(r) + 1, scale)
+        committed, others = [], []
+        for tier, chunk in self._chunks_of(list(work.records.values())):
+            version = self._versions.pop(id(chunk), None)
+            if version is None or self._worker.take_back(version):
+                others.append(_Finish(work, tier, chunk))
+            else:
+                records = [tier.records[piece.parameter] for piece in chunk.pieces]
+                committed.append(_Finish(work, tier, chunk, version, self._key(chunk, records, scale)))
+        for i, finish in enumerate(others):
+            finish.next_ones = others[i + 1:i + 3]
+        self._on_worker(self._transfers.wait_until_sent)
+        for finish in committed + others:
+            job = self._on_worker(finish)
+            for r in finish.records():
+                r.landing.append(job)
         for r in active:
             torch.autograd.graph.increment_version(r.weights)
             r.version = r.weights._version
+            reads_grad = r.taken is not None and r.weights.device.type == "cpu"  # which the program may change
+            if not self._lands_late or reads_grad:
+                self._land(r)
 
-    def _worker_waits_for_weights(self) -> None:
-        self._on_worker(self._transfers.wait_until_sent).result()
+    def _land(self, record: Record) -> None:
+        """What is done or enqueued from now on finds the last step's weights."""
+        landing, record.landing = record.landing, []
+        for job in landing:
+            for device, sent in job.result():
+                torch.cuda.current_stream(device).wait_event(sent)
 
-    def _finish(self, tier: _Tier, chunk: Chunk, indices: set[int], scale: float, next_ones: list[tuple[_Tier, Chunk]]) -> bool:
-        """Whether the version that was made ahead of step() stands."""
-        records = [tier.records[piece.parameter] for piece in chunk.pieces]
-        with self._lock:
-            version = self._versions.pop(id(chunk), None)
-        if version:
-            if version.job.exception() is None and version.key == self._key(chunk, records, scale):
-                tier.state.commit(chunk)
-                self.stats.updates_committed += 1
-                return True
-            tier.state.roll_back(chunk)
-            self.stats.updates_rolled_back += 1
-        for other, later in next_ones:
-            if id(later) not in self._versions:
-                other.state.prefetch([later])
-        for r in records:
-            if r.index in indices:
-                r.wait()
-        tier.state.write(chunk, self._update(tier, scale, speculative=False, only=indices))
-        self.stats.updates_in_step += 1
-        return False
+    def _land_parameters(self, parameters: Iterable[torch.Tensor | None]) -> None:
+        for p in parameters:
+            r = self._records.get(p) if p is not None else None
+            if r is not None and r.landing:
+                self._land(r)
+
+    def synchronize(self) -> None:
+        """With model=: every parameter has the weights of the last step. Whatever reads them elsewhere than in the
+        forward of their module calls it first."""
+        for r in self._records.values():
+            if r.landing:
+                self._land(r)
 
     # ---- what a method is
 
@@ -446,6 +494,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with moments in fp32 on the CPU, and "master" where weights have 16 bits. Of parameters
         without a step yet there is nothing."""
+        self.synchronize()
         steps = {p: dict(state) for p, state in self.state.items()}
         try:
             for r in self._records.values():
@@ -458,6 +507,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def _read(self, record: Record) -> dict[str, torch.Tensor]:
         rows = torch.empty(1 + len(self._moments), record.count)
+        if record.resident is not None:
+            rows.copy_(record.resident.rows)
 
         def apply(tier: _Tier, piece: Piece, values: Any) -> None:
             if tier.records[piece.parameter] is record:
@@ -476,6 +527,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """Also one of torch.optim's, whose weights are then the masters."""
         state_dict = copy.copy(state_dict)
         groups, loaded = state_dict["param_groups"], state_dict["state"]
+        self.synchronize()
         self.zero_grad()
         super().load_state_dict({"state": {}, "param_groups": groups})
         self._refuse_options()
@@ -487,6 +539,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
         for tier in self._tiers:
             for chunk in tier.state.chunks:
                 self._on_worker(lambda t=tier, c=chunk: t.state.write(c, lambda *rows: self._load(t, given, *rows))).result()
+        for r in self._records.values():
+            if r.resident is not None:
+                whole = Piece(r.index, 0, r.count, 0)
+                self._load_piece(r, given, whole, r.resident.rows)
         for p, values in given.items():
             if p in self._records:
                 self.state[p] = {"step": torch.tensor(float(values["step"] if "step" in values else 1))}
@@ -495,7 +551,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._failed = ""
 
     def _load(self, tier: _Tier, given: dict[torch.Tensor, Any], piece: Piece, _: Any, new: Any) -> None:
-        r = tier.records[piece.parameter]
+        self._load_piece(tier.records[piece.parameter], given, piece, torch.from_numpy(new))
+
+    def _load_piece(self, r: Record, given: dict[torch.Tensor, Any], piece: Piece, rows: torch.Tensor) -> None:
         values = given.get(r.parameter, {})
         for row, name in enumerate(("master", *self._moments)):
             value = values.get(name)
@@ -503,26 +561,138 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 raise usage(f"{name} has another size than its parameter", where=r.name,
                             measured=tuple(value.shape), limit=tuple(r.weights.shape))
             if value is not None:
-                part = local(value).reshape(-1)[piece.start:piece.start + piece.count].float().cpu()
+                rows[row].copy_(local(value).reshape(-1)[piece.start:piece.start + piece.count])
             elif row == 0:
-                part = _host_part(r, piece).float()
+                rows[row].copy_(_host_part(r, piece))
             else:
-                part = torch.zeros(piece.count)
-            torch.from_numpy(new[row]).copy_(part)
+                rows[row].zero_()
 
     def close(self) -> None:
         """Gives back memory, files and hooks. Gradients that have left are gone."""
+        with contextlib.suppress(Exception):  # step() said it, or the first that waited for it
+            self.synchronize()
         self.zero_grad()
         self._worker.shutdown()
         self._closes()
 
 
-@dataclasses.dataclass
+class _Work:
+    """The numbers of an update: what it needs is what was there when it was asked for."""
+
+    def __init__(self, optimizer: OffloadOptimizer, scale: float, records: dict[int, Record]) -> None:
+        self.optimizer, self.scale, self.records = optimizer, scale, records
+        self.transfers, self.team, self.stats = optimizer._transfers, optimizer._team, optimizer.stats
+        self.hypers = {g: Hyper(optimizer.method, **optimizer._constants(group))
+                       for g, group in enumerate(optimizer.param_groups)}
+        self.given = {index: (r.gradient, optimizer._step_of(r) + 1) for index, r in records.items()}
+        self.left = {index: r.count for index, r in records.items()}  # elements without new weights yet
+        self.after: dict[torch.device, Any] = {}  # events: weights may change on their GPU
+
+    def apply(self, tier: _Tier, speculative: bool) -> Callable[[Piece, Any, Any], None]:
+        def one(piece: Piece, old: Any, new: Any) -> None:
+            r = tier.records[piece.parameter]
+            if r.index not in self.records:
+                return
+            gradient, step = self.given[r.index]
+            assert gradient is not None
+            here = slice(piece.start, piece.start + piece.count)
+            weight = self.transfers.target(r, speculative)[here]
+            moments = dict(zip(("m", "v"), new[1:])) | dict(zip(("m_in", "v_in"), old[1:]))
+            update(self.hypers[r.group], step, gradient[here], new[0], weight=weight, p_in=old[0],
+                   gradient_scale=self.scale, team=self.team, **moments)
+
+        return one
+
+
+@dataclasses.dataclass(eq=False)
 class _Version:
+    """Of a chunk, made ahead of step()."""
+
     tier: _Tier
     chunk: Chunk
     key: Any
+    work: _Work
     job: Any = None
+
+    def _pieces(self) -> Iterator[tuple[Record, int]]:
+        for piece in self.chunk.pieces:
+            yield self.tier.records[piece.parameter], piece.start + piece.count
+
+    def has_arrived(self) -> bool:
+        return all(r.has_arrived(stop) for r, stop in self._pieces())
+
+    def wait(self) -> None:
+        for r, stop in self._pieces():
+            r.wait(stop)
+
+    def make(self) -> None:
+        self.work.transfers.wait_until_sent()
+        for piece in self.chunk.pieces:
+            r = self.tier.records[piece.parameter]
+            if piece.count == r.count:  # of a larger one step() makes it
+                r.square(self.work.team)
+        self.tier.state.speculate(self.chunk, self.work.apply(self.tier, speculative=True))
+
+
+@dataclasses.dataclass(eq=False)
+class _Finish:
+    """The job that ends a chunk's update: the version made ahead of step() stands, or it is made now. Returns what
+    tells that the weights are there: a device and an event for each."""
+
+    work: _Work
+    tier: _Tier
+    chunk: Chunk
+    version: _Version | None = None
+    key: Any = None
+    next_ones: list[_Finish] = dataclasses.field(default_factory=list)
+
+    def records(self) -> list[Record]:
+        records = [self.tier.records[piece.parameter] for piece in self.chunk.pieces]
+        return [r for r in records if r.index in self.work.records]
+
+    def __call__(self) -> list[tuple[torch.device, Any]]:
+        try:
+            commits = self._commits()
+            if not commits:
+                self._update()
+            return self._send(commits)
+        except BaseException as error:
+            self.work.optimizer._failed = str(error)
+            raise
+
+    def _commits(self) -> bool:
+        if self.version is None:
+            return False
+        if self.version.job.exception() is None and self.version.key == self.key:
+            self.tier.state.commit(self.chunk)
+            self.work.stats.updates_committed += 1
+            return True
+        self.tier.state.roll_back(self.chunk)
+        self.work.stats.updates_rolled_back += 1
+        return False
+
+    def _update(self) -> None:
+        for later in self.next_ones:
+            later.tier.state.prefetch([later.chunk])
+        self.tier.state.write(self.chunk, self.work.apply(self.tier, speculative=False))
+        self.work.stats.updates_in_step += 1
+
+    def _send(self, committed: bool) -> list[tuple[torch.device, Any]]:
+        sent = []
+        for piece in self.chunk.pieces:
+            r = self.tier.records[piece.parameter]
+            if r.index not in self.work.records:
+                continue
+            self.work.left[r.index] -= piece.count
+            if not committed and Transfers.is_direct(r.weights):
+                continue
+            if r.weights.is_contiguous() or self.work.left[r.index] == 0:
+                # What is made now may be needed before what was made ahead.
+                event = self.work.transfers.send(r, piece.start, piece.count, self.work.after,
+                                                 "weights" if committed else "late weights")
+                if event is not None:
+                    sent.append((r.weights.device, event))
+        return sent
 
 
 def _begin(records: list[Record], piece: Piece, _: Any, new: Any) -> None:
@@ -543,9 +713,11 @@ def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
                               shape=parameter.shape, stride=parameter.stride(), run_check=False)
 
 
-def _close(worker: concurrent.futures.ThreadPoolExecutor, tiers: list[_Tier], transfers: Transfers,
-           records: dict[torch.Tensor, Record]) -> None:
+def _close(worker: Worker, tiers: list[_Tier], transfers: Transfers, records: dict[torch.Tensor, Record],
+           hooks: list[Any]) -> None:
     worker.shutdown(wait=False)  # it may run here; jobs there are none, for they hold the optimizer
+    for hook in hooks:
+        hook.remove()
     for record in records.values():
         for hook in record.hooks:
             hook.remove()
@@ -565,10 +737,12 @@ class OffloadAdamW(OffloadOptimizer):
     def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, *, max_norm: float | None = None, host: int | str = "40GiB",
                  nvme: Sequence[Any] = (), overlap: bool = True, accumulation_steps: int = 1, keep_grads: bool = False,
-                 threads: int = 0, chunk_elements: int | None = None) -> None:
+                 model: torch.nn.Module | None = None, gpu_state: int | str = 0, threads: int = 0,
+                 chunk_elements: int | None = None) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, max_norm=max_norm,
                          host=host, nvme=nvme, overlap=overlap, accumulation_steps=accumulation_steps,
-                         keep_grads=keep_grads, threads=threads, chunk_elements=chunk_elements)
+                         keep_grads=keep_grads, model=model, gpu_state=gpu_state, threads=threads,
+                         chunk_elements=chunk_elements)
 
     def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
@@ -618,4 +792,4 @@ class OffloadSGD(OffloadOptimizer):
 
 
 _OPTIONS: dict[str, Any] = {"max_norm": None, "host": "40GiB", "nvme": (), "overlap": True, "accumulation_steps": 1,
-                            "keep_grads": False, "threads": 0, "chunk_elements": None}
+                            "keep_grads": False, "model": None, "gpu_state": 0, "threads": 0, "chunk_elements": None}

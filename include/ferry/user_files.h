@@ -1,0 +1,64 @@
+// Asynchronous I/O in files of the caller's: any regular file or block device, at any offset, from
+// any memory. What is aligned goes around the page cache (O_DIRECT), the rest through it.
+//
+// Threads: one owner thread calls everything below. The ring has its own, run by the Executor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "ferry/aio.h"
+
+namespace ferry::aio {
+
+struct UserFilesOptions {
+    BackendKind backend = BackendKind::automatic;
+    int64_t block_bytes = 1 * kMiB;  // a transfer at most
+    int queue_depth = 32;            // transfers in flight
+    int operations_max = 256;        // submitted and not yet polled
+    int files_max = 1024;            // open at a time
+    bool direct = true;              // O_DIRECT, where file system and alignment allow it
+};
+
+using FileNumber = uint32_t;  // from 0, and used again
+// `write` may read too: it creates the file where there is none (mode 0600) and cuts nothing off.
+enum class FileUse : uint8_t { read, write };
+
+// What holds of a Volume's operations holds of these: done when their bytes are, a short count goes
+// on, those on the same bytes of one file, one of them writing, in their order.
+class UserFiles {
+public:
+    // Throws Error. `executor` must outlive it.
+    static std::unique_ptr<UserFiles> open(const UserFilesOptions& options, Executor& executor);
+    // Cancels what has not begun, waits for the rest, closes the files.
+    virtual ~UserFiles() = default;
+
+    // Throws Error: io, or usage where it is neither file nor device, or files_max are open.
+    virtual FileNumber add(const std::string& path, FileUse use) = 0;
+    // A file that is open already. It is duplicated: the caller's stays the caller's.
+    virtual FileNumber add(int descriptor) = 0;
+    virtual bool is_open(FileNumber file) const noexcept = 0;
+    // Nothing of it is under way, all was polled.
+    virtual void remove(FileNumber file) noexcept = 0;
+    virtual int in_flight(FileNumber file) const noexcept = 0;
+    virtual int64_t size_bytes(FileNumber file) const = 0;  // now; throws io
+    // Blocks until all that was polled of it is on stable storage. Throws io.
+    virtual void flush(FileNumber file) = 0;
+
+    // Operation::slot is the file; offset, address and size are any. Throws where a read ends
+    // behind the end of the file: io. False: operations_max are under way.
+    [[nodiscard]] virtual bool try_submit(Operation& operation) = 0;
+    virtual Operation* poll() noexcept = 0;
+    virtual void cancel_queued() noexcept = 0;
+    virtual int in_flight() const noexcept = 0;
+
+    virtual std::string describe(FileNumber file) const = 0;  // its path
+    virtual std::string_view backend_name() const noexcept = 0;
+};
+
+// The error of a failed operation: path, offset, size, errno and what to do.
+Error to_error(const UserFiles& files, const Operation& operation);
+
+}  // namespace ferry::aio

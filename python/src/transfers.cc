@@ -1,0 +1,77 @@
+#include "transfers.h"
+
+namespace ferry::python {
+
+bool Transfers::collect_one(int64_t wait_ms) {
+    auto completion = sized<ferry_completion>();
+    std::string why;
+    const bool one = done([&] {
+        const ferry_status status = wait(wait_ms, &completion);
+        if (status == FERRY_OK && completion.status != FERRY_OK &&
+            completion.status != FERRY_CANCELLED)
+            why = ferry_last_error();
+        return status;
+    });
+    if (!one) return false;
+    const auto found = pending_.find(completion.tag);
+    if (found == pending_.end()) return true;
+    finish(*found->second, completion.status, std::move(why));
+    found->second->bytes = completion.bytes;
+    found->second->seconds = completion.seconds;
+    pending_.erase(found);
+    return true;
+}
+
+void Transfers::all_are_cancelled(const char* why) {
+    for (auto& [tag, outcome] : pending_) finish(*outcome, FERRY_CANCELLED, why);
+    pending_.clear();
+}
+
+int32_t Transfers::priority_of(const std::string& word) {
+    static const std::vector<std::string> kPriorities{"normal", "urgent", "background"};
+    return choice("priority", word, kPriorities);
+}
+
+void Transfers::finish(Outcome& outcome, ferry_status status, std::string why) {
+    outcome.done = true;
+    outcome.status = status;
+    outcome.why = status == FERRY_CANCELLED && why.empty()
+                      ? "ferry_aio_cancel: the transfer was cancelled before it began"
+                      : std::move(why);
+    outcome.buffer = {};
+}
+
+bool Transfer::is_done() const {
+    while (!outcome->done && of->collect_one(0)) {
+    }
+    return outcome->done;
+}
+
+int64_t Transfer::result() const {
+    if (outcome->status != FERRY_OK) raise(outcome->status, outcome->why);
+    return outcome->bytes;
+}
+
+// Another thread may collect this one: it is looked at again soon.
+int64_t Transfer::wait() const {
+    constexpr int64_t kLookAgainMs = 2;
+    while (!outcome->done) of->collect_one(kLookAgainMs);
+    return result();
+}
+
+void bind_transfer(nb::module_& module) {
+    nb::class_<Transfer>(module, "Transfer",
+                         "A read or write under way: wait() for it, or await it in asyncio.")
+        .def("done", &Transfer::is_done, "Whether it has ended. Never waits.")
+        .def("wait", &Transfer::wait, "The bytes moved; raises what went wrong.")
+        .def("result", &Transfer::result, "As wait(), of one that is done.")
+        .def_prop_ro("seconds", [](const Transfer& self) { return self.outcome->seconds; })
+        .def(
+            "__await__",
+            [](nb::handle self) {
+                return nb::module_::import_("ferry_offload.waiting").attr("of")(self);
+            },
+            nb::sig("def __await__(self) -> typing.Generator[typing.Any, None, int]"));
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,73 @@
+// Transfers that a program waits for or awaits: of slots (aio.cc) and of files (files.cc).
+#pragma once
+
+#include <unordered_map>
+
+#include "core.h"
+
+namespace ferry::python {
+
+// What became of a transfer. Its buffer is ferry's until it is done.
+struct Outcome {
+    bool done = false;
+    ferry_status status = FERRY_OK;
+    std::string why{};
+    int64_t bytes = 0;
+    double seconds = 0;
+    Array buffer{};
+};
+
+// Those under way of one handle. Touched with the GIL held.
+class Transfers {
+public:
+    virtual ~Transfers() = default;
+    size_t under_way() const { return pending_.size(); }
+    // False: nothing ended within that time.
+    bool collect_one(int64_t wait_ms);
+    // `call(address, bytes, priority, tag)` submits it, and returns FERRY_AGAIN where too many are
+    // under way.
+    template <class Call>
+    std::shared_ptr<Outcome> submit(nb::handle buffer, Use use, const std::string& priority,
+                                    const Call& call);
+
+protected:
+    // ferry_aio_wait or ferry_files_wait.
+    virtual ferry_status wait(int64_t wait_ms, ferry_completion* completion) = 0;
+    void all_are_cancelled(const char* why);
+
+private:
+    static int32_t priority_of(const std::string& word);
+    static void finish(Outcome& outcome, ferry_status status, std::string why);
+
+    std::unordered_map<uint64_t, std::shared_ptr<Outcome>> pending_{};
+    uint64_t last_tag_ = 0;
+};
+
+struct Transfer {
+    std::shared_ptr<Transfers> of{};
+    std::shared_ptr<Outcome> outcome{};
+
+    bool is_done() const;    // whatever ended since
+    int64_t result() const;  // of one that is done
+    int64_t wait() const;
+};
+
+template <class Call>
+std::shared_ptr<Outcome> Transfers::submit(nb::handle buffer, Use use, const std::string& priority,
+                                           const Call& call) {
+    const int32_t how = priority_of(priority);
+    const auto outcome = std::make_shared<Outcome>();
+    outcome->buffer = bytes_in("buffer", buffer, use);
+    const uint64_t tag = ++last_tag_;
+    pending_[tag] = outcome;
+    try {
+        const Array& array = outcome->buffer;
+        while (!done([&] { return call(array.data, array.bytes, how, tag); })) collect_one(1);
+    } catch (...) {
+        pending_.erase(tag);
+        throw;
+    }
+    return outcome;
+}
+
+}  // namespace ferry::python

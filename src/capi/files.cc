@@ -1,0 +1,187 @@
+// Files of the caller's, and the executor that they stand on.
+#include <memory>
+#include <vector>
+
+#include "ferry/user_files.h"
+#include "handles.h"
+#include "options.h"
+
+namespace ferry::capi {
+namespace {
+
+struct Transfer : aio::Operation {};
+
+struct Files {
+    static constexpr HandleKind kKind = HandleKind::files;
+    // Destroyed from below: the files wait for what they were given.
+    std::unique_ptr<Executor> executor = make_thread_executor();
+    std::vector<Transfer> transfers{};
+    std::vector<Transfer*> free{};
+    std::unique_ptr<aio::UserFiles> files{};
+};
+
+std::unique_ptr<Files> create(const ferry_files_options& given) {
+    check_choice("buffered", given.buffered, 1);
+    aio::UserFilesOptions options{.backend = backend_of(given.backend)};
+    if (given.block_bytes) options.block_bytes = given.block_bytes;
+    if (given.queue_depth) options.queue_depth = given.queue_depth;
+    if (given.operations_max) options.operations_max = given.operations_max;
+    if (given.files_max) options.files_max = given.files_max;
+    options.direct = given.buffered == 0;
+    auto made = std::make_unique<Files>();
+    made->files = aio::UserFiles::open(options, *made->executor);
+    made->transfers.resize(static_cast<size_t>(options.operations_max));
+    for (Transfer& transfer : made->transfers) made->free.push_back(&transfer);
+    return made;
+}
+
+void check_open(const Files& files, uint32_t file) {
+    if (files.files->is_open(file)) return;
+    refuse_argument("the file is not open", std::to_string(file),
+                    "numbers of ferry_files_open that were not closed");
+}
+
+ferry_status transfer(const char* function, ferry_files* handle, aio::Kind kind, uint32_t file,
+                      int64_t offset, void* buffer, int64_t bytes, int32_t priority, uint64_t tag) {
+    return with<Files>(function, handle, [&](Files& files) {
+        static constexpr aio::Priority kPriorities[] = {
+            aio::Priority::normal, aio::Priority::urgent, aio::Priority::background};
+        constexpr int64_t kMost = int64_t{1} << 50;
+        check_choice("priority", priority, FERRY_BACKGROUND);
+        check_given("buffer", buffer);
+        check_range("bytes", bytes, 1, kMost);
+        check_range("offset", offset, 0, kMost);
+        check_open(files, file);
+        if (files.free.empty()) return FERRY_AGAIN;
+        Transfer& transfer = *files.free.back();
+        static_cast<aio::Operation&>(transfer) = {
+            .kind = kind,
+            .priority = kPriorities[priority],
+            .slot = file,
+            .offset = offset,
+            .buffer = {static_cast<std::byte*>(buffer), static_cast<size_t>(bytes)},
+            .tag = tag};
+        if (!files.files->try_submit(transfer)) return FERRY_AGAIN;
+        files.free.pop_back();
+        return FERRY_OK;
+    });
+}
+
+void complete(const char* function, Files& files, aio::Operation& operation,
+              ferry_completion* completion) {
+    ferry_status status = FERRY_OK;
+    if (operation.state == aio::State::cancelled) status = FERRY_CANCELLED;
+    if (operation.state == aio::State::failed)
+        status = keep_error(function, to_error(*files.files, operation));
+    give<ferry_completion>(
+        completion,
+        {.size = 0,
+         .tag = operation.tag,
+         .bytes = operation.done_bytes,
+         .seconds = static_cast<double>(operation.finished_ns - operation.submitted_ns) * 1e-9,
+         .slot = operation.slot,
+         .status = status,
+         .error = operation.error,
+         .reserved = 0});
+    files.free.push_back(&static_cast<Transfer&>(operation));
+}
+
+}  // namespace
+}  // namespace ferry::capi
+
+using namespace ferry::capi;
+using ferry::aio::Operation;
+
+ferry_status ferry_files_create(const ferry_files_options* options, ferry_files** files) {
+    return guarded(__func__, [&] {
+        const ferry_files_options given = taken("options", options);
+        check_given("files", files);
+        hand_out(files, create(given));
+    });
+}
+
+ferry_status ferry_files_destroy(ferry_files* files) {
+    return close_handle<Files>(__func__, files);
+}
+
+ferry_status ferry_files_open(ferry_files* files, const char* path, int32_t use, uint32_t* file) {
+    return with<Files>(__func__, files, [&](Files& mine) {
+        check_given("path", path);
+        check_given("file", file);
+        check_choice("use", use, FERRY_FILE_WRITE);
+        *file = mine.files->add(
+            path, use == FERRY_FILE_WRITE ? ferry::aio::FileUse::write : ferry::aio::FileUse::read);
+        return FERRY_OK;
+    });
+}
+
+ferry_status ferry_files_open_descriptor(ferry_files* files, int32_t descriptor, uint32_t* file) {
+    return with<Files>(__func__, files, [&](Files& mine) {
+        check_given("file", file);
+        *file = mine.files->add(descriptor);
+        return FERRY_OK;
+    });
+}
+
+ferry_status ferry_files_close(ferry_files* files, uint32_t file) {
+    return with<Files>(__func__, files, [&](Files& mine) {
+        check_open(mine, file);
+        if (const int transfers = mine.files->in_flight(file); transfers > 0)
+            refuse_argument("transfers of the file have not been polled", std::to_string(transfers),
+                            "0");
+        mine.files->remove(file);
+        return FERRY_OK;
+    });
+}
+
+ferry_status ferry_files_size(ferry_files* files, uint32_t file, int64_t* bytes) {
+    return with<Files>(__func__, files, [&](Files& mine) {
+        check_given("bytes", bytes);
+        check_open(mine, file);
+        *bytes = mine.files->size_bytes(file);
+        return FERRY_OK;
+    });
+}
+
+ferry_status ferry_files_flush(ferry_files* files, uint32_t file) {
+    return with<Files>(__func__, files, [&](Files& mine) {
+        check_open(mine, file);
+        mine.files->flush(file);
+        return FERRY_OK;
+    });
+}
+
+ferry_status ferry_files_read(ferry_files* files, uint32_t file, int64_t offset, void* buffer,
+                              int64_t bytes, int32_t priority, uint64_t tag) {
+    return transfer(__func__, files, ferry::aio::Kind::read, file, offset, buffer, bytes, priority,
+                    tag);
+}
+
+ferry_status ferry_files_write(ferry_files* files, uint32_t file, int64_t offset,
+                               const void* buffer, int64_t bytes, int32_t priority, uint64_t tag) {
+    return transfer(__func__, files, ferry::aio::Kind::write, file, offset,
+                    const_cast<void*>(buffer),  // NOLINT: it is only read
+                    bytes, priority, tag);
+}
+
+ferry_status ferry_files_wait(ferry_files* files, int64_t timeout_ms,
+                              ferry_completion* completion) {
+    return with<Files>(__func__, files, [&](Files& mine) {
+        check_size("completion", completion);
+        constexpr int64_t kMostMs = int64_t{1} << 40;  // 35 years
+        const bool ends = timeout_ms >= 0 && timeout_ms < kMostMs;
+        ferry::Executor& executor = *mine.executor;
+        const ferry::Nanos until = ends ? executor.now() + timeout_ms * 1'000'000 : ferry::kForever;
+        Operation* operation = nullptr;
+        while (!(operation = mine.files->poll())) {
+            if (mine.files->in_flight() == 0 || executor.now() >= until) return FERRY_AGAIN;
+            executor.wait(until);
+        }
+        complete("ferry_files_wait", mine, *operation, completion);
+        return FERRY_OK;
+    });
+}
+
+ferry_status ferry_files_cancel(ferry_files* files) {
+    return with<Files>(__func__, files, [](Files& mine) { mine.files->cancel_queued(); });
+}

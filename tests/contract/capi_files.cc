@@ -1,0 +1,127 @@
+// Files of the caller's through the C ABI.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "tests/support/c_abi.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry {
+namespace {
+
+constexpr int64_t kBytes = 100'000;  // whole blocks, and a rest
+
+class CapiFiles : public testing::Test {
+protected:
+    CapiFiles() : memory_(static_cast<char*>(std::aligned_alloc(4096, 1 << 20)), &std::free) {
+        options_.operations_max = 4;
+    }
+    ~CapiFiles() override {
+        if (files_) {
+            EXPECT_EQ(ferry_files_destroy(files_), FERRY_OK) << ferry_last_error();
+        }
+    }
+    void create() { ASSERT_DONE(ferry_files_create(&options_, &files_)); }
+    uint32_t open(const char* name, int32_t use) {
+        uint32_t file = ~0u;
+        EXPECT_EQ(ferry_files_open(files_, (directory_ / name).c_str(), use, &file), FERRY_OK)
+            << ferry_last_error();
+        return file;
+    }
+    ferry_completion waited() {
+        auto completion = sized<ferry_completion>();
+        EXPECT_EQ(ferry_files_wait(files_, -1, &completion), FERRY_OK) << ferry_last_error();
+        return completion;
+    }
+
+    TemporaryDirectory directory_;
+    ferry_files_options options_ = sized<ferry_files_options>();
+    ferry_files* files_ = nullptr;
+    std::unique_ptr<char, decltype(&std::free)> memory_;
+};
+
+TEST_F(CapiFiles, WhatIsWrittenIsReadAndStays) {
+    create();
+    const uint32_t file = open("a", FERRY_FILE_WRITE);
+    memset(memory_.get(), 7, kBytes);
+    ASSERT_DONE(
+        ferry_files_write(files_, file, 3, memory_.get() + 1, kBytes - 1, FERRY_NORMAL, 41));
+    const ferry_completion written = waited();
+    EXPECT_EQ(written.tag, 41u);
+    EXPECT_EQ(written.slot, file);
+    EXPECT_EQ(written.bytes, kBytes - 1);
+    ASSERT_DONE(ferry_files_flush(files_, file));
+    int64_t bytes = 0;
+    ASSERT_DONE(ferry_files_size(files_, file, &bytes));
+    EXPECT_EQ(bytes, kBytes + 2);
+    char* const back = memory_.get() + (512 << 10);
+    ASSERT_DONE(ferry_files_read(files_, file, 0, back, kBytes, FERRY_URGENT, 42));
+    EXPECT_EQ(waited().status, FERRY_OK);
+    EXPECT_EQ(std::string(back, 3), std::string(3, '\0'));
+    EXPECT_EQ(std::string(back + 3, kBytes - 3), std::string(kBytes - 3, 7));
+    ASSERT_DONE(ferry_files_close(files_, file));
+    ASSERT_DONE(ferry_files_destroy(std::exchange(files_, nullptr)));
+    EXPECT_EQ(directory_.contents("a").size(), static_cast<size_t>(kBytes) + 2);
+}
+
+TEST_F(CapiFiles, ADescriptorOfTheProgramsWorks) {
+    create();
+    const int mine = ::open((directory_ / "b").c_str(), O_RDWR | O_CREAT, 0600);
+    uint32_t file = 0;
+    ASSERT_DONE(ferry_files_open_descriptor(files_, mine, &file));
+    memcpy(memory_.get(), "ferry", 5);
+    ASSERT_DONE(ferry_files_write(files_, file, 0, memory_.get(), 5, FERRY_NORMAL, 0));
+    waited();
+    char text[6] = {};
+    EXPECT_EQ(pread(mine, text, 5, 0), 5);
+    EXPECT_STREQ(text, "ferry");
+    EXPECT_EQ(close(mine), 0);
+    EXPECT_REFUSED(ferry_files_open_descriptor(files_, mine, &file), FERRY_USAGE, "not open");
+}
+
+TEST_F(CapiFiles, TransfersAreBounded) {
+    create();
+    directory_.put("a", std::string(kBytes, 'x'));
+    const uint32_t file = open("a", FERRY_FILE_READ);
+    for (uint64_t tag = 0; tag < 4; ++tag)
+        ASSERT_DONE(ferry_files_read(files_, file, 0, memory_.get(), kBytes, FERRY_NORMAL, tag));
+    EXPECT_EQ(ferry_files_read(files_, file, 0, memory_.get(), 1, FERRY_NORMAL, 4), FERRY_AGAIN);
+    EXPECT_REFUSED(ferry_files_close(files_, file), FERRY_USAGE, "have not been polled");
+    ASSERT_DONE(ferry_files_cancel(files_));
+    for (int i = 0; i < 4; ++i) waited();
+    auto completion = sized<ferry_completion>();
+    EXPECT_EQ(ferry_files_wait(files_, -1, &completion), FERRY_AGAIN);
+    ASSERT_DONE(ferry_files_close(files_, file));
+}
+
+TEST_F(CapiFiles, RefusesWhatItWasNotGiven) {
+    options_.block_bytes = 100;
+    EXPECT_REFUSED(ferry_files_create(&options_, &files_), FERRY_USAGE, "block_bytes");
+    options_.block_bytes = 0;
+    create();
+    uint32_t file = 0;
+    EXPECT_REFUSED(ferry_files_open(files_, nullptr, FERRY_FILE_READ, &file), FERRY_USAGE, "path");
+    EXPECT_REFUSED(ferry_files_open(files_, "x", 2, &file), FERRY_USAGE, "use");
+    EXPECT_REFUSED(ferry_files_open(files_, (directory_ / "none").c_str(), FERRY_FILE_READ, &file),
+                   FERRY_IO, "No such file");
+    EXPECT_REFUSED(ferry_files_close(files_, 0), FERRY_USAGE, "not open");
+    directory_.put("a", "1234");
+    file = open("a", FERRY_FILE_READ);
+    char* const buffer = memory_.get();
+    EXPECT_REFUSED(ferry_files_read(files_, file, 0, nullptr, 1, 0, 0), FERRY_USAGE, "buffer");
+    EXPECT_REFUSED(ferry_files_read(files_, file, 0, buffer, 0, 0, 0), FERRY_USAGE, "bytes");
+    EXPECT_REFUSED(ferry_files_read(files_, file, -1, buffer, 1, 0, 0), FERRY_USAGE, "offset");
+    EXPECT_REFUSED(ferry_files_read(files_, 77, 0, buffer, 1, 0, 0), FERRY_USAGE, "not open");
+    EXPECT_REFUSED(ferry_files_read(files_, file, 0, buffer, 5, 0, 0), FERRY_IO, "shorter");
+    EXPECT_REFUSED(ferry_files_write(files_, file, 0, buffer, 4, 0, 0), FERRY_USAGE,
+                   "opened for reading");
+    ferry_files* closed = files_;
+    ASSERT_DONE(ferry_files_destroy(std::exchange(files_, nullptr)));
+    EXPECT_EQ(ferry_files_close(closed, file), FERRY_BAD_HANDLE);
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,180 @@
+"""stream_model() on the CPU, whose memory stands for a GPU's. Skipped where torch is not installed."""
+
+import pytest
+
+import ferry_offload as ferry
+
+torch = pytest.importorskip("torch")
+from ferry_offload.torch import OffloadAdamW, stream_model  # noqa: E402
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(width), torch.nn.Linear(width, 64), torch.nn.Linear(64, width)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Model(torch.nn.Module):
+    def __init__(self, layers=6):
+        super().__init__()
+        self.embed, self.layers = torch.nn.Embedding(20, 32), torch.nn.ModuleList(Block() for _ in range(layers))
+        self.head = torch.nn.Linear(32, 20, bias=False)
+        self.head.weight = self.embed.weight  # tied
+        self.skipped, self.checkpointed = (), False
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for i, layer in enumerate(self.layers):
+            if i in self.skipped:
+                continue
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+        return self.head(x) * self.scale
+
+
+def make_model(dtype=torch.float32, frozen=()):
+    torch.manual_seed(1)
+    model = Model().to(dtype)
+    for i in frozen:
+        model.layers[i].requires_grad_(False)
+    return model
+
+
+def tokens(step):
+    return torch.randint(20, (4, 7), generator=torch.Generator().manual_seed(step))
+
+
+def train(model, optimizer, steps=4, skip=(), passes=1):
+    losses = []
+    for step in range(steps):
+        model.skipped = skip if step == 2 else ()
+        for i in range(passes):
+            out = model(tokens(10 * step + i))
+            loss = torch.nn.functional.cross_entropy(out.float().flatten(0, 1), tokens(100 + step).flatten())
+            loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@pytest.fixture
+def streamed(storage):
+    made = []
+
+    def one(model, **options):
+        made.append(stream_model(model, **{"host": "10MB", "device": "cpu", **options}))
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.close()
+
+
+def compared(streamed, dtype=torch.float32, frozen=(), checkpointed=False, passes=1, skip=(), **options):
+    """The streamed model beside one that is all there: losses and weights."""
+    plain, model = make_model(dtype, frozen), make_model(dtype, frozen)
+    plain.checkpointed = model.checkpointed = checkpointed
+    stream = streamed(model, **options)
+    optimizers = [OffloadAdamW([p for p in parameters if p.requires_grad], lr=1e-2, max_norm=1.0, accumulation_steps=passes)
+                  for parameters in (plain.parameters(), stream.parameters())]
+    stream.train_with(optimizers[1])
+    expected, found = train(plain, optimizers[0], skip=skip, passes=passes), train(model, optimizers[1], skip=skip, passes=passes)
+    assert found == expected and found[-1] < found[0]
+    weights = stream.state_dict()
+    assert all(torch.equal(p.detach(), weights[name]) for name, p in plain.named_parameters())
+    for optimizer in optimizers:
+        optimizer.close()
+    return stream
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["saved", "recomputed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_training_has_the_same_bits(streamed, dtype, checkpointed):
+    stream = compared(streamed, dtype, checkpointed=checkpointed, device_blocks=2)
+    block = stream._blocks[0].layout.bytes
+    assert stream.stats.device_bytes == 2 * block and stream.stats.host_bytes == 6 * block
+    assert stream.stats.ahead > stream.stats.fetches / 3 and stream.stats.deviations == 0
+
+
+def test_gradients_accumulate(streamed):
+    compared(streamed, passes=2, device_blocks=3)
+
+
+def test_frozen_blocks_lie_on_nvme(streamed, storage):
+    stream = compared(streamed, frozen=(0, 1, 3, 4), host="110KiB", nvme=[storage])
+    assert stream.stats.nvme_bytes > 0 and stream.stats.host_bytes + 3 * stream._blocks[0].layout.bytes <= 110 << 10
+    assert stream._store.stats.reads > 0
+
+
+def test_what_leaves_the_learned_order_is_served_and_counted(streamed):
+    stream = compared(streamed, skip=(2, 3))
+    assert stream.stats.deviations > 0
+
+
+def test_a_model_on_the_meta_device(streamed, tmp_path):
+    plain = make_model()
+    weights = {name: p.detach().clone() for name, p in plain.named_parameters()} | {"scale": torch.tensor(0.5)}
+    with torch.device("meta"):
+        model = Model()
+        model.head.weight = model.embed.weight
+    stream = streamed(model, weights=weights)
+    with torch.no_grad():
+        for step in range(3):
+            assert torch.equal(model(tokens(step)), plain(tokens(step)))
+    assert stream.stats.ahead > 0 and stream.stats.deviations == 0
+    assert model.head.weight is model.embed.weight
+
+
+def test_a_decoder_of_transformers_from_its_files(streamed, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                                      intermediate_size=96, vocab_size=50, use_cache=False)
+    torch.manual_seed(3)
+    plain = transformers.LlamaForCausalLM(config)
+    plain.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    stream = streamed(model, weights=tmp_path, device_blocks=2)
+    optimizers = [OffloadAdamW(one.parameters(), lr=1e-3, max_norm=1.0) for one in (plain, stream)]
+    stream.train_with(optimizers[1])
+    for one, optimizer in zip((plain, model), optimizers):
+        one.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        one.train()
+        one.losses = []
+        for step in range(3):
+            ids = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(step))
+            loss = one(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            one.losses.append(loss.item())
+    assert model.losses == plain.losses
+    found = stream.state_dict()
+    assert all(torch.equal(p.detach(), found[name]) for name, p in plain.named_parameters())
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda: stream_model(make_model(), host="10MB", device="cpu", device_blocks=1), "device_blocks"),
+    (lambda: stream_model(make_model(), host="20KB", device="cpu"), "do not fit"),
+    (lambda: stream_model(torch.nn.Linear(3, 3), host="1MB", device="cpu"), "no ModuleList"),
+    (lambda: stream_model(make_model(), host="1MB", device="cpu", blocks=[torch.nn.Linear(2, 2)]), "not modules of the model"),
+    (lambda: stream_model(make_model().to("meta"), host="1MB", device="cpu"), "no value"),
+    (lambda: stream_model(make_model().to("meta"), host="1MB", device="cpu", weights={}), "no tensor of this name"),
+    (lambda: stream_model(make_model(), host="1MB", device="cpu", weights=lambda name: torch.zeros(1)), "another shape"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_refused(make, says):
+    with pytest.raises(ferry.FerryError, match=says):
+        make()
+
+
+def test_blocks_that_share_weights_are_refused():
+    model = make_model()
+    model.layers[1].up = model.layers[0].up
+    with pytest.raises(ferry.UsageError, match="share a parameter"):
+        stream_model(model, host="1MB", device="cpu")
