@@ -23,6 +23,7 @@
 #include "train/from_config.h"
 #include "train/prediction/kernel_profile.h"
 #include "train/prediction/predictor.h"
+#include "train/state/saving.h"
 #include "wear.h"
 
 namespace ferry::tools {
@@ -121,6 +122,31 @@ nlohmann::json to_json(const std::vector<ops::SlowPath>& paths) {
     return all;
 }
 
+// A checkpoint on its way, within the budgets: the machine may have less left.
+struct CheckpointOnItsWay {
+    int64_t bytes = 0, held = 0;  // held: in host memory, while training goes on
+};
+
+std::optional<CheckpointOnItsWay> checkpoint_of(const Config& config, const planner::Plan& plan) {
+    const CheckpointConfig& saved = config.checkpoint;
+    if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0))
+        return std::nullopt;
+    const int64_t bytes = train::checkpoint_bytes(plan, {});
+    const int64_t left = std::max<int64_t>(config.budgets.host_bytes - plan.host_bytes, 0);
+    return CheckpointOnItsWay{bytes, std::min(saved.memory_bytes.value_or(left), bytes)};
+}
+
+std::string text_of(const CheckpointOnItsWay& checkpoint) {
+    const int64_t rest = checkpoint.bytes - checkpoint.held;
+    return fmt::format("a checkpoint: {}, {}\n", format_bytes(checkpoint.bytes),
+                       rest == 0 ? std::string("held in host memory while training goes on")
+                                 : format_bytes(checkpoint.held) +
+                                       " of it held in host memory; training waits until the "
+                                       "other " +
+                                       format_bytes(rest) +
+                                       " are written (budgets.host, checkpoint.memory)");
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
@@ -156,6 +182,7 @@ void run_plan(const PlanOptions& options) {
         print("{}", text_of(slow));
         if (report) print("{}", text_of(*report));
         print("{}", text_of(wear, config));
+        if (const auto checkpoint = checkpoint_of(config, plan)) print("{}", text_of(*checkpoint));
         if (options.schedule) print_schedule(config, schedule);
         return;
     }
@@ -176,6 +203,8 @@ void run_plan(const PlanOptions& options) {
         {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.ranks)},
         {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};
+    if (const auto checkpoint = checkpoint_of(config, plan))
+        line["checkpoint"] = {{"bytes", checkpoint->bytes}, {"held_bytes", checkpoint->held}};
     if (report) line["prediction"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
     print("{}", json_line(line));

@@ -172,6 +172,12 @@ class CheckpointTest(Saving):
                     self.assertEqual(bool(late), overlaps)
                 self.ok(self.ferry("ckpt", "verify", self.dir_))
                 shutil.rmtree(self.dir_)
+        for memory, held in (("auto", saved[0]["bytes"]), ("100kB", 100000), (0, 0)):
+            words = self.command(self.saving(checkpoint__memory=memory))
+            planned = self.ok(self.ferry("plan", words[1], "--json", "--no-prediction")).lines[0]["checkpoint"]
+            self.assertEqual(planned["bytes"], saved[0]["bytes"])
+            self.assertEqual(planned["held_bytes"], held)
+        self.assertIn("training waits until the other", self.ferry("plan", words[1], "--no-prediction").out)
         run = self.train(self.saving(budgets__host="3MiB", checkpoint__memory="64MiB"))
         self.assertEqual(run.code, DOES_NOT_FIT, run.err)
         self.assertIn("checkpoint.memory", run.err)

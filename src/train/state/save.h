@@ -41,8 +41,6 @@ struct Unwritten {
     checkpoint::Manifest manifest{};  // but for the shards
     std::string description{};        // the model's config.json
 };
-// Of all its files but the manifest.
-int64_t checkpoint_bytes(const planner::Plan& plan, const Saving& saving);
 // Writes the checkpoint of the manifest's step, durably. Whatever was there before is as it was
 // where io is thrown, which also says how many bytes have no room. Throws what `read` throws.
 void write_checkpoint(const planner::Plan& plan, Unwritten unwritten, const Saving& saving,

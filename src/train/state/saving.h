@@ -7,6 +7,7 @@
 #include <string>
 
 #include "checkpoint/steps.h"
+#include "planner/planner.h"
 
 namespace ferry::train {
 
@@ -18,5 +19,8 @@ struct Saving {
     std::string program{};             // the version that writes it
     int64_t shard_bytes = 16LL << 30;  // of a tensor's arrays together, in files of one number
 };
+
+// Of all its files but the manifest.
+int64_t checkpoint_bytes(const planner::Plan& plan, const Saving& saving);
 
 }  // namespace ferry::train
