@@ -80,10 +80,10 @@ def main():
         for source, (good, text) in zip(todo, pool.map(look_at, todo)):
             if good:
                 passed[source] = keys[source]
+                PASSED.write_text(json.dumps(passed, indent=1))
             else:
                 failed.append(source)
                 print(text)
-    PASSED.write_text(json.dumps(passed, indent=1))
     print(f"tidy: {len(options.sources)} sources, {len(options.sources) - len(todo)} of them as they have passed before")
     sys.exit(f"tidy: {len(failed)} failed" if failed else 0)
 

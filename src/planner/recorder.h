@@ -110,14 +110,15 @@ struct Assigned {
     public:
         static constexpr bool kWrites = role != Role::in;
         Operand() requires optional = default;
+        // NOLINTBEGIN(google-explicit-constructor): an operation names its buffers in braces.
         Operand(const BufferOf<content>& buffer) requires(!kWrites) : at_(located(buffer)) {}
         Operand(BufferOf<content>& buffer) requires kWrites : at_(located(buffer)) {}
         // Whatever it holds.
         template <Content any>
-        Operand(BufferOf<any>& buffer) requires(content == Content::bytes)  // NOLINT
-            : at_(located(buffer)) {}
+        Operand(BufferOf<any>& buffer) requires(content == Content::bytes) : at_(located(buffer)) {}
         Operand(const LocatedOf<content>& at) : at_(at) {}
         Operand(BufferOf<content>&&) = delete;  // it would be given back before it is used
+        // NOLINTEND(google-explicit-constructor)
         Given given() const { return {at_, role, optional}; }
 
     private:
