@@ -773,7 +773,8 @@ class ImportTest(Saving):
             tensors[name + ".exp_avg"] = ("I32", shape, values)
 
         for change, code, texts in (
-                (to("exp_avg.safetensors", lambda t: t.pop(name + ".exp_avg")), USAGE, ["lacks an array", name + ".exp_avg", "missing"]),
+                (to("exp_avg.safetensors", lambda t: t.pop(name + ".exp_avg")), USAGE,
+                 ["lacks an array", name + ".exp_avg", "missing"]),
                 (lambda there: os.remove(os.path.join(there, "exp_avg_sq.safetensors")), USAGE, ["lacks an array", ".exp_avg_sq"]),
                 (to("master.safetensors", lambda t: t.pop(name + ".master")), USAGE, ["lacks an array", name + ".master"]),
                 (to("exp_avg.safetensors", renamed), USAGE, ["a tensor that the model does not have", "layers.9"]),
