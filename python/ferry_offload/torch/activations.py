@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -120,7 +122,8 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
         self._order: list[Any] = []  # weak references to what left, as it left
         self._known: dict[Any, tuple[StorageWeakRef, Any]] = {}
         self._streams: dict[torch.device, tuple[Any, Any]] = {}
-        self._ending: list[dict[str, Any]] = []  # forgotten while a transfer was under way
+        self._ending: collections.deque[dict[str, Any]] = collections.deque()  # forgotten, by any thread
+        self._lock = threading.RLock()  # backward has a thread a device
         self._hooks: list[Any] = []
         self._used, self._turn = 0, 0
         self._closes = weakref.finalize(self, _close, self._files, self._slab, self._registered)
@@ -145,9 +148,14 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
     # ---- leaving
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if not self._leaves(tensor):
-            self.stats.kept += tensor.nbytes
-            return tensor
+        with self._lock:
+            saved = self._leave(tensor) if self._leaves(tensor) else None
+            if saved is None:
+                self.stats.kept += tensor.nbytes
+                return tensor
+            return saved
+
+    def _leave(self, tensor: torch.Tensor) -> _Saved | None:
         storage = tensor.untyped_storage()
         key = storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
         alive, saved = self._known.get(key, (None, None))
@@ -157,8 +165,7 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
             return same
         made = self._send(tensor.detach())
         if made is None:
-            self.stats.kept += tensor.nbytes
-            return tensor
+            return None
         self._known[key] = StorageWeakRef(storage), weakref.ref(made)
         made.index = len(self._order)
         self._order.append(weakref.ref(made))
@@ -266,15 +273,16 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
     def _unpack(self, saved: Any) -> torch.Tensor:
         if not isinstance(saved, _Saved):
             return saved
-        again = saved.last()
-        if again is None:
-            again = self._bring(saved)
-        self._look_ahead(saved.index)
-        return again
+        with self._lock:
+            again = saved.last()
+            if again is None:
+                again = self._bring(saved)
+            self._look_ahead(saved.index)
+            return again
 
     def _bring(self, saved: _Saved) -> torch.Tensor:
         if saved.loaded is None:
-            self.stats.waits += 1
+            self.stats.waits += saved.at is None or saved.reading is not None and not saved.reading.done()
             self._begin_to_load(saved, must=True)
         if saved.device.type == "cuda":
             torch.cuda.current_stream(saved.device).wait_event(saved.arrived)
@@ -349,8 +357,8 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
 
     def _settle(self, all_of_them: bool = False) -> None:
         """Gives back the places of what the graph has forgotten, once no transfer uses them."""
-        left = []
-        for saved in self._ending:
+        for _ in range(len(self._ending)):
+            saved = self._ending.popleft()
             busy = [one for one in (saved["writing"], saved["reading"]) if one is not None]
             events = [one for one in (saved["copied"], saved["arrived"]) if one is not None]
             if all_of_them:
@@ -359,7 +367,7 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
                 for one in events:
                     one.synchronize()
             elif not all(one.done() for one in busy) or not all(one.query() for one in events):
-                left.append(saved)
+                self._ending.append(saved)
                 continue
             if saved["at"] is not None:
                 self._host.give(saved["at"], saved["bytes"])
@@ -367,7 +375,6 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
             if saved["file"] is not None:
                 number, place = saved["file"]
                 self._open[number][1].give(place, saved["bytes"])
-        self._ending = left
 
     def _streams_of(self, device: torch.device) -> tuple[Any, Any]:
         if device not in self._streams:
