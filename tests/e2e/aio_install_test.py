@@ -46,7 +46,7 @@ class Install(unittest.TestCase):
     def test_the_example_builds_against_the_installed_package(self):
         prefix = self.install()
         headers = sorted(path.name for path in prefix.rglob("*.h"))
-        self.assertEqual(headers, ["aio.h", "aio_kinds.h", "error.h", "executor.h", "streams.h", "units.h"])
+        self.assertEqual(headers, ["aio.h", "aio_kinds.h", "error.h", "executor.h", "streams.h", "units.h", "user_files.h"])
         libraries = sorted(path.name for path in prefix.rglob("*.a"))
         self.assertEqual(libraries, ["libferry_aio.a", "libferry_base.a"])
         for config in prefix.rglob("*.cmake"):

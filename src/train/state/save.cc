@@ -315,6 +315,7 @@ void SavedRun::naming_another(const Work& work) const {
         work();
     } catch (const Error& error) {
         const bool without =
+            kind_of(path_) == FileKind::directory &&
             kind_of(std::filesystem::path(path_) / checkpoint::kManifestName) == FileKind::none;
         if (error.trouble() != Trouble::io && !without) throw;
         Problem problem = error.problem();
