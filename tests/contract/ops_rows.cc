@@ -296,12 +296,12 @@ TEST_P(OpsRows, positions_are_added_and_their_gradient_summed) {
     const Matrix positions = Matrix(type(), 3, 150).random(2),
                  dx = Matrix(type(), 6, 150).random(3);
     Matrix x(DType::f32, 6, 150), x0 = x;
-    ops().embed(tokens.data(), table.view(), positions.view(), x.view());
-    oracle().embed(tokens.data(), table.view(), positions.view(), x0.view());
+    ops().embed(tokens.data(), table.view(), positions.view(), nullptr, x.view());
+    oracle().embed(tokens.data(), table.view(), positions.view(), nullptr, x0.view());
     EXPECT_TRUE(x.same_bytes(x0));
     Matrix g = Matrix(DType::f32, 3, 150, 0).random(4), g0 = g;
-    ops().positions_backward(dx.view(), 3, static_cast<float*>(g.view().data));
-    oracle().positions_backward(dx.view(), 3, static_cast<float*>(g0.view().data));
+    ops().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g.view().data));
+    oracle().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g0.view().data));
     EXPECT_TRUE(g.same_bytes(g0));
 }
 
@@ -309,8 +309,8 @@ TEST_P(OpsRows, embedding_rows_and_their_gradient) {
     const std::vector<int32_t> tokens{4, 0, 4, 4, 2, 6, 0};
     const Matrix table = Matrix(type(), 7, 150, 0).random(1), dx = Matrix(type(), 7, 150).random(2);
     Matrix x(DType::f32, 7, 150), x0 = x;
-    ops().embed(tokens.data(), table.view(), {}, x.view());
-    oracle().embed(tokens.data(), table.view(), {}, x0.view());
+    ops().embed(tokens.data(), table.view(), {}, nullptr, x.view());
+    oracle().embed(tokens.data(), table.view(), {}, nullptr, x0.view());
     EXPECT_TRUE(x.same_bytes(x0));
     Matrix g = Matrix(DType::f32, 7, 150, 0).random(3), g0 = g;
     ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));

@@ -110,6 +110,7 @@ public:
 
     int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
         check_head(shape.head_dim);
+        check_mask(shape);
         const auto cudnn = cudnn_ ? cudnn_->forward_bytes(shape) : std::nullopt;
         if (!cudnn) slow_.note(shape, false, why_own(shape, false));
         return cudnn ? kWorkspaceUnit + *cudnn : 0;
@@ -147,14 +148,16 @@ public:
     void gelu_forward(ConstView x, View y) override { cuda::gelu_forward(x, y, stream_); }
     void gelu_backward(View dy, View x) override { cuda::gelu_backward(dy, x, stream_); }
 
-    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
-        cuda::embed(tokens, table, positions, x, stream_);
+    void embed(const int32_t* tokens, ConstView table, ConstView positions,
+               const int32_t* document_start, View x) override {
+        cuda::embed(tokens, table, positions, document_start, x, stream_);
     }
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
         cuda::embed_backward(tokens, dx, gradient, stream_);
     }
-    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
-        cuda::positions_backward(dx, sequence, gradient, stream_);
+    void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                            float* gradient) override {
+        cuda::positions_backward(dx, sequence, document_start, gradient, stream_);
     }
 
     int64_t cross_entropy_scratch_bytes(int64_t tokens) const override { return tokens * 8; }
@@ -320,6 +323,14 @@ private:
     std::string why_own(const Attention& shape, bool backward) const {
         return cudnn_ ? cudnn_->why_not(shape, backward)
                       : "cuDNN is not asked, or not in this build";
+    }
+
+    static void check_mask(const Attention& shape) {
+        if (shape.dense()) return;
+        throw Error(Trouble::usage,
+                    {.what = "the GPU's attention knows neither patterns nor documents",
+                     .where = shape.documents ? "data.isolate_documents" : "attention.pattern",
+                     .remedy = "set device to cpu, or leave the key out"});
     }
 
     static void check_head(int64_t head_dim) {

@@ -73,9 +73,10 @@ void add(float* a, const float* b, int64_t count, cudaStream_t stream);
 void add(ConstView part, View sums, cudaStream_t stream);  // sums += part, of any types
 void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream);
 
-void embed(const int32_t* tokens, ConstView table, ConstView positions, View x,
-           cudaStream_t stream);
-void positions_backward(ConstView dx, int64_t sequence, float* gradient, cudaStream_t stream);
+void embed(const int32_t* tokens, ConstView table, ConstView positions,
+           const int32_t* document_start, View x, cudaStream_t stream);
+void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                        float* gradient, cudaStream_t stream);
 void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, cudaStream_t stream);
 
 // losses: one double a row.
