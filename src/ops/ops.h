@@ -193,16 +193,19 @@ std::unique_ptr<Ops> make_cpu_ops(Team& team);
 // kernel for the shape; it rounds probabilities to the compute type. Else ferry's own.
 enum class AttentionKernels : uint8_t { best, ferry };
 // The GPU's: cuBLASLt, cuDNN and ferry's own kernels, enqueued on the device's compute stream; the
-// device must outlive it. Heads of at most 128 elements. Throws Trouble::usage where this build has
+// device must outlive it. Heads of at most 128 elements; of at most 256, patterns and documents where
+// this build has Triton's kernels, in types of 16 bits. Throws Trouble::usage where this build has
 // no kernels for the GPU.
 //
 // most_slope_bytes: what a call of cuDNN's deterministic backward attention may keep for its pairs
 // of query and key. What needs more takes several calls. Long sequences' bits depend on it: a test
-// makes it small, nothing else changes it.
+// makes it small, nothing else changes it. any_gpu: for tests too, the kernels over lists of blocks
+// that every GPU runs, in place of its own.
 constexpr int64_t kMostSlopeBytes = int64_t{1} << 30;
 std::unique_ptr<Ops> make_cuda_ops(Device& device,
                                    AttentionKernels attention = AttentionKernels::best,
-                                   int64_t most_slope_bytes = kMostSlopeBytes);
+                                   int64_t most_slope_bytes = kMostSlopeBytes,
+                                   bool any_gpu = false);
 
 // What the operations' bits depend on beside their arguments and the architecture. CPU: the BLAS
 // with the processor type it chose kernels for, and the SIMD target.

@@ -21,9 +21,9 @@ namespace ferry::ops {
 
 class MirroredOps final : public Ops {
 public:
-    MirroredOps(AttentionKernels attention, int64_t most_slope_bytes)
+    MirroredOps(AttentionKernels attention, int64_t most_slope_bytes, bool any_gpu)
         : device_(Device::open(DeviceKind::cuda, *executor_)),
-          ops_(make_cuda_ops(*device_, attention, most_slope_bytes)) {}
+          ops_(make_cuda_ops(*device_, attention, most_slope_bytes, any_gpu)) {}
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override { return ops_->gemm_scratch_bytes(g); }
     void gemm(const Gemm& g, std::byte*) override {
@@ -344,9 +344,10 @@ private:
 // other: the contract is that of one rounding.
 inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
                                               AttentionKernels attention = AttentionKernels::ferry,
-                                              int64_t most_slope_bytes = kMostSlopeBytes) {
+                                              int64_t most_slope_bytes = kMostSlopeBytes,
+                                              bool any_gpu = false) {
     try {
-        return std::make_unique<MirroredOps>(attention, most_slope_bytes);
+        return std::make_unique<MirroredOps>(attention, most_slope_bytes, any_gpu);
     } catch (const Error& error) {
         why = error.what();
         return nullptr;
@@ -361,7 +362,7 @@ namespace ferry::ops {
 
 inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
                                               AttentionKernels = AttentionKernels::ferry,
-                                              int64_t = kMostSlopeBytes) {
+                                              int64_t = kMostSlopeBytes, bool = false) {
     why = "built without CUDA";
     return nullptr;
 }

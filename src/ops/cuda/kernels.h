@@ -48,7 +48,9 @@ void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream);
 constexpr int64_t kMaxHeadDim = 128;
 void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                        float* lse, cudaStream_t stream);
-// delta: as many as log-sum-exps, in their order.
+// delta = the sum over a head of out * dout: as many as log-sum-exps, in their order.
+void attention_delta(const Attention& shape, ConstView out, ConstView dout, float* delta,
+                     cudaStream_t stream);
 void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                         ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
                         float* delta, cudaStream_t stream);

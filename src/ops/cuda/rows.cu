@@ -9,16 +9,17 @@ namespace ferry::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMaxRopeDim = 256;
 
 // The frequencies travel with the launch.
 struct Frequencies {
-    double of[kMaxHeadDim / 2];
+    double of[kMaxRopeDim / 2];
 };
 
 // A block a position; its angles, in double, serve all heads of all sequences. With documents,
 // where positions begin anew, a block a row.
 __global__ void rope_kernel(View x, Rope rope, Frequencies frequencies) {
-    __shared__ float cosine[kMaxHeadDim / 2], sine[kMaxHeadDim / 2];
+    __shared__ float cosine[kMaxRopeDim / 2], sine[kMaxRopeDim / 2];
     const int64_t first_row = blockIdx.x, half = rope.head_dim / 2;
     const bool documents = rope.document_start != nullptr;
     const int64_t position =

@@ -1,5 +1,5 @@
 """Attention over lists of blocks, in Triton. cmake/compile_triton.py compiles it when ferry is built; nothing of
-Python is left at run time. sparse_attention.h has the contract.
+Python is left at run time. sparse_attention.cc starts the kernels.
 
 A query sees keys between two bounds, both of which never fall along a sequence: from `low` of its own (its document's
 first token, its window's first key) up to itself. So of the key blocks of a query block, in order, the first few are
@@ -7,13 +7,15 @@ cut by `low`, then come those that every query sees, and the last is cut by the 
 four borders of each block, as places in its list: begin, whole, end of whole, end. The same holds of the query blocks
 of a key block: the first is cut by the diagonal, the last few by `high`, one past the last query that sees a key.
 
-Whole blocks have a loop of their own, without masks. Scores live in the log2 domain.
+Whole blocks have a loop of their own, without masks. Scores live in the log2 domain. A kernel's tiles are OWN rows of
+what it sums for and STEP rows of what it sums over; a block of the lists is 2^own_shift tiles and 2^step_shift steps.
 """
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+SIZES = ("heads", "kv_heads", "layouts", "sequence", "blocks", "early", "section", "own_shift", "step_shift")
 
 
 @triton.jit
@@ -50,53 +52,62 @@ def store_tile(to, x, row, batch, head, ld, sequence, head_dim, ROWS: tl.constex
 
 
 @triton.jit
-def turn_of(program, heads, early, section, blocks):
-    """Rank and head of a program. The `early` longest blocks of all heads come first, so that none is left for the
+def turn_of(early, section, tiles):
+    """Rank and head of a program. The `early` longest tiles of all heads come first, so that none is left for the
     end; then `section` heads at a time, whose keys fit the cache together."""
+    program = tl.program_id(0)
+    heads = tl.num_programs(0) // tiles
     first = early * heads
     rest = program - first
-    size = section * (blocks - early)
+    size = section * (tiles - early)
     inside = rest % size
-    is_first = program < first
-    rank = tl.where(is_first, program // heads, early + inside // section)
-    head = tl.where(is_first, program % heads, rest // size * section + inside % section)
+    rank = tl.where(program < first, program // heads, early + inside // section)
+    head = tl.where(program < first, program % heads, rest // size * section + inside % section)
     return rank, head
 
 
 @triton.jit
-def cut_place(j, begin, whole, whole_end):
-    """The j-th of the places that are cut: [begin, whole), then those from whole_end on."""
-    return tl.where(j < whole - begin, begin + j, whole_end + j - (whole - begin))
+def span_of(spans, index):
+    at = spans + index * 4
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
 @triton.jit
-def attend(sums, total, top, queries, k, v, entries, begin, whole, whole_end, end, parts, query, low, batch, kv_head,
-           k_ld, v_ld, sequence, head_dim, scale_log2, STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr,
-           LISTED: tl.constexpr, CUT: tl.constexpr, WARP_SPECIALIZE: tl.constexpr):
-    """One pass of the online softmax over a query tile's whole blocks, or over those that are cut."""
+def steps_of(begin, whole, whole_end, end, shift, CUT: tl.constexpr):
     if CUT:
-        count = (whole - begin + end - whole_end) * parts
+        return (whole - begin + end - whole_end) << shift
     else:
-        count = (whole_end - whole) * parts
-    for i in tl.range(0, count, warp_specialize=WARP_SPECIALIZE):
-        if CUT:
-            place = cut_place(i // parts, begin, whole, whole_end)
-        else:
-            place = whole + i // parts
-        if LISTED:
-            place = tl.load(entries + place)
-        key = (place * parts + i % parts) * STEP
+        return (whole_end - whole) << shift
+
+
+@triton.jit
+def token_of(entries, i, begin, whole, whole_end, shift, STEP: tl.constexpr, CUT: tl.constexpr):
+    """The first token of step i over the whole blocks, or over those that are cut: [begin, whole), and the last."""
+    place = i >> shift
+    if CUT:
+        place = tl.where(place < whole - begin, begin + place, whole_end + place - (whole - begin))
+    else:
+        place = whole + place
+    return ((tl.load(entries + place) << shift) + (i & ((1 << shift) - 1))) * STEP
+
+
+@triton.jit
+def attend(sums, total, top, queries, k, v, entries, begin, whole, whole_end, end, query, low, batch, kv_head, k_ld,
+           v_ld, sequence, head_dim, scale_log2, step_shift, STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr,
+           CUT: tl.constexpr):
+    """The online softmax over a query tile's whole blocks, or over those that are cut."""
+    for i in tl.range(0, steps_of(begin, whole, whole_end, end, step_shift, CUT)):
+        key = token_of(entries, i, begin, whole, whole_end, step_shift, STEP, CUT)
         keys = step_tile(k, key, batch, kv_head, k_ld, sequence, head_dim, STEP, D, TMA)
         scores = tl.dot(queries, keys.T)
         if CUT:
-            columns = key + tl.arange(0, STEP)
-            seen = (columns[None, :] <= query[:, None]) & (columns[None, :] >= low[:, None])
+            column = key + tl.arange(0, STEP)
+            seen = (column[None, :] <= query[:, None]) & (column[None, :] >= low[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1) * scale_log2)
-        if CUT:  # a row that has seen nothing yet
+        base = new_top
+        if CUT:  # of a row that has seen nothing yet
             base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        else:
-            base = new_top
         weights = tl.math.exp2(scores * scale_log2 - base[:, None])
         shrink = tl.math.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
@@ -107,20 +118,18 @@ def attend(sums, total, top, queries, k, v, entries, begin, whole, whole_end, en
     return sums, total, top
 
 
-@triton.jit
-def forward(q, k, v, out, lse, spans, order, entries, low_of, q_ld, k_ld, v_ld, out_ld, heads, kv_heads, list_heads,
-            sequence, head_dim, blocks, early, section, own_parts, parts, scale_log2, OWN: tl.constexpr,
-            STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, WARP_SPECIALIZE: tl.constexpr):
+@triton.jit(do_not_specialize=SIZES)
+def forward(q, k, v, out, lse, spans, order, entries, low_of, q_ld, k_ld, v_ld, out_ld, heads, kv_heads, layouts,
+            sequence, head_dim, blocks, early, section, own_shift, step_shift, scale_log2, OWN: tl.constexpr,
+            STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr):
     """A program a tile of OWN queries of one head of one sequence."""
-    rank, turn = turn_of(tl.program_id(0), tl.num_programs(0) // (blocks * own_parts), early * own_parts, section,
-                         blocks * own_parts)
+    rank, turn = turn_of(early << own_shift, section, blocks << own_shift)
     batch, head = turn // heads, turn % heads
     kv_head = head // (heads // kv_heads)
-    list_head = batch * list_heads + head % list_heads
-    block = tl.load(order + list_head * blocks + rank // own_parts)
-    row = (block * own_parts + rank % own_parts) * OWN
-    span = spans + (list_head * blocks + block) * 4
-    begin, whole, whole_end, end = tl.load(span), tl.load(span + 1), tl.load(span + 2), tl.load(span + 3)
+    first_list = (batch * layouts + head % layouts) * blocks
+    block = tl.load(order + first_list + (rank >> own_shift))
+    row = ((block << own_shift) + (rank & ((1 << own_shift) - 1))) * OWN
+    begin, whole, whole_end, end = span_of(spans, first_list + block)
     query = row + tl.arange(0, OWN)
     inside = query < sequence
     low = tl.load(low_of + batch * sequence + query, mask=inside, other=0)
@@ -128,12 +137,10 @@ def forward(q, k, v, out, lse, spans, order, entries, low_of, q_ld, k_ld, v_ld, 
     sums = tl.zeros([OWN, D], tl.float32)
     total = tl.zeros([OWN], tl.float32)
     top = tl.full([OWN], float("-inf"), tl.float32)
-    sums, total, top = attend(sums, total, top, queries, k, v, entries, begin, whole, whole_end, end, parts, query, low,
-                              batch, kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, STEP, D, TMA, LISTED, False,
-                              WARP_SPECIALIZE)
-    sums, total, top = attend(sums, total, top, queries, k, v, entries, begin, whole, whole_end, end, parts, query, low,
-                              batch, kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, STEP, D, TMA, LISTED, True,
-                              False)
+    sums, total, top = attend(sums, total, top, queries, k, v, entries, begin, whole, whole_end, end, query, low, batch,
+                              kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, step_shift, STEP, D, TMA, False)
+    sums, total, top = attend(sums, total, top, queries, k, v, entries, begin, whole, whole_end, end, query, low, batch,
+                              kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, step_shift, STEP, D, TMA, True)
     # A row that sees nothing: output 0, log-sum-exp -inf.
     sums = sums / tl.where(total == 0, 1.0, total)[:, None]
     store_tile(out, sums, row, batch, head, out_ld, sequence, head_dim, OWN, D)
@@ -141,48 +148,35 @@ def forward(q, k, v, out, lse, spans, order, entries, low_of, q_ld, k_ld, v_ld, 
 
 
 @triton.jit
-def slopes_to_queries(sums, queries, douts, k, v, entries, begin, whole, whole_end, end, parts, query, low, lse, delta,
-                      batch, kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, STEP: tl.constexpr, D: tl.constexpr,
-                      TMA: tl.constexpr, LISTED: tl.constexpr, CUT: tl.constexpr):
-    if CUT:
-        count = (whole - begin + end - whole_end) * parts
-    else:
-        count = (whole_end - whole) * parts
-    for i in tl.range(0, count):
-        if CUT:
-            place = cut_place(i // parts, begin, whole, whole_end)
-        else:
-            place = whole + i // parts
-        if LISTED:
-            place = tl.load(entries + place)
-        key = (place * parts + i % parts) * STEP
+def slopes_to_queries(sums, queries, douts, k, v, entries, begin, whole, whole_end, end, query, low, lse, delta, batch,
+                      kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, step_shift, STEP: tl.constexpr,
+                      D: tl.constexpr, TMA: tl.constexpr, CUT: tl.constexpr):
+    for i in tl.range(0, steps_of(begin, whole, whole_end, end, step_shift, CUT)):
+        key = token_of(entries, i, begin, whole, whole_end, step_shift, STEP, CUT)
         keys = step_tile(k, key, batch, kv_head, k_ld, sequence, head_dim, STEP, D, TMA)
         values = step_tile(v, key, batch, kv_head, v_ld, sequence, head_dim, STEP, D, TMA)
         weights = tl.math.exp2(tl.dot(queries, keys.T) * scale_log2 - lse[:, None])
         if CUT:
-            columns = key + tl.arange(0, STEP)
-            seen = (columns[None, :] <= query[:, None]) & (columns[None, :] >= low[:, None])
+            column = key + tl.arange(0, STEP)
+            seen = (column[None, :] <= query[:, None]) & (column[None, :] >= low[:, None])
             weights = tl.where(seen, weights, 0.0)
         slopes = weights * (tl.dot(douts, values.T) - delta[:, None])
         sums = tl.dot(slopes.to(keys.dtype), keys, sums)
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def backward_queries(q, k, v, dout, lse, delta, dq, spans, order, entries, low_of, q_ld, k_ld, v_ld, dout_ld, dq_ld,
-                     heads, kv_heads, list_heads, sequence, head_dim, blocks, early, section, own_parts, parts,
-                     scale_log2, OWN: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr,
-                     LISTED: tl.constexpr):
+                     heads, kv_heads, layouts, sequence, head_dim, blocks, early, section, own_shift, step_shift,
+                     scale_log2, OWN: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr):
     """A program a tile of OWN queries of one head of one sequence."""
-    rank, turn = turn_of(tl.program_id(0), tl.num_programs(0) // (blocks * own_parts), early * own_parts, section,
-                         blocks * own_parts)
+    rank, turn = turn_of(early << own_shift, section, blocks << own_shift)
     batch, head = turn // heads, turn % heads
     kv_head = head // (heads // kv_heads)
-    list_head = batch * list_heads + head % list_heads
-    block = tl.load(order + list_head * blocks + rank // own_parts)
-    row = (block * own_parts + rank % own_parts) * OWN
-    span = spans + (list_head * blocks + block) * 4
-    begin, whole, whole_end, end = tl.load(span), tl.load(span + 1), tl.load(span + 2), tl.load(span + 3)
+    first_list = (batch * layouts + head % layouts) * blocks
+    block = tl.load(order + first_list + (rank >> own_shift))
+    row = ((block << own_shift) + (rank & ((1 << own_shift) - 1))) * OWN
+    begin, whole, whole_end, end = span_of(spans, first_list + block)
     query = row + tl.arange(0, OWN)
     inside = query < sequence
     low = tl.load(low_of + batch * sequence + query, mask=inside, other=0)
@@ -192,31 +186,21 @@ def backward_queries(q, k, v, dout, lse, delta, dq, spans, order, entries, low_o
     queries = own_tile(q, row, batch, head, q_ld, sequence, head_dim, OWN, D, TMA)
     douts = own_tile(dout, row, batch, head, dout_ld, sequence, head_dim, OWN, D, TMA)
     sums = tl.zeros([OWN, D], tl.float32)
-    sums = slopes_to_queries(sums, queries, douts, k, v, entries, begin, whole, whole_end, end, parts, query, low, lse_of,
-                             delta_of, batch, kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, STEP, D, TMA, LISTED,
-                             False)
-    sums = slopes_to_queries(sums, queries, douts, k, v, entries, begin, whole, whole_end, end, parts, query, low, lse_of,
-                             delta_of, batch, kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, STEP, D, TMA, LISTED,
-                             True)
+    sums = slopes_to_queries(sums, queries, douts, k, v, entries, begin, whole, whole_end, end, query, low, lse_of,
+                             delta_of, batch, kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, step_shift, STEP, D,
+                             TMA, False)
+    sums = slopes_to_queries(sums, queries, douts, k, v, entries, begin, whole, whole_end, end, query, low, lse_of,
+                             delta_of, batch, kv_head, k_ld, v_ld, sequence, head_dim, scale_log2, step_shift, STEP, D,
+                             TMA, True)
     store_tile(dq, sums * (scale_log2 * LN2), row, batch, head, dq_ld, sequence, head_dim, OWN, D)
 
 
 @triton.jit
-def slopes_to_keys(dkeys, dvalues, keys, values, q, dout, lse, delta, entries, begin, whole, whole_end, end, parts,
-                   batch, head, column, high, q_ld, dout_ld, sequence, head_dim, scale_log2, STEP: tl.constexpr,
-                   D: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, CUT: tl.constexpr):
-    if CUT:
-        count = (whole - begin + end - whole_end) * parts
-    else:
-        count = (whole_end - whole) * parts
-    for i in tl.range(0, count):
-        if CUT:
-            place = cut_place(i // parts, begin, whole, whole_end)
-        else:
-            place = whole + i // parts
-        if LISTED:
-            place = tl.load(entries + place)
-        row = (place * parts + i % parts) * STEP
+def slopes_to_keys(dkeys, dvalues, keys, values, q, dout, lse, delta, entries, begin, whole, whole_end, end, batch, head,
+                   column, high, q_ld, dout_ld, sequence, head_dim, scale_log2, step_shift, STEP: tl.constexpr,
+                   D: tl.constexpr, TMA: tl.constexpr, CUT: tl.constexpr):
+    for i in tl.range(0, steps_of(begin, whole, whole_end, end, step_shift, CUT)):
+        row = token_of(entries, i, begin, whole, whole_end, step_shift, STEP, CUT)
         query = row + tl.arange(0, STEP)
         queries = step_tile(q, row, batch, head, q_ld, sequence, head_dim, STEP, D, TMA)
         lse_of = tl.load(lse + query, mask=query < sequence, other=0.0) * LOG2E
@@ -232,19 +216,17 @@ def slopes_to_keys(dkeys, dvalues, keys, values, q, dout, lse, delta, entries, b
     return dkeys, dvalues
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def backward_keys(q, k, v, dout, lse, delta, dk, dv, spans, order, entries, high_of, q_ld, k_ld, v_ld, dout_ld, dk_ld,
-                  dv_ld, heads, kv_heads, list_heads, sequence, head_dim, blocks, early, section, own_parts, parts,
-                  scale_log2, OWN: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr,
-                  LISTED: tl.constexpr):
-    """A program a tile of OWN keys of one key/value head of one sequence."""
-    rank, turn = turn_of(tl.program_id(0), tl.num_programs(0) // (blocks * own_parts), early * own_parts, section,
-                         blocks * own_parts)
+                  dv_ld, heads, kv_heads, layouts, sequence, head_dim, blocks, early, section, own_shift, step_shift,
+                  scale_log2, OWN: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr):
+    """A program a tile of OWN keys of one key/value head of one sequence; the heads that read it in order."""
+    rank, turn = turn_of(early << own_shift, section, blocks << own_shift)
     batch, kv_head = turn // kv_heads, turn % kv_heads
     group = heads // kv_heads
-    order_heads = tl.minimum(list_heads, kv_heads)
-    block = tl.load(order + (batch * order_heads + kv_head % order_heads) * blocks + rank // own_parts)
-    first = (block * own_parts + rank % own_parts) * OWN
+    orders = tl.minimum(layouts, kv_heads)
+    block = tl.load(order + (batch * orders + kv_head % orders) * blocks + (rank >> own_shift))
+    first = ((block << own_shift) + (rank & ((1 << own_shift) - 1))) * OWN
     column = first + tl.arange(0, OWN)
     high = tl.load(high_of + batch * sequence + column, mask=column < sequence, other=0)
     keys = own_tile(k, first, batch, kv_head, k_ld, sequence, head_dim, OWN, D, TMA)
@@ -252,14 +234,13 @@ def backward_keys(q, k, v, dout, lse, delta, dk, dv, spans, order, entries, high
     dkeys = tl.zeros([OWN, D], tl.float32)
     dvalues = tl.zeros([OWN, D], tl.float32)
     for head in range(kv_head * group, (kv_head + 1) * group):
-        span = spans + ((batch * list_heads + head % list_heads) * blocks + block) * 4
-        begin, whole, whole_end, end = tl.load(span), tl.load(span + 1), tl.load(span + 2), tl.load(span + 3)
+        begin, whole, whole_end, end = span_of(spans, (batch * layouts + head % layouts) * blocks + block)
         at = (batch * heads + head).to(tl.int64) * sequence
         dkeys, dvalues = slopes_to_keys(dkeys, dvalues, keys, values, q, dout, lse + at, delta + at, entries, begin, whole,
-                                        whole_end, end, parts, batch, head, column, high, q_ld, dout_ld, sequence,
-                                        head_dim, scale_log2, STEP, D, TMA, LISTED, False)
+                                        whole_end, end, batch, head, column, high, q_ld, dout_ld, sequence, head_dim,
+                                        scale_log2, step_shift, STEP, D, TMA, False)
         dkeys, dvalues = slopes_to_keys(dkeys, dvalues, keys, values, q, dout, lse + at, delta + at, entries, begin, whole,
-                                        whole_end, end, parts, batch, head, column, high, q_ld, dout_ld, sequence,
-                                        head_dim, scale_log2, STEP, D, TMA, LISTED, True)
+                                        whole_end, end, batch, head, column, high, q_ld, dout_ld, sequence, head_dim,
+                                        scale_log2, step_shift, STEP, D, TMA, True)
     store_tile(dk, dkeys * (scale_log2 * LN2), first, batch, kv_head, dk_ld, sequence, head_dim, OWN, D)
     store_tile(dv, dvalues, first, batch, kv_head, dv_ld, sequence, head_dim, OWN, D)
