@@ -291,7 +291,18 @@ void check_input(const std::string& path, const std::string& output) {
     }
 }
 
+void check_separator(const DataOptions& options) {
+    if (!options.separator || *options.separator < options.vocabulary) return;
+    throw Error(Trouble::usage, {.what = "the separator is no token",
+                                 .where = "--separator",
+                                 .measured = std::to_string(*options.separator),
+                                 .limit = "below " + std::to_string(options.vocabulary),
+                                 .remedy = "give the id of the tokenizer's end of text; of text a "
+                                           "byte, such as 10 for the end of a line"});
+}
+
 void write_data(const DataOptions& options) {
+    check_separator(options);
     check_replaces_tokens(options.output);
     for (const std::string& path : options.texts) check_input(path, options.output);
     ferry::TokenWriter file(options.output, options.vocabulary);

@@ -279,9 +279,11 @@ void expect_near_lse(const std::vector<float>& actual, const std::vector<float>&
 }
 
 TEST_P(OpsMasks, are_a_softmax_over_what_is_seen) {
+    bool any = false;
     for (const Masked& c : cases()) {
         SCOPED_TRACE(c.name);
-        if (refused(ops(), c, type())) GTEST_SKIP() << "this device has no kernels for masks";
+        if (refused(ops(), c, type())) continue;  // such as heads that a GPU has no kernels for
+        any = true;
         const Operands o(c, type());
         const Results want = expected(c, o, type()), found = run(ops(), c, o, type());
         expect_near(found.out, want.out, 8);
@@ -292,6 +294,9 @@ TEST_P(OpsMasks, are_a_softmax_over_what_is_seen) {
         expect_near(found.dk, want.dk, scale);
         expect_near(found.dv, want.dv, scale);
     }
+    const bool gpu = std::get<0>(GetParam()).threads == kGpu;
+    ASSERT_TRUE(any || gpu);
+    if (!any) GTEST_SKIP() << "this device has no kernels for masks";
 }
 
 TEST_P(OpsMasks, a_row_that_sees_nothing_is_zero_and_has_no_gradient) {
