@@ -26,23 +26,15 @@
 namespace ferry::tools {
 namespace {
 
+using checkpoint::is_checkpoint;
 using checkpoint::Manifest;
 using checkpoint::Saved;
+using checkpoint::without_end;
 using nlohmann::json;
-
-std::filesystem::path without_slash(const std::string& path) {
-    const std::filesystem::path given(path);
-    return given.has_filename() ? given : given.parent_path();
-}
-
-bool is_checkpoint(const std::filesystem::path& path) {
-    return kind_of(path / checkpoint::kManifestName) != FileKind::none ||
-           checkpoint::step_of_name(path.filename().string()).has_value();
-}
 
 // A checkpoint, or those of a directory. Throws usage where there is none.
 std::vector<std::string> checkpoints_at(const std::string& given) {
-    const std::filesystem::path path = without_slash(given);
+    const std::filesystem::path path = without_end(given);
     if (kind_of(path) == FileKind::directory) {
         if (is_checkpoint(path)) return {path};
         std::vector<std::string> all;
@@ -63,10 +55,11 @@ json optional_number(const std::optional<checkpoint::HeldBackLoss>& held_back) {
 // ---------------------------------------------------------------- ls
 
 void list(const std::string& directory, bool as_json) {
+    const std::vector<std::string> all = checkpoints_at(directory);
     if (!as_json)
         print("{:>9} {:>9} {:>11} {:>10} {:>10}  {}\n", "step", "of", "bytes", "loss", "held back",
               "path");
-    for (const std::string& path : checkpoints_at(directory)) {
+    for (const std::string& path : all) {
         try {
             const Manifest m = checkpoint::manifest_of(path);
             const json held_back = optional_number(m.held_back);
@@ -97,7 +90,7 @@ void list(const std::string& directory, bool as_json) {
 // ---------------------------------------------------------------- inspect
 
 void inspect(const std::string& path, bool as_json) {
-    const Saved saved(without_slash(path));
+    const Saved saved(without_end(path));
     const Manifest& m = saved.manifest();
     if (as_json) {
         json arrays = json::array();
@@ -128,13 +121,15 @@ void inspect(const std::string& path, bool as_json) {
 
 // ---------------------------------------------------------------- verify
 
-// Every fault, as text; reads all of it.
+// Every fault; reads all of it. Throws usage where that cannot be told: there is no manifest, or
+// one of a newer version.
 std::vector<std::string> faults_of(const std::string& path, const Executor& executor) {
     std::vector<std::string> faults;
     const auto attempt = [&](const auto& work) {
         try {
             work();
         } catch (const Error& error) {
+            if (error.trouble() != Trouble::io) throw;
             faults.emplace_back(error.what());
         }
     };
@@ -167,8 +162,19 @@ void verify(const std::string& given, bool as_json) {
     const auto executor = make_thread_executor();
     const std::vector<std::string> all = checkpoints_at(given);
     int64_t damaged = 0;
+    std::optional<Error> unknown;
     for (const std::string& path : all) {
-        const std::vector<std::string> faults = faults_of(path, *executor);
+        std::vector<std::string> faults;
+        try {
+            faults = faults_of(path, *executor);
+        } catch (const Error& error) {
+            unknown = error;
+            if (as_json)
+                print("{}", json_line(json{{"path", path}, {"error", error.what()}}));
+            else
+                print("{}: cannot be told\n  {}\n", one_line(path), error.what());
+            continue;
+        }
         damaged += faults.empty() ? 0 : 1;
         if (as_json) {
             print("{}",
@@ -178,6 +184,7 @@ void verify(const std::string& given, bool as_json) {
         print("{}: {}\n", one_line(path), faults.empty() ? "whole" : "damaged");
         for (const std::string& fault : faults) print("  {}\n", fault);
     }
+    if (damaged == 0 && unknown) throw Error(*unknown);
     if (damaged == 0) return;
     throw Error(Trouble::io, {.what = "damaged checkpoints",
                               .where = given,
@@ -250,7 +257,7 @@ std::vector<Difference> differences_of(const Saved& a, const Saved& b, const Exe
 
 void diff(const std::string& first, const std::string& second, bool as_json) {
     const auto executor = make_thread_executor();
-    const Saved a(without_slash(first)), b(without_slash(second));
+    const Saved a(without_end(first)), b(without_end(second));
     const std::vector<Difference> all = differences_of(a, b, *executor);
     if (as_json) {
         json arrays = json::array();
@@ -299,7 +306,7 @@ void require_nothing_else_in(const std::string& path) {
 void remove(const std::vector<std::string>& given, bool all, bool as_json) {
     std::vector<std::string> gone;
     for (const std::string& path : given) {
-        const std::filesystem::path plain = without_slash(path);
+        const std::filesystem::path plain = without_end(path);
         const std::vector<std::string> found = checkpoints_at(path);
         if (!all && !is_checkpoint(plain))
             throw Error(Trouble::usage,

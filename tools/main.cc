@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <new>
 #include <string>
@@ -27,7 +28,12 @@ namespace {
 // Everything of ferry's is unwound by now. What libraries do at a normal exit may wait for ever for
 // memory or threads that they did not get.
 [[noreturn]] void end(const char* message, int exit_code) {
-    std::fflush(stdout);
+    try {
+        ferry::tools::check_output();
+    } catch (const ferry::Error& lost) {
+        if (std::strcmp(lost.what(), message) != 0)
+            std::fprintf(stderr, "ferry: %s\n", lost.what());
+    }
     std::fprintf(stderr, "ferry: %s\n", message);
     std::_Exit(exit_code);
 }

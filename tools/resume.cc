@@ -14,10 +14,6 @@ namespace {
 
 constexpr const char* kVolume = "ferry.volume";  // aio's
 
-std::filesystem::path without_slash(std::filesystem::path path) {
-    return path.has_filename() ? path : path.parent_path();
-}
-
 bool same_place(const std::filesystem::path& one, const std::filesystem::path& other) {
     std::error_code unknown;
     return std::filesystem::equivalent(one, other, unknown);
@@ -63,7 +59,7 @@ ResumeFrom resume_from(const std::optional<std::string>& option, const Config& c
                    "set checkpoint.dir, or name a checkpoint: --resume DIR");
         return newest_in(dir);
     }
-    const std::filesystem::path path = without_slash(*option);
+    const std::filesystem::path path = checkpoint::without_end(*option);
     switch (kind_of(path)) {
         case FileKind::directory:
             break;
@@ -74,16 +70,14 @@ ResumeFrom resume_from(const std::optional<std::string>& option, const Config& c
             refuse("a checkpoint is a directory", *option, "a file",
                    "name a checkpoint, such as DIR/step-00000100");
     }
-    if (kind_of(path / checkpoint::kManifestName) != FileKind::none ||
-        checkpoint::step_of_name(path.filename().string()))
-        return {.checkpoint = path};
+    if (checkpoint::is_checkpoint(path)) return {.checkpoint = path};
     if (kind_of(path / kVolume) != FileKind::none) return durable_at(path, config);
     return newest_in(path);
 }
 
-bool is_in(const std::string& checkpoint, const std::string& directory) {
-    if (checkpoint.empty() || directory.empty()) return false;
-    const std::filesystem::path parent = without_slash(checkpoint).parent_path();
+bool is_in(const std::string& saved, const std::string& directory) {
+    if (saved.empty() || directory.empty()) return false;
+    const std::filesystem::path parent = checkpoint::without_end(saved).parent_path();
     return same_place(parent.empty() ? "." : parent, directory);
 }
 

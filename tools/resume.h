@@ -19,7 +19,7 @@ struct ResumeFrom {
 // a directory of them or one that holds durable steps. Throws usage where that is not there.
 ResumeFrom resume_from(const std::optional<std::string>& option, const Config& config);
 // Whether a checkpoint is one of those in a directory.
-bool is_in(const std::string& checkpoint, const std::string& directory);
+bool is_in(const std::string& saved, const std::string& directory);
 
 // The directory that checkpoint.dir names; null: there is none. Of a run that came to its end,
 // checkpoints are moved aside; of another one, which is not resumed, they are refused: usage.

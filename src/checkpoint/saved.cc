@@ -56,7 +56,13 @@ public:
                                     : "a file of the checkpoint cannot be read",
                     path_, std::strerror(error), std::to_string(bytes) + " bytes");
         }
-        if (!S_ISREG(status.st_mode) || status.st_size != bytes) {
+        if (!S_ISREG(status.st_mode)) {
+            ::close(file_);
+            damaged("a file of the checkpoint is no regular file", path_,
+                    S_ISDIR(status.st_mode) ? "a directory" : "a pipe, a socket or a device",
+                    std::to_string(bytes) + " bytes");
+        }
+        if (status.st_size != bytes) {
             ::close(file_);
             damaged(status.st_size < bytes ? "a file of the checkpoint is truncated"
                                            : "a file of the checkpoint has another length",
@@ -128,6 +134,19 @@ void Saved::read(const Array& array, int64_t first, std::span<std::byte> out) co
 }
 
 // ---------------------------------------------------------------- proving
+
+ModelFiles files_of_model(const std::string& weights) {
+    const std::filesystem::path path = without_end(weights);
+    const bool whole = kind_of(path) == FileKind::directory;
+    ModelFiles found{.checkpoint = whole ? path : path.parent_path()};
+    const auto manifest = manifest_of_model(found.checkpoint);
+    if (!manifest) return found;
+    for (const Shard& shard : manifest->shards) {
+        const bool is_models = shard.file == "config.json" || shard.file.starts_with("model");
+        if (whole ? is_models : shard.file == path.filename()) found.files.push_back(shard);
+    }
+    return found;
+}
 
 void check_shard(const std::string& checkpoint, const Shard& shard,
                  const std::function<void(int64_t bytes)>& read) {

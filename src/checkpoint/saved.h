@@ -44,6 +44,14 @@ private:
     std::map<std::string, Array, std::less<>> arrays_{};
 };
 
+// The files that a model is read from, as the manifest of their checkpoint has them.
+struct ModelFiles {
+    std::string checkpoint{};
+    std::vector<Shard> files{};  // none: they are of no checkpoint
+};
+// `weights` names a model's directory or one file of it. Throws what manifest_of() throws.
+ModelFiles files_of_model(const std::string& weights);
+
 // Reads a shard once, whole. Throws io, naming the file and the first tensor that is wrong. `read`
 // hears of bytes that were read; any thread.
 void check_shard(const std::string& checkpoint, const Shard& shard,

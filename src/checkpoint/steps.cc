@@ -22,6 +22,12 @@
 namespace ferry::checkpoint {
 namespace {
 
+constexpr TextFile kManifestFile{.name = "the checkpoint's manifest",
+                                 .remedy =
+                                     "name a checkpoint, such as DIR/step-00000100: "
+                                     "ferry ckpt ls DIR lists them",
+                                 .most_bytes = 256 * kMiB};
+
 constexpr std::string_view kStep = "step-", kBefore = "before-";
 constexpr size_t kDigits = 8;
 
@@ -70,13 +76,33 @@ std::vector<Step> steps_in(const std::string& directory) {
 }
 
 Manifest manifest_of(const std::string& path) {
-    constexpr TextFile kFile{.name = "the checkpoint's manifest",
-                             .remedy =
-                                 "name a checkpoint, such as DIR/step-00000100: "
-                                 "ferry ckpt ls DIR lists them",
-                             .most_bytes = 256 * kMiB};
     const std::string name = std::filesystem::path(path) / kManifestName;
-    return read_manifest(read_text_file(name, kFile), name);
+    return read_manifest(read_text_file(name, kManifestFile), name);
+}
+
+std::filesystem::path without_end(const std::string& given) {
+    std::filesystem::path path(given);
+    while (path.has_parent_path() && path != path.root_path() &&
+           (!path.has_filename() || path.filename() == "."))
+        path = path.parent_path();
+    return path;
+}
+
+bool is_checkpoint(const std::filesystem::path& path) {
+    return kind_of(path / kManifestName) != FileKind::none ||
+           step_of_name(path.filename().string()).has_value();
+}
+
+std::optional<Manifest> manifest_of_model(const std::filesystem::path& directory) {
+    const std::string name = directory / kManifestName;
+    if (kind_of(name) == FileKind::none) return {};
+    const std::string text = read_text_file(name, kManifestFile);
+    // Either word: one of them may be what is damaged.
+    const bool is_ours = step_of_name(directory.filename().string()) ||
+                         text.find("\"numerics_hash\"") != std::string::npos ||
+                         text.find("\"shards\"") != std::string::npos;
+    if (!is_ours) return {};
+    return read_manifest(text, name);
 }
 
 std::vector<int64_t> steps_to_remove(std::span<const Candidate> all, const Keep& keep) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
@@ -25,6 +26,15 @@ struct Step {
 std::vector<Step> steps_in(const std::string& directory);
 // Throws usage where there is no manifest, and what read_manifest() throws.
 Manifest manifest_of(const std::string& path);
+
+// A path as it was given, without a last "/" or "/.".
+std::filesystem::path without_end(const std::string& given);
+// Whether a directory is a checkpoint, perhaps a damaged one: it has the name of a step or a
+// manifest.
+bool is_checkpoint(const std::filesystem::path& path);
+// The manifest of a model's directory that is a checkpoint too; none where it is no checkpoint, as
+// a manifest.json of another program's. Throws what manifest_of() throws.
+std::optional<Manifest> manifest_of_model(const std::filesystem::path& directory);
 
 // Which checkpoints stay.
 struct Keep {

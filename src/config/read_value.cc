@@ -198,7 +198,7 @@ Period read_period(const Place& at, const json& value) {
     if (unit.empty() && number != std::floor(number)) no_period(at, value);
     if (unit.empty()) return {.steps = static_cast<int64_t>(number)};
     const double seconds = number * known->second;
-    if (seconds > 0 && seconds < 1) no_period(at, value);
+    if (seconds < 1) no_period(at, value);
     return {.seconds = seconds};
 }
 

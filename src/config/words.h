@@ -40,6 +40,14 @@ constexpr Words<ScheduleKind, 6> kSchedules = {{
     {ScheduleKind::one_cycle, "one_cycle"}, {ScheduleKind::warmup_decay, "warmup_decay"}}};
 constexpr Words<AttentionChoice, 2> kAttentions = {{
     {AttentionChoice::automatic, "auto"}, {AttentionChoice::ferry, "ferry"}}};
+constexpr Words<AttentionPattern, 8> kPatterns = {{
+    {AttentionPattern::dense, "dense"}, {AttentionPattern::window, "window"},
+    {AttentionPattern::fixed, "fixed"}, {AttentionPattern::bigbird, "bigbird"},
+    {AttentionPattern::longformer, "longformer"}, {AttentionPattern::longformer, "bslongformer"},
+    {AttentionPattern::variable, "variable"}, {AttentionPattern::layout, "layout"}}};
+constexpr Words<AttentionDirection, 2> kDirections = {{
+    {AttentionDirection::unidirectional, "unidirectional"},
+    {AttentionDirection::bidirectional, "bidirectional"}}};
 constexpr Words<OnNonfinite, 2> kNonfinite = {{
     {OnNonfinite::stop, "stop"}, {OnNonfinite::skip, "skip"}}};
 constexpr Words<HashEvery, 2> kHashes = {{{HashEvery::end, "end"}, {HashEvery::step, "step"}}};

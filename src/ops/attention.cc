@@ -78,9 +78,8 @@ HWY_INLINE void for_key_tiles(const Attention& s, int64_t head, int64_t tile, in
         for (int64_t other = first; other <= tile; ++other) body(other);
         return;
     }
-    const int64_t in_block = s.pattern->block / kTile;
-    const int64_t layout = s.pattern->heads == 1 ? 0 : head;
-    for (const int64_t block : s.pattern->keys_of(layout, tile / in_block)) {
+    const int64_t in_block = s.blocks.block / kTile;
+    for (const int64_t block : s.blocks.keys_of(head, tile / in_block)) {
         for (int64_t i = 0; i < in_block; ++i) {
             const int64_t other = block * in_block + i;
             if (other >= first && other <= tile) body(other);
@@ -96,9 +95,8 @@ HWY_INLINE void for_query_tiles(const Attention& s, int64_t head, int64_t tile, 
         for (int64_t other = tile; other < end; ++other) body(other);
         return;
     }
-    const int64_t in_block = s.pattern->block / kTile;
-    const int64_t layout = s.pattern->heads == 1 ? 0 : head;
-    for (const int64_t block : s.pattern->queries_of(layout, tile / in_block)) {
+    const int64_t in_block = s.blocks.block / kTile;
+    for (const int64_t block : s.blocks.queries_of(head, tile / in_block)) {
         for (int64_t i = 0; i < in_block; ++i) {
             const int64_t other = block * in_block + i;
             if (other >= tile && other < end) body(other);

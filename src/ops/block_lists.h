@@ -21,6 +21,15 @@ struct BlockListsView {
     constexpr int64_t index(int64_t head, int64_t at) const {
         return (heads == 1 ? 0 : head) * blocks + at;
     }
+    // In memory that the caller reads: the key blocks of a query block, and the reverse.
+    std::span<const int32_t> keys_of(int64_t head, int64_t query_block) const {
+        const int64_t i = index(head, query_block);
+        return {columns + row_starts[i], columns + row_starts[i + 1]};
+    }
+    std::span<const int32_t> queries_of(int64_t head, int64_t key_block) const {
+        const int64_t i = index(head, key_block);
+        return {rows + column_starts[i], rows + column_starts[i + 1]};
+    }
 };
 
 // Block (i, j) is tokens [i * block, (i + 1) * block) of the queries against those of the keys from

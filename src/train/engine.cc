@@ -67,6 +67,8 @@ public:
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
         make_plan(config, runtime);
         if (saved_) prove_saved();
+        if (loaded_)
+            loaded_->prove(stack_.teams().all(), world_.rank, world_.ranks, stack_.start_up());
         stack_.reserve({.host_budget_bytes = config_.budgets.host_bytes});
         open(config, runtime);
         if (world_.rank == 0) warn_of_text(config_, described_);

@@ -216,8 +216,8 @@ class CheckpointTest(FerryTest):
 
     # ------------------------------------------------------------ refused
 
-    def refused(self, code, texts, *words):
-        run = self.ferry(*words)
+    def refused(self, code, texts, *words, **options):
+        run = self.ferry(*words, **options)
         self.assertEqual(run.code, code, run.err)
         for text in texts:
             self.assertIn(text, run.err)
@@ -268,6 +268,69 @@ class CheckpointTest(FerryTest):
                     file.write(contents)
         self.ok(self.ferry("ckpt", "verify", self.dir_))
 
+    def test_a_model_is_proved_too(self):
+        """Where `model.path` names a checkpoint, no wrong byte is trained on, evaluated or exported."""
+        config = self.saving(precision="bf16")
+        self.ok(self.train(config))
+        there = self.step(STEPS)
+        weights, manifest = os.path.join(there, "model.safetensors"), pathlib.Path(there, "manifest.json")
+        entries, data = self.header(weights)
+        tensor, entry = sorted((k, v) for k, v in entries.items() if k != "__metadata__")[3]
+        tuning = self.run_config(steps=2, precision="bf16", model={"path": there})
+        training = self.command(tuning)
+        evaluating = ("eval", there, self.path("tokens.bin"), "--set", "batch.sequence=32", "--set", "precision=bf16")
+        exporting = ("export", training[1], weights, self.path(f"{self.name}-exported"))
+        self.ok(self.ferry(*training))
+        value = data + entry["data_offsets"][0] + 6
+        for path, at, named in ((weights, value, tensor), (str(manifest), 40, "manifest.json")):
+            with self.subTest(path):
+                self.flip(path, at)
+                for words in (training, evaluating, exporting):
+                    self.refused(IO, [path, named], *words)
+                self.refused(IO, [path, named], *training, through=self.mpi(2))
+                self.flip(path, at)
+        description = pathlib.Path(there, "config.json")
+        text = description.read_text(encoding="utf-8")
+        changed = text.replace('"hidden_act": "silu"', '"hidden_act" : "silu"')
+        self.assertNotEqual(changed, text)
+        description.write_text(changed[:-1] if changed.endswith("\n") else changed, encoding="utf-8")
+        self.refused(IO, [str(description)], *training)
+        description.write_text(text, encoding="utf-8")
+        self.flip(os.path.join(there, "exp_avg.safetensors"), 5000)  # no part of the model
+        self.ok(self.ferry(*training))
+        # A change that was meant, and a manifest of another program.
+        self.flip(weights, value)
+        moved = self.path(f"{self.name}-moved")
+        shutil.copytree(there, moved)
+        for text in (None, "{}", '{"name": "a model of another program"}'):
+            os.remove(os.path.join(moved, "manifest.json"))
+            if text is None:
+                self.ok(self.ferry("eval", moved, *evaluating[2:]))
+            pathlib.Path(moved, "manifest.json").write_text(text or "[]", encoding="utf-8")
+            self.ok(self.ferry("eval", moved, *evaluating[2:]))
+
+    def test_what_is_no_whole_checkpoint(self):
+        config = self.saving()
+        self.ok(self.train(config))
+        manifest = pathlib.Path(self.step(12), "manifest.json")
+        text = manifest.read_text(encoding="utf-8")
+        manifest.write_text(text.replace('"version": 1', '"version": 2'), encoding="utf-8")
+        for path in (self.step(12), self.dir_):
+            run = self.refused(USAGE, ["version 2"], "ckpt", "verify", path)
+            self.assertNotIn("damaged", run.out + run.err)
+            self.assertNotIn("ckpt rm", run.err)
+        manifest.unlink()
+        self.refused(USAGE, ["manifest"], "ckpt", "verify", self.step(12))
+        self.refused(IO, [self.step(12), "has no manifest", f"--resume {self.step(10)}"],
+                     *self.command(config, "--resume", "latest"))
+        manifest.write_text(text, encoding="utf-8")
+        shard = pathlib.Path(self.step(12), "exp_avg.safetensors")
+        shard.unlink()
+        os.mkfifo(shard)
+        run = self.ferry("ckpt", "verify", self.step(12))
+        self.assertEqual(run.code, IO)
+        self.assertIn("no regular file", run.out)
+
     def test_what_cannot_be_resumed(self):
         config = self.saving()
         self.refused(USAGE, ["nothing to resume", self.dir_], *self.command(config, "--resume", "latest"))
@@ -284,7 +347,7 @@ class CheckpointTest(FerryTest):
             file.write(text.replace('"version": 1', '"version": 2'))
         self.refused(USAGE, ["version 2", "version 1", manifest], *self.command(config, "--resume"))
         self.refused(USAGE, ["checkpoint.dir is not given"], *self.command(self.run_config(checkpoint__every=3)))
-        for wrong in ("-1", "1.5", "10 apples", "0.1s", "minutes"):
+        for wrong in ("-1", "1.5", "10 apples", "0s", "0.1s", "minutes"):
             self.refused(USAGE, ["checkpoint.every"], *self.command(config, "--set", f"checkpoint.every={wrong}"))
 
     def test_started_again(self):
@@ -368,6 +431,13 @@ class CheckpointTest(FerryTest):
         found = self.ferry("ckpt", "diff", self.step(10), there, "--json")
         self.assertEqual(found.code, IO)
         self.assertFalse(found.lines[0]["equal"])
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            lost = subprocess.run([FERRY, "ckpt", "diff", self.step(10), there], stdout=full, text=True,
+                                  stderr=subprocess.PIPE, check=False)
+        self.assertEqual(lost.returncode, IO)
+        self.assertRegex(lost.stderr, r"(?s)standard output.*the checkpoints differ")
+        for end in ("/", "/.", "//"):
+            self.ok(self.ferry("ckpt", "inspect", there + end))
         # The master of the checkpoint is the weight that the run wrote; any dtype comes from it.
         self.ok(self.ferry("ckpt", "export", there, self.path("out32"), "--export-type", "fp32"))
         mine, at = self.header(self.path("out32/model.safetensors"))
@@ -401,7 +471,7 @@ class CheckpointTest(FerryTest):
         shutil.rmtree(os.path.dirname(own))
         self.ok(self.ferry("ckpt", "rm", self.dir_, "--all", "--json"))
         self.assertEqual(self.steps(), [])
-        self.refused(USAGE, ["no checkpoint is there"], "ckpt", "ls", self.dir_)
+        self.assertEqual(self.refused(USAGE, ["no checkpoint is there"], "ckpt", "ls", self.dir_).out, "")
 
 
 if __name__ == "__main__":

@@ -281,6 +281,9 @@ void export_weights(const std::string& weights, const Config& config, const Expo
     const model::Shape shape = model_of(config).shape;
     const auto layers = model::layers_of(shape, {}, false);
     const LoadedWeights loaded(weights, shape, layers);
+    const checkpoint::ModelFiles model = checkpoint::files_of_model(weights);
+    for (const checkpoint::Shard& file : model.files)
+        checkpoint::check_shard(model.checkpoint, file, [](int64_t) {});
     const std::vector<Read> reads = in_order(layers);
     const Exported what = exported_of(layers, config, options, directory);
     write(what, options, directory, [&](size_t i, const Engine::Sink& sink) {

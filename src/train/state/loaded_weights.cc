@@ -10,7 +10,9 @@
 
 #include "base/checksum.h"
 #include "base/log.h"
+#include "checkpoint/saved.h"
 #include "model/huggingface.h"
+#include "prove_files.h"
 
 namespace ferry::train {
 namespace {
@@ -100,6 +102,19 @@ void LoadedWeights::log_rate(double seconds) const {
     log_info(fmt::format("{} of weights were read to their tiers in {:.2f} s, {:.2f} GB/s",
                          format_bytes(bytes_), seconds,
                          static_cast<double>(bytes_) * 1e-9 / seconds));
+}
+
+void LoadedWeights::prove(Team& team, int part, int parts, StartUp& start_up) const {
+    const checkpoint::ModelFiles model = checkpoint::files_of_model(path_);
+    if (model.files.empty()) return;
+    try {
+        prove_files(model.checkpoint, model.files, team, part, parts, start_up);
+    } catch (const Error& error) {
+        Problem problem = error.problem();
+        problem.remedy =
+            "take another checkpoint; if the change was meant, remove its manifest.json";
+        throw Error(error.trouble(), std::move(problem));
+    }
 }
 
 void LoadedWeights::check(const model::Tensor& tensor,

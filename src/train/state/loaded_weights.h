@@ -9,7 +9,9 @@
 
 #include "checkpoint/checkpoint.h"
 #include "ferry/config.h"
+#include "ferry/team.h"
 #include "model/model.h"
+#include "train/stack/start_up.h"
 
 namespace ferry::train {
 
@@ -30,6 +32,9 @@ public:
     // names and types, and of each tensor's first and last values and some in between.
     uint64_t digest() const;
     void log_rate(double seconds) const;  // at which all were filled
+    // Where the directory is a checkpoint, compares what its manifest says of the model's files:
+    // reads part `part` of `parts`. Throws io, naming file and tensor.
+    void prove(Team& team, int part, int parts, StartUp& start_up) const;
 
 private:
     void check(const model::Tensor& tensor, const checkpoint::StoredTensor& stored) const;

@@ -4,10 +4,8 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -16,6 +14,7 @@
 #include "checkpoint/array_file.h"
 #include "checkpoint/steps.h"
 #include "numerics_record.h"
+#include "prove_files.h"
 
 namespace ferry::train {
 
@@ -319,8 +318,11 @@ void SavedRun::naming_another(const Work& work) const {
     try {
         work();
     } catch (const Error& error) {
-        if (error.trouble() != Trouble::io) throw;
+        const bool without =
+            kind_of(std::filesystem::path(path_) / checkpoint::kManifestName) == FileKind::none;
+        if (error.trouble() != Trouble::io && !without) throw;
         Problem problem = error.problem();
+        if (without) problem.what = "the checkpoint has no manifest";
         log_warn(path_ + " is damaged; looking for a checkpoint before it that is whole");
         const auto whole = checkpoint::whole_before(path_);
         problem.remedy = whole ? "the newest that is whole: --resume " + *whole
@@ -375,29 +377,7 @@ void SavedRun::require(const Plan& plan) const {
 }
 
 void SavedRun::prove(Team& team, int part, int parts, StartUp& start_up) const {
-    std::vector<const checkpoint::Shard*> mine;
-    for (size_t i = 0; i < manifest().shards.size(); ++i)
-        if (static_cast<int>(i % static_cast<size_t>(parts)) == part)
-            mine.push_back(&manifest().shards[i]);
-    std::atomic<int64_t> bytes = 0;
-    std::mutex mutex;
-    std::optional<Error> failed;
-    team.parallel(std::ssize(mine), [&](int64_t i) {
-        try {
-            checkpoint::check_shard(path_, *mine[static_cast<size_t>(i)], [&](int64_t read) {
-                const int64_t all = bytes += read;
-                const std::lock_guard lock(mutex);
-                start_up.at("checksums of the checkpoint", all, manifest().bytes() / parts);
-            });
-        } catch (const Error& error) {
-            const std::lock_guard lock(mutex);
-            if (!failed) failed = error;
-        }
-    });
-    start_up.done("checksums of the checkpoint", bytes);
-    naming_another([&] {
-        if (failed) throw Error(*failed);
-    });
+    naming_another([&] { prove_files(path_, manifest().shards, team, part, parts, start_up); });
 }
 
 void SavedRun::fill(const model::Layer& layer, const StateArray& array, int64_t first,
