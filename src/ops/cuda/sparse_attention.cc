@@ -1,5 +1,7 @@
 #include "sparse_attention.h"
 
+#ifdef FERRY_TRITON
+
 #include <cuda.h>
 
 #include <algorithm>
@@ -138,8 +140,10 @@ bool aligned(const ConstView& x) {
 SparseAttention::SparseAttention(cudaStream_t stream, bool any_gpu) : stream_(stream) {
     int device = 0, major = 0, minor = 0;
     demand(cudaGetDevice(&device), "cudaGetDevice");
-    demand(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "a GPU's type");
-    demand(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "a GPU's type");
+    demand(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+           "a GPU's type");
+    demand(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+           "a GPU's type");
     const bool hopper = major == 9 && minor == 0 && !any_gpu;
     architecture_ = hopper ? 90 : major >= 8 ? 80 : 0;
 }
@@ -157,15 +161,17 @@ const SparseImage* SparseAttention::image_for(SparseKernel kernel, const Attenti
 }
 
 std::string SparseAttention::why_not(const Attention& shape) const {
-    if (sparse_images().empty()) return "this build has no Triton (FERRY_TRITON)";
     if (architecture_ == 0) return "this GPU is older than sm_80";
     if (size_of(shape.type) != 2) return "types of 16 bits only";
     if (shape.head_dim % 8 != 0 || shape.head_dim > kMaxHeadDim)
-        return "heads of at most " + std::to_string(kMaxHeadDim) + " elements, multiples of 8, only";
-    return image_for(SparseKernel::forward, shape) == nullptr ? "this build has no kernel for it" : "";
+        return "heads of at most " + std::to_string(kMaxHeadDim) +
+               " elements, multiples of 8, only";
+    return image_for(SparseKernel::forward, shape) == nullptr ? "this build has no kernel for it"
+                                                              : "";
 }
 
-const SparseAttention::Loaded& SparseAttention::loaded(SparseKernel kernel, const Attention& shape) {
+const SparseAttention::Loaded& SparseAttention::loaded(SparseKernel kernel,
+                                                       const Attention& shape) {
     const SparseImage* image = image_for(kernel, shape);
     FERRY_CHECK(image != nullptr);
     const auto found = loaded_.find(image);
@@ -192,8 +198,8 @@ int64_t SparseAttention::backward_bytes(const Attention& shape) {
     return SpanRoom(shape, nullptr, true).bytes() + delta_bytes(shape);
 }
 
-// What all three kernels end with, and the launch: a program a tile of each of `heads` heads of each
-// sequence. `section`: heads whose tiles are taken in turn.
+// What all three kernels end with, and the launch: a program a tile of each of `heads` heads of
+// each sequence. `section`: heads whose tiles are taken in turn.
 void SparseAttention::start(const Loaded& to, Parameters& p, const Attention& shape,
                             const SpanRoom& room, int64_t heads, int64_t section) {
     // Of so many blocks the longest come first, those of all heads.
@@ -214,8 +220,8 @@ void SparseAttention::start(const Loaded& to, Parameters& p, const Attention& sh
            image.name);
 }
 
-void SparseAttention::forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
-                              float* lse, std::byte* scratch) {
+void SparseAttention::forward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                              View out, float* lse, std::byte* scratch) {
     FERRY_CHECK(aligned(q) && aligned(k) && aligned(v) && aligned(out));
     const SpanRoom room(shape, scratch, false);
     find_spans(shape, room, stream_);
@@ -279,3 +285,5 @@ void SparseAttention::backward(const Attention& shape, const BackwardOperands& o
 }
 
 }  // namespace ferry::ops::cuda
+
+#endif

@@ -21,7 +21,7 @@ struct SparseImage {
     const unsigned char* code;
 };
 
-// Of all widths, types and architectures; empty where the build has no Triton.
+// Of all widths, types and architectures.
 std::span<const std::span<const SparseImage>> sparse_images();
 
 }  // namespace ferry::ops::cuda
