@@ -315,12 +315,14 @@ private:
         std::sort(sorted.begin(), sorted.end());
         const int64_t unique = std::unique(sorted.begin(), sorted.end()) - sorted.begin();
         const auto* at = on_device.as<int32_t>();
-        report("embed", 2 * x.bytes(), [&] { ops_->embed(at, table.view(), {}, x.view()); });
+        report("embed", 2 * x.bytes(),
+               [&] { ops_->embed(at, table.view(), {}, nullptr, x.view()); });
         report("embed backward", x.bytes() + unique * s.hidden * 8,
                [&] { ops_->embed_backward(at, x.view(), gradient.as<float>()); });
         if (!s.layer_norm) return;
-        report("positions backward", x.bytes() + s.sequence * s.hidden * 8,
-               [&] { ops_->positions_backward(x.view(), s.sequence, gradient.as<float>()); });
+        report("positions backward", x.bytes() + s.sequence * s.hidden * 8, [&] {
+            ops_->positions_backward(x.view(), s.sequence, nullptr, gradient.as<float>());
+        });
     }
 
     void rounding(int64_t n) {

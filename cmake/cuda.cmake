@@ -53,6 +53,23 @@ if(FERRY_CUDA)
     option(FERRY_CUDNN "Use cuDNN's attention on GPUs" ${cudnn_default})
     message(STATUS "ferry: cuDNN's attention ${FERRY_CUDNN} (cudnn_frontend.h: ${FERRY_CUDNN_FRONTEND})")
 
+    # Attention over lists of blocks is written in Triton, whose compiler is a wheel of the Python
+    # package index (tools/install-packages.sh puts it into build/python) and needs no GPU.
+    set(triton_default OFF)
+    foreach(python IN ITEMS ${PROJECT_SOURCE_DIR}/build/python/bin/python ${Python3_EXECUTABLE})
+        if(NOT FERRY_TRITON_PYTHON AND EXISTS ${python} AND CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
+            execute_process(COMMAND ${python} -c "import triton" RESULT_VARIABLE no_triton OUTPUT_QUIET ERROR_QUIET)
+            if(NOT no_triton)
+                set(FERRY_TRITON_PYTHON ${python} CACHE FILEPATH "A Python that has the wheel triton")
+            endif()
+        endif()
+    endforeach()
+    if(FERRY_TRITON_PYTHON)
+        set(triton_default ON)
+    endif()
+    option(FERRY_TRITON "Compile attention over lists of blocks for GPUs" ${triton_default})
+    message(STATUS "ferry: Triton ${FERRY_TRITON} (${FERRY_TRITON_PYTHON})")
+
     # Ranks of several GPUs.
     find_path(FERRY_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${CUDAToolkit_LIBRARY_ROOT}/include)
     find_library(FERRY_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}

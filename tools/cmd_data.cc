@@ -14,6 +14,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,7 +43,9 @@ struct DataOptions {
     std::string mask{};
     std::string ids{};  // their type; empty: the files are text
     uint64_t vocabulary = kByteVocabulary;
+    std::optional<uint32_t> separator{};
     bool documents = false, json = false, raw = false;
+    bool knows_documents() const { return documents || separator; }
 };
 
 // Calls body with all of a file, block after block: texts are larger than memory.
@@ -130,9 +133,35 @@ void refuse_json(const std::string& path, std::string_view beginning) {
                            "\"text\"; or insist on its bytes with --raw"});
 }
 
+// Where documents begin: with each file, and behind each separator.
+class Documents {
+public:
+    explicit Documents(const DataOptions& options)
+        : knows_(options.knows_documents()), separator_(options.separator) {}
+
+    void begin_file() { begins_ = true; }
+    void add(std::span<const uint32_t> tokens) {
+        for (size_t i = 0; knows_ && i < tokens.size(); ++i) {
+            if (begins_) firsts_.push_back(count_ + i);
+            begins_ = separator_ == tokens[i];
+        }
+        count_ += tokens.size();
+    }
+    const std::vector<uint64_t>& firsts() const { return firsts_; }
+    uint64_t tokens() const { return count_; }
+
+private:
+    const bool knows_;
+    const std::optional<uint32_t> separator_;
+    bool begins_ = true;
+    uint64_t count_ = 0;
+    std::vector<uint64_t> firsts_{};
+};
+
 // Calls first(block) with the beginning, as a pipe gives its bytes once.
 template <class Id, class First>
-uint64_t copy_ids(const std::string& path, ferry::TokenWriter& to, const First& first) {
+void copy_ids(const std::string& path, ferry::TokenWriter& to, Documents& documents,
+              const First& first) {
     static_assert(std::endian::native == std::endian::little, "the files are");
     // A file of the wrong type would be too large as well, which says less. A pipe has no size yet.
     std::error_code has_none;
@@ -154,17 +183,17 @@ uint64_t copy_ids(const std::string& path, ferry::TokenWriter& to, const First& 
         }
         left.erase(0, at);
         to.add_tokens(tokens);
+        documents.add(tokens);
     });
     check_whole_ids(path, bytes, sizeof(Id));
-    return bytes / sizeof(Id);
 }
 
-// Returns how many there were.
-uint64_t copy_tokens(const std::string& path, const DataOptions& options, ferry::TokenWriter& to) {
+void copy_tokens(const std::string& path, const DataOptions& options, ferry::TokenWriter& to,
+                 Documents& documents) {
     const auto any = [](std::string_view) {};
-    if (options.ids == "uint16") return copy_ids<uint16_t>(path, to, any);
-    if (options.ids == "uint32") return copy_ids<uint32_t>(path, to, any);
-    return copy_ids<uint8_t>(path, to, [&](std::string_view beginning) {
+    if (options.ids == "uint16") return copy_ids<uint16_t>(path, to, documents, any);
+    if (options.ids == "uint32") return copy_ids<uint32_t>(path, to, documents, any);
+    return copy_ids<uint8_t>(path, to, documents, [&](std::string_view beginning) {
         if (!options.raw) refuse_json(path, beginning);
     });
 }
@@ -262,32 +291,45 @@ void check_input(const std::string& path, const std::string& output) {
     }
 }
 
+void check_separator(const DataOptions& options) {
+    if (!options.separator || *options.separator < options.vocabulary) return;
+    throw Error(Trouble::usage, {.what = "the separator is no token",
+                                 .where = "--separator",
+                                 .measured = std::to_string(*options.separator),
+                                 .limit = "below " + std::to_string(options.vocabulary),
+                                 .remedy = "give the id of the tokenizer's end of text; of text a "
+                                           "byte, such as 10 for the end of a line"});
+}
+
 void write_data(const DataOptions& options) {
+    check_separator(options);
     check_replaces_tokens(options.output);
     for (const std::string& path : options.texts) check_input(path, options.output);
     ferry::TokenWriter file(options.output, options.vocabulary);
-    uint64_t count = 0;
-    std::vector<uint64_t> documents;
+    Documents documents(options);
     for (const std::string& path : options.texts) {
-        if (options.documents) documents.push_back(count);
-        count += copy_tokens(path, options, file);
+        documents.begin_file();
+        copy_tokens(path, options, file, documents);
     }
-    Marks marks(file, count, documents);
+    const uint64_t count = documents.tokens();
+    Marks marks(file, count, documents.firsts());
     if (!options.mask.empty()) marks.copy(options.mask);
-    if (options.mask.empty() && options.documents) marks.add_none();
+    if (options.mask.empty() && options.knows_documents()) marks.add_none();
+    file.add_documents(documents.firsts());
     file.finish();
 
     if (options.json) {
-        const nlohmann::ordered_json line = {{"output", options.output},
-                                             {"files", options.texts.size()},
-                                             {"tokens", count},
-                                             {"vocabulary", options.vocabulary},
-                                             {"masked", marks.masked()}};
+        const nlohmann::ordered_json line = {
+            {"output", options.output}, {"files", options.texts.size()},
+            {"tokens", count},          {"vocabulary", options.vocabulary},
+            {"masked", marks.masked()}, {"documents", documents.firsts().size()}};
         print("{}", ferry::tools::json_line(line));
     } else {
-        print("{}: {} tokens from {} file{}, vocabulary {}, {} masked\n",
+        const size_t known = documents.firsts().size();
+        print("{}: {} tokens from {} file{}, vocabulary {}, {} masked{}\n",
               ferry::one_line(options.output), count, options.texts.size(),
-              options.texts.size() == 1 ? "" : "s", options.vocabulary, marks.masked());
+              options.texts.size() == 1 ? "" : "s", options.vocabulary, marks.masked(),
+              known == 0 ? "" : fmt::format(", {} document{}", known, known == 1 ? "" : "s"));
     }
 }
 
@@ -305,7 +347,10 @@ void add_data_command(CLI::App& app) {
         "One byte for each token, which of text is a byte: 1 where it is no target");
     command->add_flag("--documents", options->documents,
                       "Each file is a document: its first token, which nothing in it foretells, is "
-                      "no target");
+                      "no target, and data.isolate_documents keeps it to itself");
+    command->add_option("--separator", options->separator,
+                        "A document ends with each token of this id, of text a byte, and with each "
+                        "file");
     CLI::Option* ids = command
                            ->add_option("--ids", options->ids,
                                         "The files are raw little-endian ids of a tokenizer: "

@@ -16,6 +16,7 @@
 #include "json_line.h"
 #include "output.h"
 #include "override_options.h"
+#include "pattern_picture.h"
 #include "prediction_report.h"
 #include "run_table.h"
 #include "svg.h"
@@ -32,9 +33,9 @@ namespace {
 struct PlanOptions {
     std::string config{};
     Overrides overrides{};
-    std::string machine{}, svg{};
+    std::string machine{}, svg{}, pattern_svg{};
     train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
-    bool schedule = false, json = false, prediction = true;
+    bool schedule = false, json = false, prediction = true, longest = false;
 };
 
 // At most about 25 steps: the first and the last, evenly spaced ones, and where the rate turns.
@@ -147,10 +148,64 @@ std::string text_of(const CheckpointOnItsWay& checkpoint) {
                                        " are written (budgets.host, checkpoint.memory)");
 }
 
+// What attention computes; nothing where that is all of the causal mask.
+std::string text_of(const std::optional<train::PatternShare>& share, const Config& config) {
+    const std::string documents = config.data.isolate_documents ? "documents isolated" : "";
+    if (!share) return documents.empty() ? "" : "attention: " + documents + "\n\n";
+    const std::string layouts =
+        share->layouts > 1 ? fmt::format(", {} layouts a layer", share->layouts) : "";
+    return fmt::format(
+        "attention: {} in {} layer{}, blocks of {} tokens{}: {:.1f} % of the causal "
+        "mask's pairs, {:.1f} % of its blocks{}\n\n",
+        share->name, share->layers, share->layers == 1 ? "" : "s", share->block, layouts,
+        100 * share->pairs, 100 * share->blocks, documents.empty() ? "" : "; " + documents);
+}
+
+nlohmann::json to_json(const std::optional<train::PatternShare>& share, const Config& config) {
+    nlohmann::json attention = {{"pattern", "dense"},
+                                {"documents_isolated", config.data.isolate_documents}};
+    if (!share) return attention;
+    attention["pattern"] = share->name;
+    attention["block"] = share->block;
+    attention["layers"] = share->layers;
+    attention["layouts"] = share->layouts;
+    attention["pairs"] = share->pairs;
+    attention["blocks"] = share->blocks;
+    return attention;
+}
+
+// Of the longest sequence that fits.
+std::string text_of_longest(int64_t tokens, const Config& config) {
+    const std::string batch =
+        fmt::format("{} x {} of them a step", config.batch.micro_batches, config.batch.micro_batch);
+    if (tokens == 0)
+        return fmt::format("longest sequence: none of {} tokens fits, {}\n\n", train::kSequenceUnit,
+                           batch);
+    return fmt::format("longest sequence that fits: {}{} tokens, {}\n\n", tokens,
+                       tokens == train::kSequenceMost ? " or more" : "", batch);
+}
+
+void draw_pattern(const std::string& file, const std::optional<train::PatternShare>& share,
+                  const Config& config) {
+    if (!share) {
+        throw Error(Trouble::usage,
+                    {.what = "there is no pattern to draw",
+                     .where = "--pattern-svg",
+                     .measured = "attention.pattern is dense",
+                     .remedy = "set attention.pattern, or leave --pattern-svg out"});
+    }
+    write_picture(
+        "--pattern-svg", file,
+        pattern_svg(*share->lists, share->name,
+                    fmt::format("{} tokens in blocks of {}, {:.1f} % of the causal mask",
+                                config.batch.sequence, share->block, 100 * share->blocks)));
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
+    if (!options.pattern_svg.empty()) check_picture_file("--pattern-svg", options.pattern_svg);
     const bool tokens_checked = train::check_token_header(config);
     if (options.machine.empty()) train::check_reserved_cores(config);  // else of another machine
     const train::RankCount count = on_hosts(options.count);
@@ -160,6 +215,8 @@ void run_plan(const PlanOptions& options) {
     const std::string planned_by = plan_by(machine, config, *predictor);
     const planner::Plan plan = predictor->plan(train::request_of(config));
     const optim::LrSchedule schedule = train::schedule_of(config);
+    const std::optional<train::PatternShare> share = train::pattern_share(config);
+    if (!options.pattern_svg.empty()) draw_pattern(options.pattern_svg, share, config);
     std::vector<ops::SlowPath> slow;
     if (predictor->is_here()) slow = train::slow_operations(config);
     std::optional<PredictionReport> report;
@@ -174,11 +231,15 @@ void run_plan(const PlanOptions& options) {
                               report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())
         write_picture("--svg", options.svg, timeline_svg(report->prediction, machine_text()));
+    const std::optional<int64_t> longest =
+        options.longest ? std::optional(train::longest_sequence(config)) : std::nullopt;
     if (!options.json) {
         print_plan(plan, config);
         print("planned by {}\n\n", planned_by);
         if (!tokens_checked)
             print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
+        print("{}", text_of(share, config));
+        if (longest) print("{}", text_of_longest(*longest, config));
         print("{}", text_of(slow));
         if (report) print("{}", text_of(*report));
         print("{}", text_of(wear, config));
@@ -201,8 +262,10 @@ void run_plan(const PlanOptions& options) {
         {"tokens_checked", tokens_checked},
         {"tiers", tiers_json(plan)},
         {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.ranks)},
+        {"attention", to_json(share, config)},
         {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};
+    if (longest) line["longest_sequence"] = *longest;
     if (const auto checkpoint = checkpoint_of(config, plan))
         line["checkpoint"] = {{"bytes", checkpoint->bytes}, {"held_bytes", checkpoint->held}};
     if (report) line["prediction"] = to_json(*report);
@@ -230,6 +293,10 @@ void add_plan_command(CLI::App& app) {
         ->check(CLI::Range(1, 1 << 16));
     CLI::Option* svg =
         command->add_option("--svg", options->svg, "write the step's timeline to this file (SVG)");
+    command->add_option("--pattern-svg", options->pattern_svg,
+                        "write a picture of attention.pattern's blocks to this file (SVG)");
+    command->add_flag("--longest-sequence", options->longest,
+                      "say how long a sequence fits the budgets, all else as it is");
     command
         ->add_flag("!--no-prediction", options->prediction,
                    "only where everything goes: measure nothing, predict nothing")

@@ -65,8 +65,22 @@ install_wheels() {
         echo "$wheels" > "$venv/wheels.txt" ||
         echo "install-packages: no Python package will be built and tested" >&2
 }
+# Attention over blocks and documents is compiled for GPUs by Triton, which needs none. Without it a
+# GPU refuses both.
+triton=triton==3.6.0
+install_triton() {
+    local venv
+    venv=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/build/python
+    command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ] || return 0
+    [ "$("$venv/bin/python" -c 'import triton; print("triton==" + triton.__version__)' 2> /dev/null)" = "$triton" ] && return 0
+    echo "install-packages: will install into $venv, by pip: $triton"
+    { [ -x "$venv/bin/python" ] || python3 -m venv "$venv"; } &&
+        "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps "$triton" ||
+        echo "install-packages: no $triton; GPUs will refuse attention over blocks and documents" >&2
+}
 install_rest() {
     case "${*:-all}" in *python* | all) install_wheels ;; esac
+    case "${*:-all}" in *build* | all) install_triton ;; esac
 }
 
 missing=()

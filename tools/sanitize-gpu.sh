@@ -12,7 +12,7 @@ tools=("$@")
 [[ $# -gt 0 ]] || tools=(memcheck racecheck initcheck)
 sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
 # Without the model's own sizes: they say nothing more of an address, and take most of the time.
-filter='*Ops*/cuda_*:CudaOps.*:*CudnnAttention.is_near_the_oracle*:*CudnnTiles.are_near_the_oracle*'
+filter='*Ops*/cuda_*:CudaOps.*:*CudnnAttention.is_near_the_oracle*:*CudnnTiles.are_near_the_oracle*:*CudaBlocks.rows_that_see_nothing*:*CudaBlocks.wide_heads*'
 filter+=':-*gemm_of_a_model_s_sizes*:*norm_backward_of_many_rows*'
 
 # Only ferry's kernels are judged. The tools take the asynchronous copies of cuDNN's kernels for races,

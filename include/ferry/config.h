@@ -25,6 +25,16 @@ constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 enum class OnDoubt : uint8_t { refuse, ignore };
 enum class MasterFormat : uint8_t { fp32, split };  // split: bf16 weight and low 16 bits
 enum class Speculate : uint8_t { automatic, off, all };
+enum class AttentionPattern : uint8_t {
+    dense,
+    window,
+    fixed,
+    bigbird,
+    longformer,
+    variable,
+    layout  // drawn by the user
+};
+enum class AttentionDirection : uint8_t { unidirectional, bidirectional };
 enum class OnNonfinite : uint8_t { stop, skip };  // a NaN or Inf in loss or gradient
 enum class HashEvery : uint8_t { end, step };
 enum class UnsavedRun : uint8_t { go_on, stop };  // where a checkpoint cannot be written
@@ -52,6 +62,25 @@ struct DataConfig {
     // For tokens whose vocabulary is half the loaded model's, or less.
     OnDoubt small_vocabulary = OnDoubt::refuse;
     double held_back = 0.05;  // fraction of the tokens, at the end, that only evaluation sees
+    bool isolate_documents = false;  // they do not see each other, and positions begin anew
+};
+
+// Which earlier blocks of tokens a block sees; the names are those of DeepSpeed's sparse_attention.
+// Lengths are in blocks of `block` tokens.
+struct AttentionConfig {
+    AttentionPattern pattern = AttentionPattern::dense;
+    int64_t block = 64;
+    std::vector<int> layers{};  // blocks of the model that have the pattern; empty: all
+    bool different_layout_per_head = false, different_layout_per_layer = false;
+    AttentionDirection attention = AttentionDirection::unidirectional;
+    bool horizontal_global_attention = false;
+    int64_t num_local_blocks = 4, num_global_blocks = 1, num_different_global_patterns = 1;
+    std::optional<int64_t> num_random_blocks{};  // empty: bigbird 1, variable 0
+    int64_t num_sliding_window_blocks = 3;
+    std::vector<int> local_window_blocks{4};
+    std::vector<int> global_block_indices{0}, global_block_end_indices{};
+    std::string layout{};  // file of a layout
+    bool allow_empty_rows = false;
 };
 
 struct BatchConfig {
@@ -156,6 +185,7 @@ struct NumericsConfig {
 struct Config {
     ModelConfig model{};
     DataConfig data{};
+    AttentionConfig attention{};
     BatchConfig batch{};
     OptimizerConfig optimizer{};
     ScheduleConfig schedule{};

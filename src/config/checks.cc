@@ -120,6 +120,50 @@ void warn_of_method(const OptimizerConfig& o, const Given& given) {
     for (const Use<optim::Method>& use : uses) warn_of_unused(use, o.method, kMethods, given);
 }
 
+void warn_of_pattern(const AttentionConfig& a, const Given& given) {
+    using enum AttentionPattern;
+    using Uses = Use<AttentionPattern>;
+    const std::array<Uses, 14> uses{
+        {{"attention.block", {window, fixed, bigbird, longformer, variable}},
+         {"attention.layers", {window, fixed, bigbird, longformer, variable, layout}},
+         {"attention.different_layout_per_head", {fixed, bigbird, variable}},
+         {"attention.different_layout_per_layer", {bigbird, variable}},
+         {"attention.num_sliding_window_blocks", {window, bigbird, longformer}},
+         {"attention.num_local_blocks", {fixed}},
+         {"attention.num_global_blocks", {fixed, bigbird}},
+         {"attention.num_different_global_patterns", {fixed}},
+         {"attention.num_random_blocks", {bigbird, variable}},
+         {"attention.local_window_blocks", {variable}},
+         {"attention.global_block_indices", {longformer, variable}},
+         {"attention.global_block_end_indices", {longformer, variable}},
+         {"attention.horizontal_global_attention", {fixed, variable}},
+         {"attention.layout", {layout}}}};
+    for (const Uses& use : uses) warn_of_unused(use, a.pattern, kPatterns, given);
+    if (a.pattern == dense || a.pattern == layout) return;
+    if (a.block < 64)
+        log_warn(given.place_of("attention.block") + " is " + std::to_string(a.block) +
+                 ": widened to 64, what a block of 64 sees in part it sees whole");
+    if (a.attention == AttentionDirection::bidirectional)
+        log_warn(given.place_of("attention.attention") +
+                 " is bidirectional: cut by the causal mask, no token sees a later one");
+}
+
+void resolve_attention(AttentionConfig& a, const Given& given) {
+    using enum AttentionPattern;
+    const bool known = a.block == 16 || a.block == 32 || a.block == 64 || a.block == 128;
+    demand(
+        given,
+        {{known, "attention.block", "no length of a block", show("block", a.block),
+          "choose 16, 32, 64 or 128"},
+         {a.pattern != layout || !a.layout.empty(), "attention.layout",
+          "a layout is asked for, and no file says which", "attention.layout is not given",
+          "name a file that tools/write_layout.py wrote"},
+         {a.pattern != variable || !a.local_window_blocks.empty(), "attention.local_window_blocks",
+          "there is no window", "an empty list", "give the length of at least one"}});
+    if (!a.num_random_blocks) a.num_random_blocks = a.pattern == bigbird ? 1 : 0;
+    warn_of_pattern(a, given);
+}
+
 void warn_of_speculation(const Config& c, const Given& given) {
     const std::string key = "swap.expect_clipped";
     const bool unlimited = c.clip_norm == 0;
@@ -292,6 +336,7 @@ std::string Given::place_of(std::string_view key) const {
 
 void resolve_defaults(Config& config, const Given& given) {
     resolve_model(config.model, given);
+    resolve_attention(config.attention, given);
     resolve_optimizer(config.optimizer, given);
     resolve_schedule(config, given);
     warn_of_speculation(config, given);

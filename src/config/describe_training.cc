@@ -8,17 +8,19 @@
 namespace ferry {
 namespace {
 
-// The model's shape and what the numerics section says are in the run's numerics record; what
-// `model` says besides, and the contents of files, are proved by themselves.
-constexpr std::array<std::string_view, 9> kSectionsLeftOut = {
-    "model", "evaluate", "budgets", "swap", "checkpoint", "io", "numerics", "batch", "zero"};
-constexpr std::array<std::string_view, 7> kKeysLeftOut = {
+// The model's shape, its attention and what the numerics section says are in the run's numerics
+// record; what `model` says besides, and the contents of files, are proved by themselves.
+constexpr std::array<std::string_view, 10> kSectionsLeftOut = {
+    "model", "attention",  "evaluate", "budgets", "swap",
+    "io",    "checkpoint", "numerics", "batch",   "zero"};
+constexpr std::array<std::string_view, 8> kKeysLeftOut = {
     "steps",
     "threads",
     "reserved_cores",
     "hash_every",
     "data.tokens",
     "data.small_vocabulary",
+    "data.isolate_documents",   // in the numerics record
     "optimizer.fp32_moments"};  // in the numerics record, where it is used
 // Without a fall the rate does not depend on where the run ends.
 constexpr std::array<std::string_view, 3> kOfTheFall = {

@@ -29,6 +29,8 @@ constexpr Range kCount = {.low = 0, .high = kMost};
 constexpr Range kUnit = {.low = 0, .high = 1};
 constexpr Range kSize = {.low = 0, .high = 9e18};
 constexpr Range kWidth = {.low = 1, .high = 1 << 20};
+constexpr Range kBlocks = {.low = 1, .high = 1 << 20};
+constexpr Range kBlockIndex = {.low = 0, .high = 1 << 20};
 
 const Section kSections[] = {
     {"", "The run as a whole."},
@@ -37,6 +39,10 @@ const Section kSections[] = {
      "grouped-query "
      "attention, SwiGLU."},
     {"data", "Where the tokens come from."},
+    {"attention",
+     "Which earlier tokens a token sees (docs/attention.md). The names are those of DeepSpeed's "
+     "`sparse_attention`, whose `mode` is `pattern` here; lengths are in blocks of `block` tokens. "
+     "Part of the run's identity."},
     {"batch",
      "One optimizer step sees `micro_batches` x `micro_batch` x `sequence` tokens, whatever the "
      "number of ranks."},
@@ -86,6 +92,25 @@ const Key kKeys[] = {
     {FERRY_KEY(data.tokens), text, "token file written by `ferry data`", {}, {}, true},
     {FERRY_CHOICE(data.small_vocabulary, kDoubts), choice, "what to do where weights are loaded and the tokens' vocabulary is half the model's or less, as of bytes or of another tokenizer; smaller differences, padded tables, and random starts are never refused"},
     {FERRY_KEY(data.held_back), number, "fraction of the tokens, at the end of the file, that only evaluation sees", {.low = 0, .high = 1, .below_high = true}},
+    {FERRY_KEY(data.isolate_documents), boolean, "documents of the token file (`ferry data --documents`, `--separator`) do not see each other: attention ends at their borders, positions begin anew with each, and its last token has no target. What a row's end cuts off goes on in the next row as a document of its own"},
+
+    {FERRY_CHOICE(attention.pattern, kPatterns), choice, "`dense`: all earlier tokens. `window`: the blocks just before. `fixed` (Sparse Transformer): windows side by side, and of each the last blocks seen by all that follow. `bigbird`: window, first blocks and random ones. `longformer` (also `bslongformer`): window, and global blocks that see all and are seen by all. `variable`: windows of your lengths, and global blocks. `layout`: the blocks of a file. A token never sees a later one"},
+    {FERRY_KEY(attention.block), integer, "tokens of a block: 16, 32, 64 or 128. Kernels know 64 and 128: with smaller ones a block of 64 is seen where any part of it is. A layout's file has its own", {.low = 16, .high = 128}},
+    {FERRY_KEY(attention.layers), integers, "blocks of the model that have the pattern, from 0; the others are dense. Empty: all", {.low = 0, .high = 65535}},
+    {FERRY_KEY(attention.different_layout_per_head), boolean, "each query head has random blocks, or global blocks of `fixed`, of its own"},
+    {FERRY_KEY(attention.different_layout_per_layer), boolean, "each layer has random blocks of its own"},
+    {FERRY_CHOICE(attention.attention, kDirections), choice, "`bidirectional` is read as in DeepSpeed and then cut by the causal mask: of random blocks those behind a row are drawn, and lost"},
+    {FERRY_KEY(attention.num_sliding_window_blocks), integer, "`window`, `bigbird`, `longformer`: width of the window about a block. The half of it before the block counts, and the block; one wider than the sequence is cut", kBlocks},
+    {FERRY_KEY(attention.num_local_blocks), integer, "`fixed`: blocks of a window", kBlocks},
+    {FERRY_KEY(attention.num_global_blocks), integer, "`fixed`: blocks of each window, at its end, that all later ones see, a divisor of `num_local_blocks`. `bigbird`: first blocks of the sequence, which all see", kBlocks},
+    {FERRY_KEY(attention.num_different_global_patterns), integer, "`fixed`, with `different_layout_per_head`: so many places of the global blocks in their window, head after head", kBlocks},
+    {FERRY_KEY(attention.num_random_blocks), integer, "`bigbird`, `variable`: random blocks of each row of blocks, drawn by `seed`. `auto`: 1 for `bigbird`, 0 for `variable`", kBlockIndex, true},
+    {FERRY_KEY(attention.local_window_blocks), integers, "`variable`: blocks of the first window, of the second, ...; the last number goes on", kBlocks},
+    {FERRY_KEY(attention.global_block_indices), integers, "`longformer`, `variable`: global blocks, or where runs of them begin; those that a sequence does not have are none", kBlockIndex},
+    {FERRY_KEY(attention.global_block_end_indices), integers, "`longformer`, `variable`: one more than the last block of each run. Empty: each is one block", kBlockIndex},
+    {FERRY_KEY(attention.horizontal_global_attention), boolean, "`fixed`, `variable`, with `attention` `bidirectional`: global blocks see all blocks before them too"},
+    {FERRY_KEY(attention.layout), text, "`layout`: a file that tools/write_layout.py writes of a NumPy array (docs/attention.md)"},
+    {FERRY_KEY(attention.allow_empty_rows), boolean, "take a layout in which some row of blocks sees none: the attention's output there is 0, and so is its gradient"},
 
     {FERRY_KEY(batch.sequence), integer, "tokens a sequence", kWidth, {}, true},
     {FERRY_KEY(batch.micro_batch), integer, "sequences that a kernel works on at once", kWidth},

@@ -40,6 +40,14 @@ constexpr Words<optim::Decay, 6> kSchedules = {{
     {optim::Decay::one_cycle, "one_cycle"}, {optim::Decay::warmup_decay, "warmup_decay"}}};
 constexpr Words<AttentionKernels, 2> kAttentions = {{
     {AttentionKernels::best, "auto"}, {AttentionKernels::ferry, "ferry"}}};
+constexpr Words<AttentionPattern, 8> kPatterns = {{
+    {AttentionPattern::dense, "dense"}, {AttentionPattern::window, "window"},
+    {AttentionPattern::fixed, "fixed"}, {AttentionPattern::bigbird, "bigbird"},
+    {AttentionPattern::longformer, "longformer"}, {AttentionPattern::longformer, "bslongformer"},
+    {AttentionPattern::variable, "variable"}, {AttentionPattern::layout, "layout"}}};
+constexpr Words<AttentionDirection, 2> kDirections = {{
+    {AttentionDirection::unidirectional, "unidirectional"},
+    {AttentionDirection::bidirectional, "bidirectional"}}};
 constexpr Words<OnNonfinite, 2> kNonfinite = {{
     {OnNonfinite::stop, "stop"}, {OnNonfinite::skip, "skip"}}};
 constexpr Words<HashEvery, 2> kHashes = {{{HashEvery::end, "end"}, {HashEvery::step, "step"}}};

@@ -58,7 +58,7 @@ enum class Content : uint8_t {
     mlp,
     gradient,        // fp32 accumulator of a layer's trainable prefix
     table_gradient,  // tied: the head's part of the table's
-    tokens,          // of a micro-batch, then its targets; int32
+    tokens,          // of a micro-batch, its targets, and where documents begin and end; int32
     scratch,         // nothing before and nothing after
     report,
     wire,    // gradient of a chunk in the wire type; gathered: of every rank's

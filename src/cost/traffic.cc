@@ -58,6 +58,11 @@ double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partiti
 }
 
 double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block) {
+    if (const ops::BlockLists* pattern = shape.pattern_of(block)) {
+        const int64_t window = shape.window_of(block);
+        return pattern->visible_pairs(sequence, window < sequence ? window : 0) /
+               (double(sequence) * pattern->heads);
+    }
     const double s = double(sequence), window = double(shape.window_of(block));
     const double w = window > 0 ? std::min(window, s) : s;
     return w - w * w / (2 * s);

@@ -140,11 +140,12 @@ void TokenFile::read_header() {
                      .measured = "it does not start with FERRYTOK",
                      .remedy = "make one of your text: ferry data TEXT... -o FILE"});
     }
-    if (header.version != kTokenVersion) {
+    const bool documents = header.version == kTokenVersionOfDocuments;
+    if (header.version != kTokenVersion && !documents) {
         throw Error(Trouble::usage, {.what = "a token file of another version of ferry",
                                      .where = path_,
                                      .measured = "version " + std::to_string(header.version),
-                                     .limit = "version " + std::to_string(kTokenVersion),
+                                     .limit = "versions 1 and 2",
                                      .remedy = kWriteAgain});
     }
     const uint32_t width = header.token_bytes;
@@ -153,27 +154,36 @@ void TokenFile::read_header() {
     };
     if (width != 1 && width != 2 && width != 4)
         damaged("token bytes " + std::to_string(width), "1, 2 or 4");
-    if (header.flags > kTokenMaskFollows)
-        damaged("flags " + std::to_string(header.flags), "0 or 1");
+    if ((header.flags & ~kTokenMaskFollows) != (documents ? kDocumentsFollow : 0))
+        damaged("flags " + std::to_string(header.flags), documents ? "2 or 3" : "0 or 1");
+    if (documents ? header.documents == 0 || header.documents > header.count
+                  : header.documents != 0)
+        damaged("documents " + std::to_string(header.documents),
+                documents ? "1 to the tokens, " + std::to_string(header.count) : "0");
     if (header.vocabulary < 1 || header.vocabulary > kVocabularyMost)
         damaged("vocabulary " + std::to_string(header.vocabulary),
                 "1 to " + std::to_string(kVocabularyMost));
     if (std::ranges::any_of(header.padding, [](std::byte byte) { return byte != std::byte{0}; }))
-        damaged("its last 16 bytes are not all zero", "zeros");
+        damaged("its last 8 bytes are not all zero", "zeros");
     info_ = {.vocabulary = header.vocabulary,
              .count = header.count,
              .token_bytes = width,
-             .masked = header.flags == kTokenMaskFollows,
+             .masked = (header.flags & kTokenMaskFollows) != 0,
+             .documents = header.documents,
              .checksum = header.checksum};
     const uint64_t each = width + (info_.masked ? 1 : 0);
     const uint64_t payload_bytes = size_ - sizeof(TokenHeader);
+    const std::string text =
+        std::to_string(header.count) + " tokens of " + bytes_text(each) +
+        (documents ? ", " + std::to_string(header.documents) + " documents" : "");
     // By division: a damaged count must not overflow.
-    if (payload_bytes / each != header.count || payload_bytes % each != 0)
+    const bool truncated = payload_bytes / sizeof(uint64_t) < header.documents;
+    const uint64_t of_tokens = truncated ? 0 : payload_bytes - header.documents * sizeof(uint64_t);
+    if (of_tokens / each != header.count || of_tokens % each != 0)
         corrupt(path_,
-                payload_bytes / each < header.count ? "the token file is truncated"
-                                                    : "the token file is longer than it says",
-                bytes_text(payload_bytes) + " after the header",
-                std::to_string(header.count) + " tokens of " + bytes_text(each));
+                of_tokens / each < header.count ? "the token file is truncated"
+                                                : "the token file is longer than it says",
+                bytes_text(payload_bytes) + " after the header", text);
 }
 
 // Takes down the sum of every piece on the way: the file is the run's as it is now.
@@ -203,6 +213,28 @@ void TokenFile::check_contents(int64_t model_vocab) {
         corrupt(path_, "the token file is damaged: its checksum differs", "", "");
     if (own.found()) refuse_token(own.index(), 0);
     if (model.found()) refuse_token(model.index(), of_model);
+    check_documents();
+}
+
+void TokenFile::check_documents() const {
+    constexpr uint64_t kBlock = 1 << 16;
+    std::vector<uint64_t> firsts;
+    uint64_t least = 0;
+    for (uint64_t at = 0; at < info_.documents; at += firsts.size()) {
+        firsts.resize(std::min(kBlock, info_.documents - at));
+        copy_documents(at, firsts);
+        for (size_t i = 0; i < firsts.size(); ++i) {
+            const bool right = at + i == 0 ? firsts[i] == 0 : firsts[i] >= least;
+            if (!right || firsts[i] >= info_.count)
+                corrupt(path_, "the token file's documents are not in order",
+                        "document " + std::to_string(at + i) + " begins at token " +
+                            std::to_string(firsts[i]),
+                        at + i == 0 ? "token 0"
+                                    : "from " + std::to_string(least) + " on, below " +
+                                          std::to_string(info_.count));
+            least = firsts[i] + 1;
+        }
+    }
 }
 
 // Throws for a token outside the model's vocabulary; 0: outside the file's own.
@@ -295,6 +327,26 @@ void TokenFile::copy_marks(uint64_t first, std::span<uint8_t> out) const {
     }
     read(sizeof(TokenHeader) + info_.count * info_.token_bytes + first,
          std::as_writable_bytes(out));
+}
+
+void TokenFile::copy_documents(uint64_t first, std::span<uint64_t> out) const {
+    FERRY_CHECK(first + out.size() <= info_.documents);
+    const uint64_t each = info_.token_bytes + (info_.masked ? 1 : 0);
+    read(sizeof(TokenHeader) + info_.count * each + first * sizeof(uint64_t),
+         std::as_writable_bytes(out));
+}
+
+// The last that begins at the token or before it.
+uint64_t TokenFile::document_of(uint64_t token) const {
+    FERRY_CHECK(token < info_.count && info_.documents > 0);
+    uint64_t low = 0, high = info_.documents;
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        uint64_t first = 0;
+        copy_documents(middle, {&first, 1});
+        (first <= token ? low : high) = middle;
+    }
+    return low;
 }
 
 }  // namespace ferry

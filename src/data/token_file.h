@@ -26,6 +26,10 @@ public:
     void copy_tokens(uint64_t first, std::span<int32_t> out) const;
     // Their marks: 1, it is no target. All 0 in a file without a mask.
     void copy_marks(uint64_t first, std::span<uint8_t> out) const;
+    // Where documents [first, first + out.size()) begin.
+    void copy_documents(uint64_t first, std::span<uint64_t> out) const;
+    // The document that a token is of; the file knows them.
+    uint64_t document_of(uint64_t token) const;
 
 private:
     friend TokenFileInfo read_token_info(const std::string& path);
@@ -33,6 +37,7 @@ private:
     void open();
     void read_header();
     void check_contents(int64_t model_vocab);
+    void check_documents() const;
     [[noreturn]] void refuse_token(uint64_t index, uint64_t model_vocab) const;
     [[noreturn]] void refuse_changed(uint64_t offset, uint64_t bytes) const;
     // Reads bytes of the file, not yet proved.

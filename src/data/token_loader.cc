@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,15 @@ void check_evaluation(const TokenLoader::Options& options, int64_t evaluation) {
 }  // namespace
 
 TokenSplit split_tokens(const TokenLoader::Options& options, const TokenFileInfo& info) {
+    if (options.isolates_documents && info.documents == 0) {
+        throw Error(Trouble::usage,
+                    {.what = "the token file does not say where documents begin",
+                     .where = "data.isolate_documents: " + options.path,
+                     .measured = "a token file of version 1",
+                     .limit = "version 2",
+                     .remedy = "write it again with `ferry data --documents` or `--separator`, or "
+                               "set data.isolate_documents to false"});
+    }
     const auto count = static_cast<int64_t>(info.count);
     const double held_back = options.trains ? options.held_back : 1;
     const auto held = static_cast<int64_t>(held_back * static_cast<double>(count));
@@ -60,9 +70,33 @@ struct TokenLoader::Impl {
         training = split.training;
         evaluation = split.evaluation;
         evaluation_begin = split.evaluation_begin;
-        if (info.masked) check_evaluation_targets();
+        const bool some_masked = info.masked || options.isolates_documents;
+        if (some_masked) check_evaluation_targets();
         if (!options.trains) return;
-        if (info.masked) count_each_sequence();
+        if (some_masked) count_each_sequence();
+    }
+
+    // body(where it begins) for each document that begins in [first, first + count).
+    template <class Body>
+    void for_documents(uint64_t first, uint64_t count, const Body& body) const {
+        constexpr uint64_t kBlock = 512;
+        const uint64_t documents = file.info().documents;
+        std::array<uint64_t, kBlock> firsts{};
+        for (uint64_t at = file.document_of(first); at < documents; at += kBlock) {
+            const std::span some = std::span(firsts).first(std::min(kBlock, documents - at));
+            file.copy_documents(at, some);
+            for (const uint64_t begin : some) {
+                if (begin >= first + count) return;
+                if (begin >= first) body(begin);
+            }
+        }
+    }
+
+    // Which tokens are no targets: by the file's mask, and the first of each isolated document.
+    void copy_marks(uint64_t first, std::span<uint8_t> out) const {
+        file.copy_marks(first, out);
+        if (options.isolates_documents)
+            for_documents(first, out.size(), [&](uint64_t begin) { out[begin - first] = 1; });
     }
 
     // Calls body(i, mark) for tokens first + i, in blocks: each piece of the file is read once.
@@ -71,7 +105,7 @@ struct TokenLoader::Impl {
         std::vector<uint8_t> marks;
         for (int64_t at = 0; at < count; at += std::ssize(marks)) {
             marks.resize(static_cast<size_t>(std::min(kMiB, count - at)));
-            file.copy_marks(static_cast<uint64_t>(first + at), marks);
+            copy_marks(static_cast<uint64_t>(first + at), marks);
             for (int64_t i = 0; i < std::ssize(marks); ++i)
                 body(at + i, marks[static_cast<size_t>(i)]);
         }
@@ -135,16 +169,44 @@ struct TokenLoader::Impl {
         file.copy_tokens(first, both);
         std::copy(both.begin(), both.end() - 1, tokens.begin());
         std::copy(both.begin() + 1, both.end(), out_targets.begin());
-        if (!file.info().masked) return;
+        if (!file.info().masked && !options.isolates_documents) return;
         marks.resize(out_targets.size());
-        file.copy_marks(first + 1, marks);
+        copy_marks(first + 1, marks);
         for (size_t t = 0; t < out_targets.size(); ++t)
             if (marks[t] != 0) out_targets[t] = -1;
+    }
+
+    // The documents of the sequence that begins at this token, as it sees them.
+    void copy_documents(int64_t first_token, std::span<int32_t> start,
+                        std::span<int32_t> end) const {
+        const auto first = static_cast<uint64_t>(first_token);
+        size_t begin = 0;
+        const auto close = [&](size_t at) {
+            for (size_t t = begin; t < at; ++t) {
+                start[t] = static_cast<int32_t>(begin);
+                end[t] = static_cast<int32_t>(at);
+            }
+            begin = at;
+        };
+        for_documents(first, start.size(), [&](uint64_t at) { close(at - first); });
+        close(start.size());
+    }
+
+    // Row `row` of a micro-batch: the sequence that begins at this token.
+    void fill_row(int64_t first_token, int64_t row, const MicroBatch& out) const {
+        const auto length = static_cast<size_t>(options.sequence);
+        const size_t at = static_cast<size_t>(row) * length;
+        copy_sequence(first_token, out.tokens.subspan(at, length), out.targets.subspan(at, length));
+        if (options.isolates_documents)
+            copy_documents(first_token, out.document_start.subspan(at, length),
+                           out.document_end.subspan(at, length));
     }
 
     void check(const MicroBatch& out) const {
         const auto size = static_cast<size_t>(options.micro_batch * options.sequence);
         FERRY_CHECK(out.tokens.size() == size && out.targets.size() == size);
+        const size_t documents = options.isolates_documents ? size : 0;
+        FERRY_CHECK(out.document_start.size() == documents && out.document_end.size() == documents);
     }
 
     Options options;
@@ -179,14 +241,10 @@ void TokenLoader::fill(int64_t step, int64_t micro_batch_index, MicroBatch out) 
     const Options& o = impl_->options;
     FERRY_CHECK(step >= 1 && micro_batch_index >= 0 && micro_batch_index < o.micro_batches);
     impl_->check(out);
-    const auto length = static_cast<size_t>(o.sequence);
     const int64_t first = (step - 1) * impl_->sequences_per_step() +
                           o.rank * impl_->sequences_per_rank() + micro_batch_index * o.micro_batch;
-    for (int64_t i = 0; i < o.micro_batch; ++i) {
-        const size_t row = static_cast<size_t>(i) * length;
-        impl_->copy_sequence(impl_->in_file(first + i) * o.sequence,
-                             out.tokens.subspan(row, length), out.targets.subspan(row, length));
-    }
+    for (int64_t i = 0; i < o.micro_batch; ++i)
+        impl_->fill_row(impl_->in_file(first + i) * o.sequence, i, out);
 }
 
 void TokenLoader::fill_evaluation(int64_t micro_batch_index, MicroBatch out) const {
@@ -198,8 +256,7 @@ void TokenLoader::fill_evaluation(int64_t micro_batch_index, MicroBatch out) con
         const int64_t number = micro_batch_index * o.micro_batch + i;
         const size_t row = static_cast<size_t>(i) * length;
         const std::span<int32_t> targets = out.targets.subspan(row, length);
-        impl_->copy_sequence(impl_->evaluation_begin + number % impl_->evaluation * o.sequence,
-                             out.tokens.subspan(row, length), targets);
+        impl_->fill_row(impl_->evaluation_begin + number % impl_->evaluation * o.sequence, i, out);
         if (number >= impl_->evaluation) std::fill(targets.begin(), targets.end(), -1);
     }
 }

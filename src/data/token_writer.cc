@@ -34,7 +34,7 @@ TokenWriter::TokenWriter(std::string path, uint64_t vocabulary)
 }
 
 void TokenWriter::add_tokens(std::span<const uint32_t> tokens) {
-    FERRY_CHECK(marks_ == 0, "tokens come before marks");
+    FERRY_CHECK(marks_ == 0 && info_.documents == 0, "tokens come before marks and documents");
     const auto bad =
         std::ranges::find_if(tokens, [this](uint32_t token) { return token >= info_.vocabulary; });
     if (bad != tokens.end()) {
@@ -54,11 +54,18 @@ void TokenWriter::add_tokens(std::span<const uint32_t> tokens) {
 }
 
 void TokenWriter::add_marks(std::span<const uint8_t> marks) {
+    FERRY_CHECK(info_.documents == 0, "marks come before documents");
     narrow_.resize(marks.size());
     std::ranges::transform(marks, narrow_.begin(),
                            [](uint8_t masked) { return std::byte{masked != 0}; });
     write(narrow_);
     marks_ += marks.size();
+}
+
+void TokenWriter::add_documents(std::span<const uint64_t> firsts) {
+    FERRY_CHECK(firsts.empty() || info_.documents > 0 || firsts.front() == 0);
+    write(std::as_bytes(firsts));
+    info_.documents += firsts.size();
 }
 
 void TokenWriter::finish() {
@@ -74,11 +81,15 @@ void TokenWriter::finish() {
     if (marks_ != 0 && marks_ != info_.count)
         refuse("the mask is not as long as the tokens", std::to_string(marks_),
                std::to_string(info_.count), "give a mark for each token");
-    TokenHeader header{.token_bytes = info_.token_bytes,
-                       .vocabulary = info_.vocabulary,
-                       .count = info_.count,
-                       .flags = marks_ == 0 ? 0 : kTokenMaskFollows,
-                       .checksum = checksum_.value()};
+    const bool documents = info_.documents > 0;
+    TokenHeader header{
+        .version = documents ? kTokenVersionOfDocuments : kTokenVersion,
+        .token_bytes = info_.token_bytes,
+        .vocabulary = info_.vocabulary,
+        .count = info_.count,
+        .flags = (marks_ == 0 ? 0 : kTokenMaskFollows) | (documents ? kDocumentsFollow : 0),
+        .checksum = checksum_.value(),
+        .documents = info_.documents};
     std::memcpy(header.magic, kTokenMagic, sizeof kTokenMagic);
     draft_.write_again(0, std::as_bytes(std::span(&header, 1)));
     draft_.publish();
@@ -90,10 +101,11 @@ void TokenWriter::write(std::span<const std::byte> bytes) {
 }
 
 void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,
-                  std::span<const uint8_t> mask) {
+                  std::span<const uint8_t> mask, std::span<const uint64_t> documents) {
     TokenWriter file(path, vocabulary);
     file.add_tokens(tokens);
     file.add_marks(mask);
+    file.add_documents(documents);
     file.finish();
 }
 

@@ -12,15 +12,17 @@
 
 namespace ferry {
 
-// Layout, little endian: magic "FERRYTOK", uint32 version (1), uint32 token bytes (1, 2 or 4),
-// uint64 vocabulary, uint64 count, uint64 flags (bit 0: a mask follows), uint64 checksum of what
-// follows the 64-byte header, zero padding to 64; count tokens; with flag 0 count bytes, 1 where
-// the token is no target.
+// Layout, little endian: magic "FERRYTOK", uint32 version (1, or 2 with documents), uint32 token
+// bytes (1, 2 or 4), uint64 vocabulary, uint64 count, uint64 flags (bit 0: a mask follows; bit 1:
+// documents do), uint64 checksum of what follows the 64-byte header, uint64 documents, zero padding
+// to 64; count tokens; with bit 0 count bytes, 1 where the token is no target; with bit 1 a uint64
+// for each document, the index of its first token: ascending from 0.
 struct TokenFileInfo {
     uint64_t vocabulary = 0, count = 0;
     uint32_t token_bytes = 1;
     bool masked = false;
-    uint64_t checksum = 0;  // of tokens and mask
+    uint64_t documents = 0;  // whose beginnings it knows; 0: none
+    uint64_t checksum = 0;   // of all that follows the header
 };
 
 constexpr uint64_t kVocabularyMost = uint64_t{1} << 30;
@@ -31,14 +33,17 @@ constexpr uint64_t kVocabularyMost = uint64_t{1} << 30;
 TokenFileInfo read_token_info(const std::string& path);
 
 // Writes such a file piece by piece, as a Draft: a reader sees the old file or the new one. First
-// all tokens, then either none or a mark for each: 1, it is no target. Throws usage where a token
-// is not below the vocabulary or there are none, io where the disk refuses.
+// all tokens, then either none or a mark for each: 1, it is no target; last the documents' first
+// tokens, or none. Throws usage where a token is not below the vocabulary or there are none, io
+// where the disk refuses.
 class TokenWriter {
 public:
     TokenWriter(std::string path, uint64_t vocabulary);
 
     void add_tokens(std::span<const uint32_t> tokens);
     void add_marks(std::span<const uint8_t> marks);
+    // Ascending, the first of them 0.
+    void add_documents(std::span<const uint64_t> firsts);
     void finish();
 
 private:
@@ -53,12 +58,15 @@ private:
 };
 // All at once. `mask` is empty or as long as the tokens.
 void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,
-                  std::span<const uint8_t> mask);
+                  std::span<const uint8_t> mask, std::span<const uint64_t> documents = {});
 
-// One micro-batch. tokens and targets are [micro_batch, sequence]; target -1 is not real.
+// One micro-batch. All are [micro_batch, sequence]; target -1 is not real.
 struct MicroBatch {
     std::span<int32_t> tokens{};
     std::span<int32_t> targets{};
+    // Where in its row a token's document begins and where it has ended; empty unless documents are
+    // isolated.
+    std::span<int32_t> document_start{}, document_end{};
 };
 
 // Checks the file whole (header, size, checksum, every token below the vocabulary and below
@@ -69,6 +77,9 @@ struct MicroBatch {
 // in an order that is a function of (seed, epoch); global sequence s of the run is number s % n of
 // epoch s / n; so a step's batch is a function of (seed, step, rank) alone and a run restarts
 // anywhere.
+//
+// Isolated documents do not see each other: the last token of one has no target, and what a row's
+// end cuts off goes on in the next row as a document of its own.
 class TokenLoader {
 public:
     struct Options {
@@ -78,6 +89,7 @@ public:
         double held_back = 0;
         bool trains = true;                    // false: the whole file is held back
         int64_t evaluation_micro_batches = 0;  // that will be asked for; refused when not there
+        bool isolates_documents = false;
         uint32_t seed = 0;
         int rank = 0, ranks = 1;
     };
@@ -99,7 +111,8 @@ private:
 };
 
 // How a loader cuts a file into sequences, by its header alone. Throws usage where there is no
-// sequence to train on (to evaluate on), or less held back than evaluation will ask for.
+// sequence to train on (to evaluate on), less held back than evaluation will ask for, or documents
+// are to be isolated that the file does not know.
 struct TokenSplit {
     int64_t training = 0, evaluation = 0;  // sequences
     int64_t evaluation_begin = 0;          // token

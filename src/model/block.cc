@@ -10,18 +10,19 @@ using ops::ConstView;
 using ops::View;
 
 Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
-             const LayerMemory& memory, std::byte* scratch)
-    : Block(shape, numerics, rope, ops, memory, names_of(shape.family).input_major) {
+             const LayerMemory& memory, const Mask& mask, std::byte* scratch)
+    : Block(shape, numerics, rope, ops, memory, mask, names_of(shape.family).input_major) {
     Carver carver(scratch);
     b_ = cut(carver, 0);
 }
 
 Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
-             const LayerMemory& memory, bool input_major)
+             const LayerMemory& memory, const Mask& mask, bool input_major)
     : shape_(shape),
       numerics_(numerics),
       rope_(rope),
       ops_(ops),
+      mask_(mask),
       index_(memory.layer().index),
       query_(shape.heads * shape.head_dim),
       key_(shape.kv_heads * shape.head_dim),
@@ -38,7 +39,8 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
 int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
                              ops::Ops& ops, const Layer& layer) {
     const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
-    const Block block(shape, numerics, rope, ops, nowhere, nullptr);
+    const Mask mask{.pattern = shape.pattern_of(layer.index)};
+    const Block block(shape, numerics, rope, ops, nowhere, mask, nullptr);
     Carver carver(nullptr);
     block.cut(carver, block.op_scratch_bytes());
     return carver.peak();
@@ -60,7 +62,7 @@ int64_t Block::saved_bytes(const Shape& shape, const Numerics& numerics, const R
     const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
     Carver carver(nullptr);
     Buffers unused;
-    Block(shape, numerics, rope, ops, nowhere, nullptr).cut_saved(what, carver, unused);
+    Block(shape, numerics, rope, ops, nowhere, {}, nullptr).cut_saved(what, carver, unused);
     return carver.peak();
 }
 
@@ -137,7 +139,12 @@ ops::Attention Block::attention() const {
             .head_dim = shape_.head_dim,
             .scale = 1 / std::sqrt(static_cast<double>(shape_.head_dim)),
             .type = numerics_.compute,
-            .window = window < numerics_.sequence ? window : 0};
+            .window = window < numerics_.sequence ? window : 0,
+            .pattern = mask_.pattern,
+            .blocks = mask_.lists,
+            .documents = numerics_.documents,
+            .document_start = mask_.documents.start,
+            .document_end = mask_.documents.end};
 }
 
 void Block::norm_heads() {
@@ -162,7 +169,8 @@ void Block::rope(View queries_and_keys, bool inverse) {
                                  .head_dim = shape_.head_dim,
                                  .frequencies = rope_.frequencies.data(),
                                  .amplitude = rope_.amplitude,
-                                 .inverse = inverse});
+                                 .inverse = inverse,
+                                 .document_start = mask_.documents.start});
 }
 
 // ---------------------------------------------------------------- passes

@@ -16,7 +16,7 @@ namespace ferry::model {
 class Block {
 public:
     Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
-          const LayerMemory& memory, std::byte* scratch);
+          const LayerMemory& memory, const Mask& mask, std::byte* scratch);
 
     void forward(ops::ConstView x_in, ops::View x_out);
     void backward(ops::ConstView x_in, ops::View dx, bool needs_dx);
@@ -48,7 +48,7 @@ private:
     };
 
     Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
-          const LayerMemory& memory, bool input_major);
+          const LayerMemory& memory, const Mask& mask, bool input_major);
     // `op_scratch_bytes` comes last: only who measures needs it.
     Buffers cut(Carver& carver, int64_t op_scratch_bytes) const;
     void cut_attention(Carver& carver, Buffers& b) const;
@@ -82,6 +82,7 @@ private:
     const Numerics& numerics_;
     const RopeTable& rope_;
     ops::Ops& ops_;
+    const Mask mask_;
     OfSaved<bool> saved_{}, known_{};
     int64_t index_;        // of the block
     int64_t query_, key_;  // columns: Q, K

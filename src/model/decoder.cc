@@ -108,6 +108,57 @@ Decoder::Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops:
     FERRY_CHECK(shape_.head_dim > 0);
     FERRY_CHECK(shape_.learned_positions == 0 || shape_.learned_positions >= numerics_.sequence);
     FERRY_CHECK(numerics_.tokens() > 0 && numerics_.head_tile > 0 && numerics_.mlp_tile >= 0);
+    FERRY_CHECK(shape_.patterns.empty() || std::ssize(shape_.patterns) == shape_.layers);
+    for (const auto& pattern : shape_.patterns)  // until they have their place
+        lists_.push_back(pattern ? pattern->view() : ops::BlockListsView{});
+}
+
+namespace {
+
+// Each of the patterns once, by the first block that has it.
+std::vector<size_t> first_blocks(const Shape& shape) {
+    std::vector<size_t> blocks;
+    for (size_t i = 0; i < shape.patterns.size(); ++i) {
+        const auto first = std::ranges::find(shape.patterns, shape.patterns[i]);
+        if (shape.patterns[i] && static_cast<size_t>(first - shape.patterns.begin()) == i)
+            blocks.push_back(i);
+    }
+    return blocks;
+}
+
+}  // namespace
+
+int64_t Decoder::pattern_bytes() const {
+    int64_t bytes = 0;
+    for (const size_t block : first_blocks(shape_))
+        bytes += round_up(shape_.patterns[block]->memory_bytes(), 64);
+    return bytes;
+}
+
+void Decoder::place_patterns(std::byte* memory, const Copy& copy) {
+    for (const size_t first : first_blocks(shape_)) {
+        const ops::BlockLists& lists = *shape_.patterns[first];
+        std::byte* at = memory;
+        for (const auto* list :
+             {&lists.row_starts, &lists.columns, &lists.column_starts, &lists.rows}) {
+            copy(at, std::as_bytes(std::span(*list)));
+            at += std::ssize(*list) * int64_t{sizeof(int32_t)};
+        }
+        for (size_t block = first; block < shape_.patterns.size(); ++block) {
+            if (shape_.patterns[block] == shape_.patterns[first])
+                lists_[block] = lists.view_at(memory);
+        }
+        memory += round_up(lists.memory_bytes(), 64);
+    }
+}
+
+Mask Decoder::mask_of(int64_t block, const Documents& documents) const {
+    FERRY_CHECK(numerics_.documents == (documents.start != nullptr) &&
+                numerics_.documents == (documents.end != nullptr));
+    const ops::BlockLists* pattern = shape_.pattern_of(block);
+    return {.pattern = pattern,
+            .lists = pattern ? lists_[static_cast<size_t>(block)] : ops::BlockListsView{},
+            .documents = documents};
 }
 
 int64_t Decoder::activation_bytes() const {
@@ -131,16 +182,18 @@ int64_t Decoder::saved_bytes(Saved what) const {
     return Block::saved_bytes(shape_, numerics_, rope_, ops_, layers_[1], what);
 }
 
-void Decoder::embed(const int32_t* tokens, const void* weights, void* x) const {
+void Decoder::embed(const int32_t* tokens, const void* weights, void* x,
+                    const Documents& documents) const {
     const LayerMemory memory(layers_.front(), numerics_.compute, weights, nullptr);
     const Parameter positions = memory(Role::position_table);
     const ConstView of_sequence =
         positions.exists() ? positions.value.row_range(0, numerics_.sequence) : ConstView{};
-    ops_.embed(tokens, memory(Role::token_table).value, of_sequence,
+    ops_.embed(tokens, memory(Role::token_table).value, of_sequence, documents.start,
                View::of(x, numerics_.residual, numerics_.tokens(), shape_.hidden));
 }
 
-void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradient) const {
+void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradient,
+                             const Documents& documents) const {
     const LayerMemory memory(layers_.front(), numerics_.compute, nullptr, gradient);
     const ConstView d = ConstView::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     const Parameter table = memory(Role::token_table), positions = memory(Role::position_table);
@@ -149,7 +202,8 @@ void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradi
         ops_.fill_zero(table.gradient + shape_.padding_token * shape_.hidden,
                        shape_.hidden * size_of(DType::f32));
     }
-    if (positions.trains()) ops_.positions_backward(d, numerics_.sequence, positions.gradient);
+    if (positions.trains())
+        ops_.positions_backward(d, numerics_.sequence, documents.start, positions.gradient);
 }
 
 namespace {
@@ -163,10 +217,11 @@ void save(Block& pass, const SavedMemory& saved, bool known) {
 }  // namespace
 
 void Decoder::forward(int64_t block, const void* weights, const void* x_in, void* x_out,
-                      uint32_t* nonfinite, std::byte* scratch, const SavedMemory& saved) const {
+                      uint32_t* nonfinite, std::byte* scratch, const SavedMemory& saved,
+                      const Documents& documents) const {
     const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, weights,
                              nullptr);
-    Block pass(shape_, numerics_, rope_, ops_, memory, scratch);
+    Block pass(shape_, numerics_, rope_, ops_, memory, mask_of(block, documents), scratch);
     save(pass, saved, false);
     const View out = View::of(x_out, numerics_.residual, numerics_.tokens(), shape_.hidden);
     pass.forward(ConstView::of(x_in, numerics_.residual, out.rows, out.cols), out);
@@ -174,22 +229,22 @@ void Decoder::forward(int64_t block, const void* weights, const void* x_in, void
 }
 
 void Decoder::backward(int64_t block, const void* weights, const void* x_in, void* dx,
-                       bool needs_dx, float* gradient, std::byte* scratch,
-                       const SavedMemory& saved) const {
+                       bool needs_dx, float* gradient, std::byte* scratch, const SavedMemory& saved,
+                       const Documents& documents) const {
     const Layer& layer = layers_[static_cast<size_t>(block + 1)];
     if (!needs_dx && layer.trainable_elements == 0) return;
     const LayerMemory memory(layer, numerics_.compute, weights, gradient);
-    Block pass(shape_, numerics_, rope_, ops_, memory, scratch);
+    Block pass(shape_, numerics_, rope_, ops_, memory, mask_of(block, documents), scratch);
     save(pass, saved, true);
     const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
 }
 
-void Decoder::compute_saved(Saved what, int64_t block, const void* weights,
-                            std::byte* scratch) const {
+void Decoder::compute_saved(Saved what, int64_t block, const void* weights, std::byte* scratch,
+                            const Documents& documents) const {
     const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, weights,
                              nullptr);
-    Block(shape_, numerics_, rope_, ops_, memory, scratch).compute(what);
+    Block(shape_, numerics_, rope_, ops_, memory, mask_of(block, documents), scratch).compute(what);
 }
 
 struct Decoder::HeadPass {

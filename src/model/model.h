@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,7 +46,13 @@ struct Shape {
     bool head_norms = false;        // RMSNorm of each head's queries and keys, before RoPE
     int64_t learned_positions = 0;  // rows of a table added to the embedding; 0: RoPE
     RopeScaling rope_scaling{};
-    std::vector<int64_t> windows{};   // of each block, in tokens, 0: none; empty: none has one
+    std::vector<int64_t> windows{};  // of each block, in tokens, 0: none; empty: none has one
+    // Of each block, which blocks of keys its attention sees; null: all. Empty: none has a pattern.
+    std::vector<std::shared_ptr<const ops::BlockLists>> patterns{};
+    std::string pattern_text{};  // what they are called
+    const ops::BlockLists* pattern_of(int64_t block) const {
+        return patterns.empty() ? nullptr : patterns[static_cast<size_t>(block)].get();
+    }
     double initial_deviation = 0.02;  // of random weights
     bool smaller_residuals = true;    // random output and down projections / sqrt(2 layers)
     // Row of the embedding that learns nothing from where it is looked up and starts as zeros, as
@@ -61,6 +68,7 @@ struct Numerics {
     int64_t sequence = 0, micro_batch = 0;  // tokens a sequence; sequences a kernel
     int64_t head_tile = 1024;               // tokens a tile of the fused head and loss
     int64_t mlp_tile = 0;                   // tokens a tile of the MLP; 0: whole micro-batch
+    bool documents = false;                 // a sequence holds some that do not see each other
     DType compute = DType::f32;             // weights and GEMM inputs
     DType residual = DType::f32, wire = DType::f32;  // wire: gradients, rounded once
     int64_t tokens() const { return sequence * micro_batch; }
@@ -150,6 +158,19 @@ struct RopeTable {
 };
 RopeTable rope_table(const Shape& shape, int64_t sequence);
 
+// Of the tokens of a micro-batch, as ops::Attention has them; null where numerics has no documents.
+struct Documents {
+    const int32_t* start = nullptr;
+    const int32_t* end = nullptr;
+};
+
+// What a block's attention does not see beside what is later.
+struct Mask {
+    const ops::BlockLists* pattern = nullptr;
+    ops::BlockListsView lists{};
+    Documents documents{};
+};
+
 // Every method is called inside a job of the compute stream; pointers are device memory, laid out
 // as Layer says, in the compute type; activations are [tokens, hidden] in the residual type.
 // `scratch` has scratch_bytes(). Nothing allocates.
@@ -162,19 +183,28 @@ public:
     int64_t activation_bytes() const;       // of one block input of one micro-batch
     int64_t scratch_bytes() const;          // the largest of any call below
     int64_t saved_bytes(Saved what) const;  // of a block and micro-batch
+    // Of the lists of patterns, each once. The operations read them there: before the first of them
+    // place_patterns is called with so much of the device's memory, and copies by `copy`.
+    int64_t pattern_bytes() const;
+    using Copy = std::function<void(std::byte* to, std::span<const std::byte> from)>;
+    void place_patterns(std::byte* memory, const Copy& copy);
 
     // tokens: [micro_batch, sequence] int32, each in [0, vocab). weights: the embedding layer's.
-    void embed(const int32_t* tokens, const void* weights, void* x) const;
+    void embed(const int32_t* tokens, const void* weights, void* x,
+               const Documents& documents = {}) const;
     // *nonfinite |= 1 when an element of x_out is NaN or Inf. `saved`: null, or saved_bytes() for a
     // result; backward, given the same, overwrites it and does not compute it again.
     void forward(int64_t block, const void* weights, const void* x_in, void* x_out,
-                 uint32_t* nonfinite, std::byte* scratch, const SavedMemory& saved = {}) const;
+                 uint32_t* nonfinite, std::byte* scratch, const SavedMemory& saved = {},
+                 const Documents& documents = {}) const;
     // Recomputes the block from x_in. dx holds d(x_out) and receives d(x_in), unless !needs_dx.
     // Adds to `gradient` (fp32, the layer's trainable prefix).
     void backward(int64_t block, const void* weights, const void* x_in, void* dx, bool needs_dx,
-                  float* gradient, std::byte* scratch, const SavedMemory& saved = {}) const;
+                  float* gradient, std::byte* scratch, const SavedMemory& saved = {},
+                  const Documents& documents = {}) const;
     // Alone, of whatever lies in `scratch`: to be timed.
-    void compute_saved(Saved what, int64_t block, const void* weights, std::byte* scratch) const;
+    void compute_saved(Saved what, int64_t block, const void* weights, std::byte* scratch,
+                       const Documents& documents = {}) const;
     // Final norm, logits, cross-entropy, fused over tiles of numerics().head_tile tokens. targets:
     // int32, -1 where not real. `embedding` and `embedding_gradient` are the embedding layer's when
     // tied, else null. Each target's gradient carries `scale` (1 / the step's real targets). dx
@@ -191,15 +221,18 @@ public:
                    const LogitsSink& logits = {}) const;
     // Adds each token's row of dx, in token order, to the embedding layer's gradient, which holds
     // nothing but these: the head's of a tied table is kept apart. The padding token's row is zero.
-    void embed_backward(const int32_t* tokens, const void* dx, float* gradient) const;
+    void embed_backward(const int32_t* tokens, const void* dx, float* gradient,
+                        const Documents& documents = {}) const;
 
 private:
     struct HeadPass;
+    Mask mask_of(int64_t block, const Documents& documents) const;
     void run_head(const HeadPass& pass, std::byte* scratch) const;
     Shape shape_;
     Numerics numerics_;
     RopeTable rope_;
     std::vector<Layer> layers_;
+    std::vector<ops::BlockListsView> lists_{};  // of each block's pattern, in the device's memory
     ops::Ops& ops_;
 };
 

@@ -69,6 +69,41 @@ void PackKeys(const AttentionCall& call, int64_t sequence, int64_t kv_head, bool
     }
 }
 
+// body(tile of keys) in their order, for those that a tile of queries of this head may see, from
+// tile `first` on: all of them, or those whose block is in the pattern.
+template <class Body>
+HWY_INLINE void for_key_tiles(const Attention& s, int64_t head, int64_t tile, int64_t first,
+                              const Body& body) {
+    if (s.pattern == nullptr) {
+        for (int64_t other = first; other <= tile; ++other) body(other);
+        return;
+    }
+    const int64_t in_block = s.blocks.block / kTile;
+    for (const int64_t block : s.blocks.keys_of(head, tile / in_block)) {
+        for (int64_t i = 0; i < in_block; ++i) {
+            const int64_t other = block * in_block + i;
+            if (other >= first && other <= tile) body(other);
+        }
+    }
+}
+
+// The same of the tiles of queries before `end` that may see a tile of keys.
+template <class Body>
+HWY_INLINE void for_query_tiles(const Attention& s, int64_t head, int64_t tile, int64_t end,
+                                const Body& body) {
+    if (s.pattern == nullptr) {
+        for (int64_t other = tile; other < end; ++other) body(other);
+        return;
+    }
+    const int64_t in_block = s.blocks.block / kTile;
+    for (const int64_t block : s.blocks.queries_of(head, tile / in_block)) {
+        for (int64_t i = 0; i < in_block; ++i) {
+            const int64_t other = block * in_block + i;
+            if (other >= tile && other < end) body(other);
+        }
+    }
+}
+
 // ---------------------------------------------------------------- forward
 
 // State of the online softmax of one row.
@@ -81,7 +116,7 @@ struct Softmax {
 inline float soften(Softmax& state, float* scores, int64_t valid, float scale) {
     const F32 d;
     const V32 low = hn::Set(d, -std::numeric_limits<float>::infinity()), by = hn::Set(d, scale);
-    if (valid == 0) {  // the whole tile lies before the row's window
+    if (valid == 0) {  // the row sees nothing of the tile
         std::fill_n(scores, kTile, 0.0f);
         return 1;
     }
@@ -108,7 +143,7 @@ inline float soften(Softmax& state, float* scores, int64_t valid, float scale) {
     return shrink;
 }
 
-// Scores of keys that lie before the window count for nothing.
+// Scores of keys that lie before the first that the row sees count for nothing.
 inline void hide_first(float* scores, int64_t hidden) {
     std::fill_n(scores, hidden, -std::numeric_limits<float>::infinity());
 }
@@ -132,12 +167,13 @@ void AttendTile(const AttentionCall& call, View out, float* lse, int64_t sequenc
     const auto scale = static_cast<float>(s.scale);
     copy_tile(call, call.q, rows, head, q);
     std::fill_n(sum, kTile * padded, 0.0f);
-    for (int64_t other = s.first_key(tile * kTile) / kTile; other <= tile; ++other) {
+    const int64_t first = call.first_key(sequence, tile * kTile) / kTile;
+    for_key_tiles(s, head, tile, first, [&](int64_t other) {
         const int64_t at = keys + other * kTile * padded;
         product(rows.padded(), kTile, {q, padded, 1}, call.k_transposed + at, kTile, scores, kTile,
                 false, [&](int64_t) { return padded; });
         for (int64_t r = 0; r < rows.count; ++r) {
-            const int64_t hidden = s.first_key(tile * kTile + r) - other * kTile;
+            const int64_t hidden = call.first_key(sequence, tile * kTile + r) - other * kTile;
             const int64_t valid = hidden >= kTile ? 0 : other == tile ? r + 1 : kTile;
             if (hidden > 0 && valid > 0) hide_first(scores + r * kTile, hidden);
             const float shrink = soften(state[r], scores + r * kTile, valid, scale);
@@ -146,9 +182,10 @@ void AttendTile(const AttentionCall& call, View out, float* lse, int64_t sequenc
         product(rows.padded(), padded, {scores, kTile, 1}, call.v_rows + at, padded, sum, padded,
                 true,
                 [&](int64_t r) { return other == tile ? std::min(r + kMicroRows, kTile) : kTile; });
-    }
+    });
     for (int64_t r = 0; r < rows.count; ++r) {
-        const V32 total = hn::Set(F32(), state[r].sum);
+        // A row that saw no key is 0.
+        const V32 total = hn::Set(F32(), state[r].sum == 0 ? 1.0f : state[r].sum);
         void* to = element(out, rows.first + r, head * s.head_dim);
         for_vectors(s.head_dim, [&](int64_t i, int64_t n) {
             store(hn::Div(load(sum + r * padded, DType::f32, i, n), total), to, out.type, i, n);
@@ -186,14 +223,16 @@ inline void load_query_tile(const AttentionCall& call, const Rows& rows, int64_t
 
 // p = exp(scores * scale - lse), ds = p * (dp - dot) * scale; zero where a key is in the future.
 // first_query, first_key: positions where the tiles begin.
-inline void soften_backward(const Attention& s, QueryTile& t, const Rows& rows, int64_t first_query,
-                            int64_t first_key) {
+inline void soften_backward(const AttentionCall& call, int64_t sequence, QueryTile& t,
+                            const Rows& rows, int64_t first_query, int64_t first_key) {
     const F32 d;
-    const V32 by = hn::Set(d, static_cast<float>(s.scale));
+    const V32 by = hn::Set(d, static_cast<float>(call.shape.scale));
     const bool diagonal = first_query == first_key;
     for (int64_t r = 0; r < rows.padded(); ++r) {
-        const int64_t hidden = s.first_key(first_query + r) - first_key;
-        const bool none = r >= rows.count || hidden >= kTile;
+        const bool padding = r >= rows.count;
+        const int64_t hidden =
+            padding ? kTile : call.first_key(sequence, first_query + r) - first_key;
+        const bool none = hidden >= kTile;
         const int64_t valid = none ? 0 : diagonal ? r + 1 : kTile;
         float *p = t.p + r * kTile, *ds = t.ds + r * kTile;
         if (hidden > 0 && valid > 0) hide_first(p, hidden);
@@ -235,15 +274,15 @@ struct KeyTile {
 
 // Adds what tile `other` of queries of one head gives to a tile of keys, and takes from it. `at`:
 // the key tile's place in the packed buffers. dq: [kTile, D].
-inline void attend_back(const AttentionCall& call, int64_t at, const Rows& rows, int64_t tile,
-                        int64_t other, QueryTile& t, KeyTile& sums, float* dq) {
+inline void attend_back(const AttentionCall& call, int64_t sequence, int64_t at, const Rows& rows,
+                        int64_t tile, int64_t other, QueryTile& t, KeyTile& sums, float* dq) {
     const int64_t padded = call.padded_head();
     const auto whole_head = [&](int64_t) { return padded; };
     product(rows.padded(), kTile, {t.q, padded, 1}, call.k_transposed + at, kTile, t.p, kTile,
             false, whole_head);
     product(rows.padded(), kTile, {t.dout, padded, 1}, call.v_transposed + at, kTile, t.ds, kTile,
             false, whole_head);
-    soften_backward(call.shape, t, rows, other * kTile, tile * kTile);
+    soften_backward(call, sequence, t, rows, other * kTile, tile * kTile);
     const auto all_queries = [&](int64_t) { return rows.padded(); };
     product(kTile, padded, {t.p, 1, kTile}, t.dout, padded, sums.dv, padded, true, all_queries);
     product(kTile, padded, {t.ds, 1, kTile}, t.q, padded, sums.dk, padded, true, all_queries);
@@ -264,12 +303,13 @@ void AttendBackward(const AttentionCall& call, int64_t sequence, int64_t kv_head
         std::fill_n(sums.dv, tile_size, 0.0f);
         for (int64_t g = 0; g < group; ++g) {
             const int64_t last = std::min((tile + 1) * kTile, s.sequence) - 1;
-            for (int64_t other = tile; other < ceil_div(s.end_query(last), kTile); ++other) {
+            const int64_t end = ceil_div(call.end_query(sequence, last), kTile);
+            for_query_tiles(s, kv_head * group + g, tile, end, [&](int64_t other) {
                 const Rows rows = rows_of(s, sequence, other);
                 load_query_tile(call, rows, kv_head * group + g, queries);
-                attend_back(call, keys + tile * tile_size, rows, tile, other, queries, sums,
-                            dq + (g * call.tiles() + other) * tile_size);
-            }
+                attend_back(call, sequence, keys + tile * tile_size, rows, tile, other, queries,
+                            sums, dq + (g * call.tiles() + other) * tile_size);
+            });
         }
         const Rows rows = rows_of(s, sequence, tile);
         write_tile(call, sums.dk, rows, kv_head, call.dk);

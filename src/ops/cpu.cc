@@ -116,18 +116,26 @@ public:
         const int64_t half = rope.head_dim / 2;
         FERRY_CHECK(half <= kMaxHeadDim / 2 && rope.head_dim % 2 == 0);
         const double amplitude = rope.amplitude, turn = rope.inverse ? -amplitude : amplitude;
-        constexpr int64_t kPositions = 16;
-        const int64_t positions = std::min(rope.sequence, x.rows);
-        team_.parallel(ceil_div(positions, kPositions), [&](int64_t piece) {
+        const auto turn_rows = [&](int64_t position, int64_t first, int64_t step) {
             float cosine[kMaxHeadDim / 2], sine[kMaxHeadDim / 2];
-            const int64_t last = std::min((piece + 1) * kPositions, positions);
-            for (int64_t position = piece * kPositions; position < last; ++position) {
-                for (int64_t i = 0; i < half; ++i) {
-                    const double angle = static_cast<double>(position) * rope.frequencies[i];
-                    cosine[i] = static_cast<float>(amplitude * std::cos(angle));
-                    sine[i] = static_cast<float>(turn * std::sin(angle));
-                }
-                rotate_position(x, rope, position, cosine, sine);
+            for (int64_t i = 0; i < half; ++i) {
+                const double angle = static_cast<double>(position) * rope.frequencies[i];
+                cosine[i] = static_cast<float>(amplitude * std::cos(angle));
+                sine[i] = static_cast<float>(turn * std::sin(angle));
+            }
+            rotate_rows(x, rope, first, step, cosine, sine);
+        };
+        const bool documents = rope.document_start != nullptr;
+        constexpr int64_t kPositions = 16;
+        // A position of all sequences together, unless documents begin where they like.
+        const int64_t count = documents ? x.rows : std::min(rope.sequence, x.rows);
+        team_.parallel(ceil_div(count, kPositions), [&](int64_t piece) {
+            const int64_t last = std::min((piece + 1) * kPositions, count);
+            for (int64_t i = piece * kPositions; i < last; ++i) {
+                if (documents)
+                    turn_rows(i % rope.sequence - rope.document_start[i], i, x.rows);
+                else
+                    turn_rows(i, i, rope.sequence);
             }
         });
     }
@@ -197,33 +205,38 @@ public:
                  [&](int64_t first, int64_t count) { gelu_backward_rows(dy, x, first, count); });
     }
 
-    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
+    void embed(const int32_t* tokens, ConstView table, ConstView positions,
+               const int32_t* document_start, View x) override {
         for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {
             for (int64_t t = first; t < first + count; ++t) {
                 const void* token = row_of(table, tokens[t]);
                 if (positions.data == nullptr) {
                     copy_row(token, table.type, x.cols, row_of(x, t), x.type);
                 } else {
-                    sum_row(token, table.type, row_of(positions, t % positions.rows),
+                    const int64_t before = document_start == nullptr ? 0 : document_start[t];
+                    sum_row(token, table.type, row_of(positions, t % positions.rows - before),
                             positions.type, x.cols, row_of(x, t), x.type);
                 }
             }
         });
     }
 
-    // Pieces are columns: each sees all tokens in order.
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
-        constexpr int64_t kCols = 128;
-        team_.parallel(ceil_div(dx.cols, kCols), [&](int64_t i) {
-            const int64_t col = i * kCols, count = std::min(kCols, dx.cols - col);
-            for (int64_t t = 0; t < dx.rows; ++t) {
-                add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data,
-                        dx.type, count);
-            }
+        for_columns(dx, [&](int64_t t, int64_t col, int64_t count) {
+            add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data, dx.type,
+                    count);
         });
     }
 
-    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
+    void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                            float* gradient) override {
+        if (document_start != nullptr) {
+            return for_columns(dx, [&](int64_t t, int64_t col, int64_t count) {
+                const int64_t position = t % sequence - document_start[t];
+                add_row(gradient + position * dx.cols + col, dx.block(t, 1, col, count).data,
+                        dx.type, count);
+            });
+        }
         for_rows(std::min(sequence, dx.rows), dx.cols, [&](int64_t first, int64_t count) {
             for (int64_t position = first; position < first + count; ++position) {
                 for (int64_t t = position; t < dx.rows; t += sequence)
@@ -313,6 +326,16 @@ private:
             const int64_t last = std::min(count, (piece + 1) * kPiece);
             for (int64_t at = piece * kPiece; at < last; at += kLeaf)
                 body(at, std::min(kLeaf, last - at));
+        });
+    }
+
+    // body(token, first column, columns): a piece of columns sees all tokens in order.
+    template <class Body>
+    void for_columns(const ConstView& x, const Body& body) {
+        constexpr int64_t kCols = 128;
+        team_.parallel(ceil_div(x.cols, kCols), [&](int64_t i) {
+            const int64_t col = i * kCols, count = std::min(kCols, x.cols - col);
+            for (int64_t t = 0; t < x.rows; ++t) body(t, col, count);
         });
     }
 

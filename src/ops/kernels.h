@@ -2,6 +2,8 @@
 // dispatched to the best one that this processor runs. `first`/`count` are rows.
 #pragma once
 
+#include <algorithm>
+
 #include "blas.h"
 #include "ferry/units.h"
 #include "ops/ops.h"
@@ -40,9 +42,9 @@ void sum_rows_block(ConstView x, float* partial, int64_t block);
 // gradient[col..] += the blocks' partial sums, in order, in double.
 void add_partial_cols(const float* partial, int64_t blocks, int64_t cols, int64_t col,
                       int64_t count, float* gradient);
-// One position of all sequences; cosine and sine: [head_dim / 2].
-void rotate_position(View x, const Rope& rope, int64_t position, const float* cosine,
-                     const float* sine);
+// Rows first, first + step, ..., which have one position; cosine and sine: [head_dim / 2].
+void rotate_rows(View x, const Rope& rope, int64_t first, int64_t step, const float* cosine,
+                 const float* sine);
 void swiglu_forward_rows(ConstView gate_up, View y, int64_t first, int64_t count);
 void swiglu_backward_rows(View dy, View gate_up, int64_t first, int64_t count);
 void gelu_forward_rows(ConstView x, View y, int64_t first, int64_t count);
@@ -77,6 +79,18 @@ struct AttentionCall {
     int64_t padded_sequence() const { return round_up(shape.sequence, kAttentionTile); }
     int64_t padded_head() const { return round_up(shape.head_dim, kHeadUnit); }
     int64_t tiles() const { return padded_sequence() / kAttentionTile; }
+    // The first key, within the sequence, that the query at `position` sees.
+    int64_t first_key(int64_t sequence, int64_t position) const {
+        const int64_t first = shape.first_key(position);
+        if (!shape.documents) return first;
+        return std::max<int64_t>(first, shape.document_start[sequence * shape.sequence + position]);
+    }
+    // One more than the last query that sees the key at `position`.
+    int64_t end_query(int64_t sequence, int64_t position) const {
+        const int64_t end = shape.end_query(position);
+        if (!shape.documents) return end;
+        return std::min<int64_t>(end, shape.document_end[sequence * shape.sequence + position]);
+    }
 };
 // Keys and values of one sequence and key/value head into scratch.
 void pack_keys(const AttentionCall& call, int64_t sequence, int64_t kv_head, bool backward);

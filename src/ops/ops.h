@@ -17,6 +17,7 @@
 #include "ferry/device_kind.h"
 #include "ferry/dtype.h"
 #include "ferry/team.h"
+#include "ops/block_lists.h"
 #include "ops/view.h"
 
 namespace ferry::ops {
@@ -38,12 +39,28 @@ struct Gemm {
 };
 constexpr int64_t kSpare = 8;
 
+// A query sees a key iff the key is not behind it, and within the window, and its block is in the
+// pattern, and its document is the query's. A query that sees none has output 0, gradient 0 and
+// log-sum-exp -infinity. Blocks that are not in the pattern are never touched.
 struct Attention {
     int64_t sequences = 0, sequence = 0;  // tokens = sequences * sequence
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     double scale = 0;
     DType type = DType::f32;  // of queries, keys, values, outputs and their gradients
     int64_t window = 0;       // keys that a query sees, its own and those before it; 0: all of them
+    // Null: every block. The lists are host memory, there at plan time as well; a kernel reads
+    // `blocks`, the same in its device's memory.
+    const BlockLists* pattern = nullptr;
+    BlockListsView blocks{};
+    // Whether a row holds documents that do not see each other; said at plan time, when there are
+    // no pointers yet. [sequences, sequence] each, in the device's memory: where in its row the
+    // document of a token begins, and one past its last token. Documents are runs of tokens, and
+    // every token is in one: a block of queries sees no key before document_start of its first, a
+    // block of keys is seen by no query from document_end of its last token on.
+    bool documents = false;
+    const int32_t* document_start = nullptr;
+    const int32_t* document_end = nullptr;
+    constexpr bool dense() const { return pattern == nullptr && !documents; }
     // Where the log-sum-exp of a row of the queries stands: [sequences, heads, sequence].
     constexpr int64_t lse_index(int64_t row, int64_t head) const {
         return (row / sequence * heads + head) * sequence + row % sequence;
@@ -58,14 +75,19 @@ struct Attention {
     }
 };
 
+// Pairs of query and key that are seen in one sequence, of all query heads together, as if it were
+// one document.
+double visible_pairs(const Attention& shape);
+
 // Rotation of pairs (i, i + head_dim / 2) by position * frequencies[i], times `amplitude`, as
 // Hugging Face's rotate_half. Angles are computed in double.
 struct Rope {
-    int64_t sequence = 0;  // row r has position r % sequence
+    int64_t sequence = 0;  // row r has position r % sequence, less document_start[r]
     int64_t heads = 0, head_dim = 0;
     const double* frequencies = nullptr;  // [head_dim / 2], host memory, read during the call
     double amplitude = 1;
-    bool inverse = false;  // the transpose: the backward pass
+    bool inverse = false;                     // the transpose: the backward pass
+    const int32_t* document_start = nullptr;  // as Attention's; null: all 0
 };
 
 class Ops {
@@ -124,12 +146,16 @@ public:
     // x becomes d(x), and dy the y that forward gave.
     virtual void gelu_backward(View dy, View x) = 0;
 
-    // x[t] = table[tokens[t]] + positions[t % positions.rows]; positions optional.
-    virtual void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) = 0;
+    // x[t] = table[tokens[t]] + positions[t % positions.rows - document_start[t]]; positions
+    // optional; document_start as Attention's, null: all 0.
+    virtual void embed(const int32_t* tokens, ConstView table, ConstView positions,
+                       const int32_t* document_start, View x) = 0;
     // gradient[tokens[t]] += dx[t], in the order of t. gradient: fp32 [vocab, hidden].
     virtual void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) = 0;
-    // gradient[t % sequence] += dx[t], in the order of t. gradient: fp32 [sequence, hidden].
-    virtual void positions_backward(ConstView dx, int64_t sequence, float* gradient) = 0;
+    // gradient[t % sequence - document_start[t]] += dx[t], in the order of t; document_start null:
+    // all 0. gradient: fp32 [sequence, hidden].
+    virtual void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                                    float* gradient) = 0;
 
     // Softmax cross-entropy of a tile of logits (fp32 [tokens, vocab]); targets -1 are ignored.
     // *loss_sum += the tile's losses, in double, in token order. dlogits (optional; may be `logits`
@@ -165,16 +191,19 @@ std::unique_ptr<Ops> make_reference_ops();
 // SIMD and serial BLAS under tiles run by the team, which must outlive it.
 std::unique_ptr<Ops> make_cpu_ops(Team& team);
 // The GPU's: cuBLASLt, cuDNN and ferry's own kernels, enqueued on the device's compute stream; the
-// device must outlive it. Heads of at most 128 elements. Throws Trouble::usage where this build has
-// no kernels for the GPU.
+// device must outlive it. Heads of at most 128 elements; of at most 256, patterns and documents
+// where this build has Triton's kernels, in types of 16 bits. Throws Trouble::usage where this
+// build has no kernels for the GPU.
 //
 // most_slope_bytes: what a call of cuDNN's deterministic backward attention may keep for its pairs
 // of query and key. What needs more takes several calls. Long sequences' bits depend on it: a test
-// makes it small, nothing else changes it.
+// makes it small, nothing else changes it. any_gpu: for tests too, the kernels over lists of blocks
+// that every GPU runs, in place of its own.
 constexpr int64_t kMostSlopeBytes = int64_t{1} << 30;
 std::unique_ptr<Ops> make_cuda_ops(Device& device,
                                    AttentionKernels attention = AttentionKernels::best,
-                                   int64_t most_slope_bytes = kMostSlopeBytes);
+                                   int64_t most_slope_bytes = kMostSlopeBytes,
+                                   bool any_gpu = false);
 
 // The libraries that the operations' bits depend on. CPU: the BLAS with the processor type that it
 // chose kernels for, and the SIMD target.

@@ -164,7 +164,8 @@ public:
         const int64_t half = rope.head_dim / 2;
         for (int64_t t = 0; t < x.rows; ++t) {
             for (int64_t i = 0; i < half; ++i) {
-                const double angle = static_cast<double>(t % rope.sequence) * rope.frequencies[i];
+                const int64_t position = position_of(t, rope.sequence, rope.document_start);
+                const double angle = static_cast<double>(position) * rope.frequencies[i];
                 const double c = rope.amplitude * std::cos(angle),
                              s = rope.amplitude *
                                  (rope.inverse ? -std::sin(angle) : std::sin(angle));
@@ -183,19 +184,17 @@ public:
     // Row by row; probabilities of one row at a time.
     void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                            float* lse, std::byte*) override {
-        std::vector<double> p(static_cast<size_t>(shape.sequence));
+        Row row;
         const int64_t tokens = shape.sequences * shape.sequence, d = shape.head_dim;
         for (int64_t h = 0; h < shape.heads; ++h) {
             const int64_t kv = h / (shape.heads / shape.kv_heads);
             for (int64_t t = 0; t < tokens; ++t) {
-                const int64_t first = first_seen(shape, t);
                 lse[shape.lse_index(t, h)] =
-                    static_cast<float>(probabilities(shape, q, k, h, t, p));
+                    static_cast<float>(probabilities(shape, q, k, h, t, row));
                 for (int64_t c = 0; c < d; ++c) {
                     double sum = 0;
-                    for (int64_t s = first; s <= t; ++s) {
-                        sum += p[static_cast<size_t>(s - first)] * get(v, s, kv * d + c);
-                    }
+                    for (size_t i = 0; i < row.keys.size(); ++i)
+                        sum += row.p[i] * get(v, row.keys[i], kv * d + c);
                     put(out, t, h * d + c, sum);
                 }
             }
@@ -208,32 +207,31 @@ public:
                             ConstView, ConstView dout, const float*, View dq, View dk, View dv,
                             std::byte*) override {
         const int64_t tokens = shape.sequences * shape.sequence, d = shape.head_dim;
-        std::vector<double> p(static_cast<size_t>(shape.sequence)), dp(p);
+        Row row;
+        std::vector<double> dp;
         const auto size = [&](const View& x) { return static_cast<size_t>(x.rows * x.cols); };
         std::vector<double> q_sum(size(dq)), k_sum(size(dk)), v_sum(size(dv));
         for (int64_t h = 0; h < shape.heads; ++h) {
             const int64_t kv = h / (shape.heads / shape.kv_heads);
             for (int64_t t = 0; t < tokens; ++t) {
-                const int64_t first = first_seen(shape, t);
-                probabilities(shape, q, k, h, t, p);
+                probabilities(shape, q, k, h, t, row);
+                dp.assign(row.keys.size(), 0);
                 double dot = 0;
-                for (int64_t s = first; s <= t; ++s) {
-                    double sum = 0;
+                for (size_t i = 0; i < dp.size(); ++i) {
                     for (int64_t c = 0; c < d; ++c)
-                        sum += get(dout, t, h * d + c) * get(v, s, kv * d + c);
-                    dp[static_cast<size_t>(s - first)] = sum;
-                    dot += sum * p[static_cast<size_t>(s - first)];
+                        dp[i] += get(dout, t, h * d + c) * get(v, row.keys[i], kv * d + c);
+                    dot += dp[i] * row.p[i];
                 }
-                for (int64_t s = first; s <= t; ++s) {
-                    const auto i = static_cast<size_t>(s - first);
-                    const double ds = p[i] * (dp[i] - dot) * shape.scale;
+                for (size_t i = 0; i < dp.size(); ++i) {
+                    const int64_t s = row.keys[i];
+                    const double ds = row.p[i] * (dp[i] - dot) * shape.scale;
                     for (int64_t c = 0; c < d; ++c) {
                         q_sum[static_cast<size_t>(t * dq.cols + h * d + c)] +=
                             ds * get(k, s, kv * d + c);
                         k_sum[static_cast<size_t>(s * dk.cols + kv * d + c)] +=
                             ds * get(q, t, h * d + c);
                         v_sum[static_cast<size_t>(s * dv.cols + kv * d + c)] +=
-                            p[i] * get(dout, t, h * d + c);
+                            row.p[i] * get(dout, t, h * d + c);
                     }
                 }
             }
@@ -284,11 +282,14 @@ public:
         }
     }
 
-    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
+    void embed(const int32_t* tokens, ConstView table, ConstView positions,
+               const int32_t* document_start, View x) override {
         for (int64_t t = 0; t < x.rows; ++t) {
             for (int64_t c = 0; c < x.cols; ++c) {
                 const double at =
-                    positions.data != nullptr ? get(positions, t % positions.rows, c) : 0;
+                    positions.data != nullptr
+                        ? get(positions, position_of(t, positions.rows, document_start), c)
+                        : 0;
                 put(x, t, c, get(table, tokens[t], c) + at);
             }
         }
@@ -301,9 +302,10 @@ public:
         }
     }
 
-    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
+    void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                            float* gradient) override {
         for (int64_t t = 0; t < dx.rows; ++t) {
-            float* row = gradient + t % sequence * dx.cols;
+            float* row = gradient + position_of(t, sequence, document_start) * dx.cols;
             for (int64_t c = 0; c < dx.cols; ++c) row[c] += static_cast<float>(get(dx, t, c));
         }
     }
@@ -391,32 +393,46 @@ private:
         for (int64_t i = 0; i < x.rows * runs; ++i) body(i / runs, i % runs * n, i);
     }
 
-    // The first token whose key this token's query sees.
-    static int64_t first_seen(const Attention& shape, int64_t token) {
-        const int64_t position = token % shape.sequence;
-        return token - position + shape.first_key(position);
+    static int64_t position_of(int64_t token, int64_t sequence, const int32_t* document_start) {
+        return token % sequence - (document_start == nullptr ? 0 : document_start[token]);
     }
 
-    // Softmax of one causal row of scores into p, which begins at the first key seen; its
-    // log-sum-exp.
+    static bool sees(const Attention& shape, int64_t head, int64_t token, int64_t key) {
+        const int64_t first = token / shape.sequence * shape.sequence;  // of the sequence
+        const int64_t at = token - first, of_key = key - first;
+        if (of_key < shape.first_key(at) || of_key > at) return false;
+        if (shape.documents && of_key < shape.document_start[token]) return false;
+        const BlockLists* p = shape.pattern;
+        return p == nullptr || p->sees(p->heads == 1 ? 0 : head, at / p->block, of_key / p->block);
+    }
+
+    // The tokens whose keys a token's query sees, and the probability of each.
+    struct Row {
+        std::vector<int64_t> keys{};
+        std::vector<double> p{};
+    };
+
+    // Softmax of one row of scores into `row`; its log-sum-exp, -infinity where it sees no key.
     static double probabilities(const Attention& shape, const ConstView& q, const ConstView& k,
-                                int64_t head, int64_t token, std::vector<double>& p) {
+                                int64_t head, int64_t token, Row& row) {
         const int64_t d = shape.head_dim, kv = head / (shape.heads / shape.kv_heads);
-        const int64_t first = first_seen(shape, token), length = token + 1 - first;
         double top = -std::numeric_limits<double>::infinity(), sum = 0;
-        for (int64_t s = 0; s < length; ++s) {
+        row.keys.clear();
+        row.p.clear();
+        for (int64_t s = token / shape.sequence * shape.sequence; s <= token; ++s) {
+            if (!sees(shape, head, token, s)) continue;
             double score = 0;
             for (int64_t c = 0; c < d; ++c)
-                score += get(q, token, head * d + c) * get(k, first + s, kv * d + c);
-            p[static_cast<size_t>(s)] = score * shape.scale;
-            top = std::max(top, p[static_cast<size_t>(s)]);
+                score += get(q, token, head * d + c) * get(k, s, kv * d + c);
+            row.keys.push_back(s);
+            row.p.push_back(score * shape.scale);
+            top = std::max(top, row.p.back());
         }
-        for (int64_t s = 0; s < length; ++s) {
-            double& x = p[static_cast<size_t>(s)];
+        for (double& x : row.p) {
             x = std::exp(x - top);
             sum += x;
         }
-        for (int64_t s = 0; s < length; ++s) p[static_cast<size_t>(s)] /= sum;
+        for (double& x : row.p) x /= sum;
         return top + std::log(sum);
     }
 

@@ -181,10 +181,10 @@ void SumRowsBlock(ConstView x, float* partial, int64_t block) {
     }
 }
 
-void RotatePosition(View x, const Rope& rope, int64_t position, const float* cosine,
-                    const float* sine) {
+void RotateRows(View x, const Rope& rope, int64_t first, int64_t step, const float* cosine,
+                const float* sine) {
     const int64_t half = rope.head_dim / 2;
-    for (int64_t t = position; t < x.rows; t += rope.sequence) {
+    for (int64_t t = first; t < x.rows; t += step) {
         for (int64_t h = 0; h < rope.heads; ++h) {
             void* low = element(x, t, h * rope.head_dim);
             void* high = element(x, t, h * rope.head_dim + half);
@@ -412,10 +412,10 @@ void add_partial_cols(const float* partial, int64_t blocks, int64_t cols, int64_
     }
 }
 
-HWY_EXPORT(RotatePosition);
-void rotate_position(View x, const Rope& rope, int64_t position, const float* cosine,
-                     const float* sine) {
-    HWY_DYNAMIC_DISPATCH(RotatePosition)(x, rope, position, cosine, sine);
+HWY_EXPORT(RotateRows);
+void rotate_rows(View x, const Rope& rope, int64_t first, int64_t step, const float* cosine,
+                 const float* sine) {
+    HWY_DYNAMIC_DISPATCH(RotateRows)(x, rope, first, step, cosine, sine);
 }
 
 HWY_EXPORT(SwigluForwardRows);

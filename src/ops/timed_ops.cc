@@ -60,14 +60,13 @@ OpCall call_of(const Gemm& g) {
 
 // Scores and weighted values: two products over the pairs of query and key that are seen.
 double attention_flops(const Attention& s) {
-    double pairs = 0;
-    for (int64_t i = 0; i < s.sequence; ++i) pairs += static_cast<double>(i - s.first_key(i) + 1);
-    return 4 * pairs * static_cast<double>(s.sequences * s.heads * s.head_dim);
+    return 4 * visible_pairs(s) * static_cast<double>(s.sequences * s.head_dim);
 }
 std::string shape_of(const Attention& s) {
     return times({s.sequences, s.sequence}) + ", heads " + std::to_string(s.heads) + "/" +
            std::to_string(s.kv_heads) + " x " + std::to_string(s.head_dim) +
-           (s.window > 0 ? ", window " + std::to_string(s.window) : "") + ", " +
+           (s.window > 0 ? ", window " + std::to_string(s.window) : "") +
+           (s.pattern != nullptr ? ", pattern" : "") + (s.documents ? ", documents" : "") + ", " +
            std::string(name_of(s.type));
 }
 
@@ -197,11 +196,12 @@ public:
              [&] { ops_.gelu_backward(dy, x); });
     }
 
-    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
+    void embed(const int32_t* tokens, ConstView table, ConstView positions,
+               const int32_t* document_start, View x) override {
         note({.name = "embedding forward",
               .shape = shape_of(x),
               .bytes = 2 * bytes_of(x) + bytes_of(positions)},
-             [&] { ops_.embed(tokens, table, positions, x); });
+             [&] { ops_.embed(tokens, table, positions, document_start, x); });
     }
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
         note({.name = "embedding backward",
@@ -209,11 +209,12 @@ public:
               .bytes = bytes_of(dx) + 2 * floats(dx.rows * dx.cols)},
              [&] { ops_.embed_backward(tokens, dx, gradient); });
     }
-    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
+    void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                            float* gradient) override {
         note({.name = "positions backward",
               .shape = shape_of(dx),
               .bytes = bytes_of(dx) + 2 * floats(sequence * dx.cols)},
-             [&] { ops_.positions_backward(dx, sequence, gradient); });
+             [&] { ops_.positions_backward(dx, sequence, document_start, gradient); });
     }
 
     int64_t cross_entropy_scratch_bytes(int64_t tokens) const override {

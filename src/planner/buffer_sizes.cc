@@ -47,7 +47,9 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return work.needs.saved[at(model::Saved::mlp)];
         case Class::tokens:
         case Class::host_tokens:
-            return work.numerics.tokens() * 2 * 4;
+            return work.numerics.tokens() * (work.numerics.documents ? 4 : 2) * 4;
+        case Class::lists:
+            return work.needs.lists;
         case Class::scratch:
             return work.needs.scratch;
         case Class::report:
@@ -73,11 +75,10 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
-        "block weights", "edge weights",   "block gradient",   "edge gradient",
-        "wire",          "ranks' parts",   "activation",       "attention",
-        "mlp",           "tokens",         "scratch",          "report",
-        "state staging", "weight staging", "gradient staging", "input staging",
-        "spill staging", "host tokens"};
+        "block weights",    "edge weights",  "block gradient", "edge gradient", "wire",
+        "ranks' parts",     "activation",    "attention",      "mlp",           "tokens",
+        "block lists",      "scratch",       "report",         "state staging", "weight staging",
+        "gradient staging", "input staging", "spill staging",  "host tokens"};
     return kNames[at(c)];
 }
 
@@ -95,6 +96,8 @@ const char* row_of(Class c) {
             return "attention saved for backward";
         case Class::mlp:
             return "MLPs' products saved for backward";
+        case Class::lists:
+            return "attention's lists of blocks";
         case Class::scratch:
             return "scratch of the kernels";
         default:

@@ -82,6 +82,7 @@ private:
         for (const model::Saved what : model::kAllSaved)
             counts[at(class_of(what))] = saving[at(what)] * (micro_batches_ / groups);
         counts[at(Class::tokens)] = micro_batches_ / groups;
+        counts[at(Class::lists)] = work_.needs.lists > 0 ? 1 : 0;
         counts[at(Class::scratch)] = 1;
         counts[at(Class::report)] = 1;
         return counts;

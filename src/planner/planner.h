@@ -56,11 +56,11 @@ struct AccumulatorSpill {
 // A class of equally large buffers; those before `state_staging` are device memory.
 enum class Class : uint8_t {
     block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, activation, attention,
-    mlp, tokens, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
+    mlp, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
     spill_staging, host_tokens
 };
 // clang-format on
-constexpr int kClasses = 18;
+constexpr int kClasses = 19;
 constexpr Class class_of(model::Saved what) {
     return what == model::Saved::attention ? Class::attention : Class::mlp;
 }
@@ -94,7 +94,7 @@ struct Plan {
     int64_t micro_batches = 1, groups = 1;  // of a step and rank, group by group
     int64_t tokens = 0;                     // of a micro-batch
     int64_t chunk_elements = 0;
-    bool tied = false;
+    bool tied = false, documents = false;  // documents: a sequence holds some, isolated
     bool speculative = false,
          durable = false;  // some chunk is speculative; committed steps outlive the process
     bool verify = true;    // what comes back from NVMe is checked
@@ -150,6 +150,7 @@ struct Plan {
 // nothing). Operations that give it, by block.
 struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;
+    int64_t lists = 0;  // of blocks, of patterns of attention
     model::OfSaved<int64_t> saved{};
     model::OfSaved<std::vector<double>> saved_flops{};
     // The device reads the host tier through page tables in its own memory, as a GPU does.

@@ -18,6 +18,7 @@ TokenLoader::Options loader_options(const Config& config, const model::Shape& sh
             .held_back = config.data.held_back,
             .trains = trains,
             .evaluation_micro_batches = config.evaluate.micro_batches,
+            .isolates_documents = config.data.isolate_documents,
             .seed = config.seed,
             .rank = partition.rank,
             .ranks = partition.ranks};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "attention_of.h"
 #include "checkpoint/saved.h"
 #include "ferry/error.h"
 #include "train/from_config.h"
@@ -78,19 +79,22 @@ model::Description model_of(const Config& config) {
     if (!m.path.empty()) {
         model::Description found = read_directory(config);
         check_positions(found, config.batch.sequence);
+        set_patterns(found.shape, config);
         return found;
     }
-    return {.shape = {.hidden = m.hidden,
-                      .layers = m.layers,
-                      .heads = m.heads,
-                      .kv_heads = m.kv_heads,
-                      .head_dim = m.head_dim,
-                      .intermediate = m.intermediate,
-                      .vocab = m.vocab,
-                      .tie_embeddings = m.tie_embeddings,
-                      .rope_theta = m.rope_theta,
-                      .norm_eps = m.norm_eps},
-            .context = config.batch.sequence};
+    model::Description own{.shape = {.hidden = m.hidden,
+                                     .layers = m.layers,
+                                     .heads = m.heads,
+                                     .kv_heads = m.kv_heads,
+                                     .head_dim = m.head_dim,
+                                     .intermediate = m.intermediate,
+                                     .vocab = m.vocab,
+                                     .tie_embeddings = m.tie_embeddings,
+                                     .rope_theta = m.rope_theta,
+                                     .norm_eps = m.norm_eps},
+                           .context = config.batch.sequence};
+    set_patterns(own.shape, config);
+    return own;
 }
 
 model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
@@ -100,6 +104,7 @@ model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
         .micro_batch = config.batch.micro_batch,
         .head_tile = head_tile_of(config, shape),
         .mlp_tile = config.numerics.mlp_tile.value_or(0),
+        .documents = config.data.isolate_documents,
         .compute = compute,
         .residual = config.numerics.residual.value_or(compute == DType::f16 ? DType::f32 : compute),
         .wire = config.numerics.wire.value_or(compute)};

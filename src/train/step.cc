@@ -101,7 +101,8 @@ public:
                                         .scratch = scratch_,
                                         .report = report_,
                                         .attention = saved.attention,
-                                        .mlp = saved.mlp});
+                                        .mlp = saved.mlp,
+                                        .tokens = documents(i)});
                 r_.save_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
@@ -155,7 +156,8 @@ public:
                                          .gradient = gradient,
                                          .scratch = scratch_,
                                          .attention = saved.attention,
-                                         .mlp = saved.mlp},
+                                         .mlp = saved.mlp,
+                                         .tokens = documents(i)},
                                         {.flags = flags_of_backward(layer, below)});
             }
             prefetch_for_backward(layer - 1, group);
@@ -173,15 +175,16 @@ public:
         embed(group);
         for (int64_t layer = 1; layer < head(); ++layer) {
             const Weights weights = r_.fetch_weights(layer);
-            for (Input& x : x_) {
+            for (int64_t i = 0; i < group.size; ++i) {
                 auto out = r_.acquire<Content::input>();
                 r_.record<op::Forward>(layer, 0,
                                        {.weights = weights,
-                                        .x = x,
+                                        .x = x_[at(i)],
                                         .out = out,
                                         .scratch = scratch_,
-                                        .report = report_});
-                x = std::move(out);
+                                        .report = report_,
+                                        .tokens = documents(i)});
+                x_[at(i)] = std::move(out);
             }
         }
         const Weights weights = r_.fetch_weights(head());
@@ -222,6 +225,12 @@ private:
     Weights first_weights(int64_t layer, const Group& group) {
         return group.is_first && updates() ? r_.fetch_updated_weights(layer)
                                            : r_.fetch_weights(layer);
+    }
+
+    // Where the documents of a micro-batch are: behind its tokens. Empty: it has none.
+    using Tokens = planner::Assigned::Operand<Content::tokens, cost::Role::in, true>;
+    Tokens documents(int64_t i) const {
+        return plan_.documents ? Tokens(tokens_[at(i)]) : Tokens();
     }
 
     // Which the head multiplies by. Empty: it has weights of its own for it.

@@ -57,7 +57,11 @@ const Chunk& StepKernels::chunk_of(const Call& call) const {
 
 MicroBatch StepKernels::loaded(int32_t* tokens) const {
     const auto count = static_cast<size_t>(model_.decoder->numerics().tokens());
-    return {{tokens, count}, {tokens + count, count}};
+    const size_t documents = plan_.documents ? count : 0;
+    return {.tokens = {tokens, count},
+            .targets = {tokens + count, count},
+            .document_start = {tokens + 2 * count, documents},
+            .document_end = {tokens + 3 * count, documents}};
 }
 
 int64_t StepKernels::held_back_number(const Call& call) const {
@@ -79,14 +83,14 @@ void StepKernels::kernel(const Call& call, const op::LoadEvaluation<At>& at) {
 // ---------------------------------------------------------------- the model
 
 void StepKernels::kernel(const Call&, const op::Embed<At>& at) {
-    model_.decoder->embed(at.tokens, at.table, at.out);
+    model_.decoder->embed(at.tokens, at.table, at.out, documents(at.tokens));
 }
 
 void StepKernels::kernel(const Call& call, const op::Forward<At>& at) {
     auto* nonfinite = reinterpret_cast<uint32_t*>(at.report + plan_.nonfinite_offset());
     const int64_t layer = call.task->layer;
     model_.decoder->forward(layer - 1, at.weights, at.x, at.out, nonfinite + layer, at.scratch,
-                            {at.attention, at.mlp});
+                            {at.attention, at.mlp}, documents(at.tokens));
 }
 
 void StepKernels::kernel(const Call& call, const op::Head<At>& at) {
@@ -106,6 +110,12 @@ const int32_t* StepKernels::targets(const int32_t* tokens) const {
     return tokens + model_.decoder->numerics().tokens();
 }
 
+model::Documents StepKernels::documents(const int32_t* tokens) const {
+    if (!plan_.documents) return {};
+    const int64_t count = model_.decoder->numerics().tokens();
+    return {.start = tokens + 2 * count, .end = tokens + 3 * count};
+}
+
 double* StepKernels::loss_sum(const Call& call, std::byte* report) {
     return reinterpret_cast<double*>(report) + call.task->item;
 }
@@ -114,11 +124,11 @@ void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
     const bool needs_dx = (call.task->flags & cost::kNeedsDx) != 0;
     auto* attention = const_cast<std::byte*>(at.attention);  // it only writes to the other one
     model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient,
-                             at.scratch, {attention, at.mlp});
+                             at.scratch, {attention, at.mlp}, documents(at.tokens));
 }
 
 void StepKernels::kernel(const Call&, const op::EmbedBackward<At>& at) {
-    model_.decoder->embed_backward(at.tokens, at.dx, at.gradient);
+    model_.decoder->embed_backward(at.tokens, at.dx, at.gradient, documents(at.tokens));
 }
 
 // ---------------------------------------------------------------- gradients

@@ -64,6 +64,7 @@ private:
     MicroBatch loaded(int32_t* tokens) const;
     int64_t held_back_number(const swap::Call& call) const;  // of the micro-batch, over all ranks
     const int32_t* targets(const int32_t* tokens) const;
+    model::Documents documents(const int32_t* tokens) const;
     static double* loss_sum(const swap::Call& call, std::byte* report);
     void keep(int64_t token, ops::ConstView logits);
     template <cost::Op which>

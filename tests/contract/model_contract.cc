@@ -30,9 +30,10 @@ public:
             for (int64_t t = 0; t < n.sequence; ++t) {
                 x.push_back(
                     row(0, Role::token_table, r_.tokens[static_cast<size_t>(q * n.sequence + t)]));
-                if (s_.shape.learned_positions > 0) add(x.back(), row(0, Role::position_table, t));
+                if (s_.shape.learned_positions > 0)
+                    add(x.back(), row(0, Role::position_table, t - document_start(q, t)));
             }
-            for (int64_t b = 0; b < s_.shape.layers; ++b) block(static_cast<size_t>(b + 1), x);
+            for (int64_t b = 0; b < s_.shape.layers; ++b) block(static_cast<size_t>(b + 1), x, q);
             for (int64_t t = 0; t < n.sequence; ++t) {
                 const int32_t target = r_.targets[static_cast<size_t>(q * n.sequence + t)];
                 if (target >= 0) total += token_loss(x[static_cast<size_t>(t)], target);
@@ -110,6 +111,10 @@ private:
             x[i] = before[i] * std::cos(angle) + other * std::sin(angle);
         }
     }
+    int64_t document_start(int64_t row, int64_t t) const {
+        const auto& start = s_.document_start;
+        return start.empty() ? 0 : start[static_cast<size_t>(row * s_.numerics.sequence + t)];
+    }
     // Queries, keys and values of a token.
     std::array<Doubles, 3> project(size_t layer, const Doubles& n) const {
         if (tensor(layer, Role::query_key_value) == nullptr) {
@@ -135,7 +140,7 @@ private:
         }
         return times(layer, Role::down, inner, Role::down_bias);
     }
-    void block(size_t layer, std::vector<Doubles>& x) const {
+    void block(size_t layer, std::vector<Doubles>& x, int64_t row) const {
         std::vector<Doubles> q, k, v;
         for (size_t t = 0; t < x.size(); ++t) {
             auto [query, key, value] =
@@ -143,13 +148,16 @@ private:
             q.push_back(norm_heads(layer, Role::query_norm, query));
             k.push_back(norm_heads(layer, Role::key_norm, key));
             v.push_back(value);
-            rotate(q[t], t);
-            rotate(k[t], t);
+            const auto begin = static_cast<size_t>(document_start(row, static_cast<int64_t>(t)));
+            rotate(q[t], t - begin);
+            rotate(k[t], t - begin);
         }
         const auto window =
             static_cast<size_t>(s_.shape.window_of(static_cast<int64_t>(layer) - 1));
         for (size_t t = 0; t < x.size(); ++t) {
-            const size_t first = window == 0 || t < window ? 0 : t - window + 1;
+            const size_t first =
+                std::max(window == 0 || t < window ? 0 : t - window + 1,
+                         static_cast<size_t>(document_start(row, static_cast<int64_t>(t))));
             add(x[t], times(layer, Role::output, attend(q[t], k, v, first, t), Role::output_bias));
             add(x[t], mlp(layer, norm(layer, Role::mlp_norm, x[t], Role::mlp_norm_bias)));
         }
@@ -261,6 +269,15 @@ Setting frozen_table() {
     s.freeze = {"*wte*"};
     return s;
 }
+// Some of one token; the second row's first is.
+Setting with_documents(Setting s) {
+    s.numerics.documents = true;
+    s.document_start = {0, 0, 0, 3, 3, 5, 5, 0, 1, 1, 1, 1, 1, 6};
+    return s;
+}
+Setting documents_setting() { return with_documents({}); }
+Setting documents_of_gpt2() { return with_documents(gpt2_setting()); }
+Setting documents_and_windows() { return with_documents(qwen3_setting()); }
 
 struct Case {
     const char* name;
@@ -272,6 +289,17 @@ protected:
     void SetUp() override {
         Team team(1);
         if (!ops_for(threads_, team)) GTEST_SKIP() << "no GPU, or built without CUDA";
+        if (threads_ == kGpu && setting_.numerics.documents && !gpu_knows_documents())
+            GTEST_SKIP() << "the GPU has no kernels for documents";
+    }
+    // It says so when it is planned for.
+    bool gpu_knows_documents() const {
+        try {
+            Runner(setting_, threads_).decoder().scratch_bytes();
+            return true;
+        } catch (const Error&) {
+            return false;
+        }
     }
     Setting setting_ = std::get<0>(GetParam()).setting();
     int threads_ = std::get<1>(GetParam());
@@ -377,13 +405,17 @@ TEST_P(DecoderContract, evaluation_finds_the_training_loss) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, DecoderContract,
-    testing::Combine(
-        testing::Values(Case{"plain", [] { return Setting{}; }}, Case{"tied", tied_setting},
-                        Case{"frozen", frozen_setting}, Case{"one_kv_head", single_key_head},
-                        Case{"llama", llama_setting}, Case{"qwen2", qwen2_setting},
-                        Case{"qwen3", qwen3_setting}, Case{"head_norms", head_norms_alone},
-                        Case{"gpt2", gpt2_setting}, Case{"frozen_table", frozen_table}),
-        testing::Values(0, 1, 2, kGpu)),
+    testing::Combine(testing::Values(Case{"plain", [] { return Setting{}; }},
+                                     Case{"tied", tied_setting}, Case{"frozen", frozen_setting},
+                                     Case{"one_kv_head", single_key_head},
+                                     Case{"llama", llama_setting}, Case{"qwen2", qwen2_setting},
+                                     Case{"qwen3", qwen3_setting},
+                                     Case{"head_norms", head_norms_alone},
+                                     Case{"gpt2", gpt2_setting}, Case{"frozen_table", frozen_table},
+                                     Case{"documents", documents_setting},
+                                     Case{"documents_of_gpt2", documents_of_gpt2},
+                                     Case{"documents_and_windows", documents_and_windows}),
+                     testing::Values(0, 1, 2, kGpu)),
     [](const auto& test) {
         const int threads = std::get<1>(test.param);
         return std::string(std::get<0>(test.param).name) + "_" +

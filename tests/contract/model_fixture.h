@@ -23,6 +23,8 @@ struct Setting {
     Numerics numerics{.sequence = 7, .micro_batch = 2, .head_tile = 5, .mlp_tile = 0};
     std::vector<std::string> freeze{};
     bool mask_all = false;
+    // Where in its row the document of each token begins; empty: no documents.
+    std::vector<int32_t> document_start{};
 };
 
 // fp32 weights of a layer, larger than at the start of training so that every term matters.
@@ -82,6 +84,7 @@ public:
                                         (i * 11 + 3) % static_cast<size_t>(setting_.shape.vocab)));
         }
         for (const Layer& l : decoder_.layers()) weights.push_back(weights_of(setting_, l));
+        set_documents();
     }
 
     const Decoder& decoder() const { return decoder_; }
@@ -115,11 +118,12 @@ public:
         std::vector<std::vector<uint16_t>> narrow;
         const auto at = [&](size_t layer) -> const void* { return compute_weights(layer, narrow); };
         const bool tied = setting_.shape.tie_embeddings;
-        decoder_.embed(tokens.data(), at(0), x[0].data());
+        const Documents documents = this->documents();
+        decoder_.embed(tokens.data(), at(0), x[0].data(), documents);
         for (int64_t b = 0; b < blocks; ++b) {
             const auto i = static_cast<size_t>(b);
             decoder_.forward(b, at(i + 1), x[i].data(), x[i + 1].data(), &s.nonfinite, room,
-                             saved_of(i));
+                             saved_of(i), documents);
         }
         for (auto& block : saved) {
             for (const Saved what : kAllSaved) {
@@ -135,10 +139,10 @@ public:
         for (int64_t b = blocks - 1; b >= 0; --b) {
             const auto i = static_cast<size_t>(b);
             decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), b > 0 || first_block_needs_dx,
-                              s.gradients[i + 1].data(), room, saved_of(i));
+                              s.gradients[i + 1].data(), room, saved_of(i), documents);
         }
         if (first_block_needs_dx && table_gradient != nullptr) {
-            decoder_.embed_backward(tokens.data(), dx.data(), table_gradient);
+            decoder_.embed_backward(tokens.data(), dx.data(), table_gradient, documents);
         }
         last_x = x.back();
         return s;
@@ -152,6 +156,22 @@ public:
     OfSaved<bool> forgets{};  // what was saved is zeros
 
 private:
+    Documents documents() const {
+        if (setting_.document_start.empty()) return {};
+        return {.start = setting_.document_start.data(), .end = document_end_.data()};
+    }
+    // Each ends where the next one begins, or the row.
+    void set_documents() {
+        const auto& start = setting_.document_start;
+        const auto sequence = static_cast<size_t>(setting_.numerics.sequence);
+        document_end_.resize(start.size());
+        for (size_t t = start.size(); t-- > 0;) {
+            const bool last = t % sequence == sequence - 1;
+            const bool goes_on = !last && start[t + 1] == start[t];
+            document_end_[t] =
+                goes_on ? document_end_[t + 1] : static_cast<int32_t>(t % sequence + 1);
+        }
+    }
     const void* compute_weights(size_t layer, std::vector<std::vector<uint16_t>>& narrow) const {
         const DType compute = setting_.numerics.compute;
         if (compute == DType::f32) return weights[layer].data();
@@ -166,6 +186,7 @@ private:
     }
 
     Setting setting_;
+    std::vector<int32_t> document_end_{};
     Team team_;
     std::unique_ptr<ops::Ops> ops_;
     Decoder decoder_;

@@ -296,21 +296,67 @@ TEST_P(OpsRows, positions_are_added_and_their_gradient_summed) {
     const Matrix positions = Matrix(type(), 3, 150).random(2),
                  dx = Matrix(type(), 6, 150).random(3);
     Matrix x(DType::f32, 6, 150), x0 = x;
-    ops().embed(tokens.data(), table.view(), positions.view(), x.view());
-    oracle().embed(tokens.data(), table.view(), positions.view(), x0.view());
+    ops().embed(tokens.data(), table.view(), positions.view(), nullptr, x.view());
+    oracle().embed(tokens.data(), table.view(), positions.view(), nullptr, x0.view());
     EXPECT_TRUE(x.same_bytes(x0));
     Matrix g = Matrix(DType::f32, 3, 150, 0).random(4), g0 = g;
-    ops().positions_backward(dx.view(), 3, static_cast<float*>(g.view().data));
-    oracle().positions_backward(dx.view(), 3, static_cast<float*>(g0.view().data));
+    ops().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g.view().data));
+    oracle().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g0.view().data));
     EXPECT_TRUE(g.same_bytes(g0));
+}
+
+// Two sequences of five tokens, of two documents and of one.
+const std::vector<int32_t> kDocumentStarts{0, 0, 2, 2, 2, 0, 0, 0, 0, 0};
+
+TEST_P(OpsRows, positions_begin_anew_with_each_document) {
+    const std::vector<int32_t> tokens{4, 0, 4, 4, 2, 6, 1, 1, 0, 3};
+    const Matrix table = Matrix(type(), 7, 150, 0).random(1);
+    const Matrix positions = Matrix(type(), 5, 150).random(2),
+                 dx = Matrix(type(), 10, 150).random(3);
+    Matrix x(DType::f32, 10, 150), x0 = x;
+    ops().embed(tokens.data(), table.view(), positions.view(), kDocumentStarts.data(), x.view());
+    oracle().embed(tokens.data(), table.view(), positions.view(), kDocumentStarts.data(),
+                   x0.view());
+    EXPECT_TRUE(x.same_bytes(x0));
+    EXPECT_FLOAT_EQ(x.get(2, 0), table.get(4, 0) + positions.get(0, 0));
+    Matrix g = Matrix(DType::f32, 5, 150, 0).random(4), g0 = g;
+    const Matrix before = g;
+    ops().positions_backward(dx.view(), 5, kDocumentStarts.data(),
+                             static_cast<float*>(g.view().data));
+    oracle().positions_backward(dx.view(), 5, kDocumentStarts.data(),
+                                static_cast<float*>(g0.view().data));
+    EXPECT_TRUE(g.same_bytes(g0));
+    EXPECT_NEAR(g.get(3, 7) - before.get(3, 7), dx.get(8, 7), 1e-5);  // one row is that far
+}
+
+TEST_P(OpsRows, rope_turns_by_the_position_in_the_document) {
+    const std::vector<double> frequencies{1, 0.25, 0.01};
+    Rope rope{.sequence = 5, .heads = 2, .head_dim = 6, .frequencies = frequencies.data()};
+    const Matrix before = Matrix(type(), 10, 12).random(1);
+    Matrix plain = before;
+    ops().rope(plain.view(), rope);
+    rope.document_start = kDocumentStarts.data();
+    Matrix x = before, x0 = before;
+    ops().rope(x.view(), rope);
+    oracle().rope(x0.view(), rope);
+    expect_near(x, x0, 4);
+    for (int64_t c = 0; c < 12; ++c) {
+        EXPECT_EQ(x.get(1, c), plain.get(1, c));        // the first document
+        EXPECT_EQ(x.get(8, c), plain.get(8, c));        // the other sequence
+        EXPECT_EQ(x.get(2, c), before.get(2, c)) << c;  // position 0 is not turned
+    }
+    EXPECT_NE(x.get(4, 0), plain.get(4, 0));
+    rope.inverse = true;
+    ops().rope(x.view(), rope);
+    expect_near(x, before, type() == DType::f32 ? 4 : 2e4);
 }
 
 TEST_P(OpsRows, embedding_rows_and_their_gradient) {
     const std::vector<int32_t> tokens{4, 0, 4, 4, 2, 6, 0};
     const Matrix table = Matrix(type(), 7, 150, 0).random(1), dx = Matrix(type(), 7, 150).random(2);
     Matrix x(DType::f32, 7, 150), x0 = x;
-    ops().embed(tokens.data(), table.view(), {}, x.view());
-    oracle().embed(tokens.data(), table.view(), {}, x0.view());
+    ops().embed(tokens.data(), table.view(), {}, nullptr, x.view());
+    oracle().embed(tokens.data(), table.view(), {}, nullptr, x0.view());
     EXPECT_TRUE(x.same_bytes(x0));
     Matrix g = Matrix(DType::f32, 7, 150, 0).random(3), g0 = g;
     ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));

@@ -107,7 +107,7 @@ bool read_out_of_range(Device& device) {
     const int32_t far = std::numeric_limits<int32_t>::max();
     if (cudaMemcpy(memory, &far, sizeof(far), cudaMemcpyHostToDevice) != cudaSuccess) return false;
     ops->embed(reinterpret_cast<const int32_t*>(memory),
-               ops::ConstView::of(memory + 4096, DType::f32, 1, kCols), {},
+               ops::ConstView::of(memory + 4096, DType::f32, 1, kCols), {}, nullptr,
                ops::View::of(memory + kMiB / 2, DType::f32, 1, kCols));
     return cudaDeviceSynchronize() == cudaErrorIllegalAddress;
 }

@@ -80,6 +80,14 @@ class ScriptsTest(FerryTest):
                 self.assertIn("TFLOP/s", rows[f"{shape}: {name}"]["note"])
         self.assertIn("torch is left out with --tiny", notes)
 
+    def test_sparse_attention(self):
+        rows, notes = self.script("sparse_attention", "--calls", "2")
+        for density in (2, 4):
+            row = rows[f"512 tokens, 2/1 heads of 64, 1/{density} of the blocks: rate beside ferry's dense"]
+            self.assertGreater(row["value"], 0)
+            self.assertIn(row["outcome"], ("met", "missed", "open"))
+        self.assertIn("torch is left out with --tiny", notes)
+
     def test_three_tiers(self):
         rows, notes = self.script("three_tiers", "--steps", "3")
         self.assertGreater(rows["NVMe read a step"]["value"], 0)
@@ -144,12 +152,12 @@ class ScriptsTest(FerryTest):
 
     def test_wrong_arguments_are_said_at_once(self):
         whole = "is no whole number of at least"
-        for script in ("adam_deepspeed", "attention", "beside_peers", "compute", "fits", "nvme_step", "startup", "step_bound", "three_tiers",
+        for script in ("adam_deepspeed", "attention", "beside_peers", "compute", "fits", "nvme_step", "sparse_attention", "startup", "step_bound", "three_tiers",
                        "weak_scaling"):
             for rounds in ("0", "-1"):
                 self.assertIn(f"--rounds: {rounds} {whole} 1", self.refused(script, "--rounds", rounds))
             self.assertIn("/nope is no directory", self.refused(script, "--json", "/nope/x.json"))
-        for script, option in (("adam_deepspeed", "millions"), ("adam_deepspeed", "threads"), ("adam_deepspeed", "calls"), ("attention", "calls"), ("attention", "tokens"),
+        for script, option in (("adam_deepspeed", "millions"), ("adam_deepspeed", "threads"), ("adam_deepspeed", "calls"), ("attention", "calls"), ("attention", "tokens"), ("sparse_attention", "calls"),
                                ("beside_peers", "micro-batches"), ("nvme_step", "layers"), ("step_bound", "layers"),
                                ("three_tiers", "steps"), ("weak_scaling", "ranks")):
             self.assertIn(f"--{option}: 0 {whole} 1", self.refused(script, f"--{option}", "0"))

@@ -12,7 +12,7 @@ namespace {
 
 using namespace ferry;
 
-void run_on(std::string_view text) {
+void run_on(std::string_view text, bool isolates_documents) {
     static const fuzz::Directory directory;
     const std::string name = directory.put("tokens.bin", text);
     fuzz::refused_or_read([&] {
@@ -22,9 +22,11 @@ void run_on(std::string_view text) {
                                   .micro_batch = 1,
                                   .micro_batches = 2,
                                   .held_back = 0.25,
-                                  .evaluation_micro_batches = 1});
+                                  .evaluation_micro_batches = 1,
+                                  .isolates_documents = isolates_documents});
         std::vector<int32_t> tokens(kSequence), targets(kSequence);
-        const MicroBatch out{tokens, targets};
+        std::vector<int32_t> start(isolates_documents ? kSequence : 0), end(start);
+        const MicroBatch out{tokens, targets, start, end};
         for (int64_t step = 1; step <= 2; ++step) {
             loader.count_targets(step);
             loader.fill(step, 1, out);
@@ -36,12 +38,13 @@ void run_on(std::string_view text) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    run_on(fuzz::text_of(data, size));
+    run_on(fuzz::text_of(data, size), false);
     // With the checksum that it should have, too: whoever writes a file can write that.
     if (size <= sizeof(TokenHeader)) return 0;
     std::string sealed(fuzz::text_of(data, size));
     const uint64_t sum = checksum(std::as_bytes(std::span(sealed)).subspan(sizeof(TokenHeader)));
     std::memcpy(sealed.data() + offsetof(TokenHeader, checksum), &sum, sizeof sum);
-    run_on(sealed);
+    run_on(sealed, false);
+    run_on(sealed, true);
     return 0;
 }

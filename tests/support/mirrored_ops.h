@@ -21,9 +21,9 @@ namespace ferry::ops {
 
 class MirroredOps final : public Ops {
 public:
-    MirroredOps(AttentionKernels attention, int64_t most_slope_bytes)
+    MirroredOps(AttentionKernels attention, int64_t most_slope_bytes, bool any_gpu)
         : device_(Device::open(DeviceKind::cuda, *executor_)),
-          ops_(make_cuda_ops(*device_, attention, most_slope_bytes)) {}
+          ops_(make_cuda_ops(*device_, attention, most_slope_bytes, any_gpu)) {}
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override { return ops_->gemm_scratch_bytes(g); }
     void gemm(const Gemm& g, std::byte*) override {
@@ -88,8 +88,10 @@ public:
     }
 
     void rope(View x, const Rope& rope) override {
-        Mirror m({of(x)});
-        ops_->rope(m(x), rope);
+        Mirror m({of(x), {rope.document_start, x.rows * 4}});
+        Rope there = rope;
+        there.document_start = m(rope.document_start);
+        ops_->rope(m(x), there);
         m.finish();
     }
 
@@ -98,9 +100,10 @@ public:
     }
     void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                            float* lse, std::byte*) override {
-        Mirror m({of(q), of(k), of(v), of(out), {lse, shape.heads * q.rows * 4}},
-                 ops_->attention_forward_scratch_bytes(shape));
-        ops_->attention_forward(shape, m(q), m(k), m(v), m(out), m(lse), m.scratch());
+        std::vector<Range> ranges{of(q), of(k), of(v), of(out), {lse, shape.heads * q.rows * 4}};
+        add_mask(shape, ranges);
+        Mirror m(std::move(ranges), ops_->attention_forward_scratch_bytes(shape));
+        ops_->attention_forward(with_mask(shape, m), m(q), m(k), m(v), m(out), m(lse), m.scratch());
         m.finish();
     }
     int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
@@ -109,18 +112,13 @@ public:
     void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                             ConstView out, ConstView dout, const float* lse, View dq, View dk,
                             View dv, std::byte*) override {
-        Mirror m({of(q),
-                  of(k),
-                  of(v),
-                  of(out),
-                  of(dout),
-                  {lse, shape.heads * q.rows * 4},
-                  of(dq),
-                  of(dk),
-                  of(dv)},
-                 ops_->attention_backward_scratch_bytes(shape));
-        ops_->attention_backward(shape, m(q), m(k), m(v), m(out), m(dout), m(lse), m(dq), m(dk),
-                                 m(dv), m.scratch());
+        std::vector<Range> ranges{of(q),   of(k),    of(v),
+                                  of(out), of(dout), {lse, shape.heads * q.rows * 4},
+                                  of(dq),  of(dk),   of(dv)};
+        add_mask(shape, ranges);
+        Mirror m(std::move(ranges), ops_->attention_backward_scratch_bytes(shape));
+        ops_->attention_backward(with_mask(shape, m), m(q), m(k), m(v), m(out), m(dout), m(lse),
+                                 m(dq), m(dk), m(dv), m.scratch());
         m.finish();
     }
 
@@ -146,14 +144,19 @@ public:
         m.finish();
     }
 
-    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
-        Mirror m({{tokens, x.rows * 4}, of(table), of(positions), of(x)});
-        ops_->embed(m(tokens), m(table), m(positions), m(x));
+    void embed(const int32_t* tokens, ConstView table, ConstView positions,
+               const int32_t* document_start, View x) override {
+        Mirror m(
+            {{tokens, x.rows * 4}, of(table), of(positions), {document_start, x.rows * 4}, of(x)});
+        ops_->embed(m(tokens), m(table), m(positions), m(document_start), m(x));
         m.finish();
     }
-    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
-        Mirror m({of(dx), {gradient, std::min(sequence, dx.rows) * dx.cols * 4}});
-        ops_->positions_backward(m(dx), sequence, m(gradient));
+    void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                            float* gradient) override {
+        Mirror m({of(dx),
+                  {document_start, dx.rows * 4},
+                  {gradient, std::min(sequence, dx.rows) * dx.cols * 4}});
+        ops_->positions_backward(m(dx), sequence, m(document_start), m(gradient));
         m.finish();
     }
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
@@ -310,6 +313,28 @@ private:
         void* scratch_ = nullptr;
     };
 
+    // The documents and the lists of an attention's mask.
+    static void add_mask(const Attention& shape, std::vector<Range>& to) {
+        const int64_t tokens = shape.sequences * shape.sequence;
+        to.push_back({shape.document_start, tokens * 4});
+        to.push_back({shape.document_end, tokens * 4});
+        if (shape.pattern == nullptr) return;
+        for (const auto* list : {&shape.pattern->row_starts, &shape.pattern->columns,
+                                 &shape.pattern->column_starts, &shape.pattern->rows})
+            to.push_back({list->data(), static_cast<int64_t>(list->size()) * 4});
+    }
+    static Attention with_mask(Attention shape, const Mirror& m) {
+        shape.document_start = m(shape.document_start);
+        shape.document_end = m(shape.document_end);
+        if (shape.pattern == nullptr) return shape;
+        shape.blocks = shape.pattern->view();
+        shape.blocks.row_starts = m(shape.blocks.row_starts);
+        shape.blocks.columns = m(shape.blocks.columns);
+        shape.blocks.column_starts = m(shape.blocks.column_starts);
+        shape.blocks.rows = m(shape.blocks.rows);
+        return shape;
+    }
+
     std::unique_ptr<Executor> executor_ = make_thread_executor();
     std::unique_ptr<Device> device_;
     std::unique_ptr<Ops> ops_;
@@ -319,9 +344,10 @@ private:
 // other: the contract is that of one rounding.
 inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
                                               AttentionKernels attention = AttentionKernels::ferry,
-                                              int64_t most_slope_bytes = kMostSlopeBytes) {
+                                              int64_t most_slope_bytes = kMostSlopeBytes,
+                                              bool any_gpu = false) {
     try {
-        return std::make_unique<MirroredOps>(attention, most_slope_bytes);
+        return std::make_unique<MirroredOps>(attention, most_slope_bytes, any_gpu);
     } catch (const Error& error) {
         why = error.what();
         return nullptr;
@@ -336,7 +362,7 @@ namespace ferry::ops {
 
 inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
                                               AttentionKernels = AttentionKernels::ferry,
-                                              int64_t = kMostSlopeBytes) {
+                                              int64_t = kMostSlopeBytes, bool = false) {
     why = "built without CUDA";
     return nullptr;
 }

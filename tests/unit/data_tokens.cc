@@ -71,10 +71,16 @@ protected:
 
 struct Batch {
     explicit Batch(const TokenLoader::Options& o)
-        : tokens(static_cast<size_t>(o.micro_batch * o.sequence)), targets(tokens.size()) {}
-    MicroBatch view() { return {.tokens = tokens, .targets = targets}; }
+        : tokens(static_cast<size_t>(o.micro_batch * o.sequence)),
+          targets(tokens.size()),
+          start(o.isolates_documents ? tokens.size() : 0),
+          end(start.size()) {}
+    MicroBatch view() {
+        return {.tokens = tokens, .targets = targets, .document_start = start, .document_end = end};
+    }
     std::vector<int32_t> tokens;
     std::vector<int32_t> targets;
+    std::vector<int32_t> start, end;  // of documents
 };
 
 TEST_F(Tokens, WidthFollowsTheVocabulary) {
@@ -114,8 +120,9 @@ TEST_F(Tokens, RefusesWhatIsDamaged) {
         {"flags 2", [](std::string& s) { s[32] = 2; }},
         {"vocabulary 1073742080", [](std::string& s) { s[19] = 0x40; }},  // 256 and 2^30
         {"vocabulary 0", [](std::string& s) { s[17] = 0; }},
-        {"last 16 bytes are not all zero", [](std::string& s) { s[63] = 1; }},
-        {"last 16 bytes are not all zero", [](std::string& s) { s[48] = 1; }},
+        {"last 8 bytes are not all zero", [](std::string& s) { s[63] = 1; }},
+        {"documents 1", [](std::string& s) { s[48] = 1; }},
+        {"flags 0", [](std::string& s) { s[8] = 2; }},
         {"truncated", [](std::string& s) { s[31] = '\xff'; }},  // count near 2^64
         {"outside the vocabulary", [](std::string& s) { s[16] = 99, s[17] = 0; }},
     };
@@ -125,8 +132,123 @@ TEST_F(Tokens, RefusesWhatIsDamaged) {
         expect_refusal(Trouble::io, part);
     }
     write(100);
-    damage([](std::string& s) { s[8] = 2; });
-    expect_refusal(Trouble::usage, "version 2");
+    damage([](std::string& s) { s[8] = 3; });
+    expect_refusal(Trouble::usage, "version 3");
+}
+
+// ---------------------------------------------------------------- documents
+
+// Tokens 0, 1, 2, ... of documents that begin there.
+void write_documents(const std::string& path, uint32_t count, std::vector<uint64_t> firsts,
+                     std::vector<uint8_t> mask = {}) {
+    std::vector<uint32_t> tokens(count);
+    std::iota(tokens.begin(), tokens.end(), 0U);
+    write_tokens(path, tokens, count, mask, firsts);
+}
+
+TEST_F(Tokens, DocumentsAreOfVersion2AndCheckedWhole) {
+    write_documents(path_, 100, {0, 7, 8, 99});
+    EXPECT_EQ(read_token_info(path_).documents, 4U);
+    const std::pair<const char*, std::function<void(std::string&)>> cases[] = {
+        {"truncated", [](std::string& s) { s.pop_back(); }},
+        {"checksum", [](std::string& s) { s[s.size() - 8] = 5; }},
+        {"flags 0", [](std::string& s) { s[32] = 0; }},
+        {"documents 0", [](std::string& s) { s[48] = 0; }},
+        {"documents 101", [](std::string& s) { s[48] = 101; }},
+        {"truncated", [](std::string& s) { s[48] = 5; }},
+        {"longer", [](std::string& s) { s[48] = 3; }},
+    };
+    for (const auto& [part, change] : cases) {
+        write_documents(path_, 100, {0, 7, 8, 99});
+        damage(change);
+        expect_refusal(Trouble::io, part);
+    }
+    for (const std::vector<uint64_t>& firsts :
+         {std::vector<uint64_t>{0, 8, 8}, {0, 9, 8}, {0, 100}}) {
+        write_documents(path_, 100, firsts);
+        expect_refusal(Trouble::io, "documents are not in order");
+    }
+}
+
+TEST_F(Tokens, DocumentsThatTheFileDoesNotKnowCannotBeIsolated) {
+    write(100);
+    TokenLoader::Options wanted = options();
+    wanted.isolates_documents = true;
+    try {
+        const TokenLoader loader(wanted);
+        ADD_FAILURE() << "not refused";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.trouble(), Trouble::usage);
+        EXPECT_THAT(error.what(), HasSubstr("version 1"));
+        EXPECT_THAT(error.what(), HasSubstr("data.isolate_documents"));
+    }
+}
+
+TEST_F(Tokens, IsolatedDocumentsEndAtTheirBordersAndAtTheRows) {
+    write_documents(path_, 13, {0, 3, 4, 9});
+    TokenLoader::Options wanted = options();
+    wanted.sequence = 6;
+    wanted.micro_batch = 2;
+    wanted.micro_batches = 1;
+    wanted.isolates_documents = true;
+    const TokenLoader loader(wanted);
+    ASSERT_EQ(loader.training_sequences(), 2);
+    Batch batch(wanted);
+    loader.fill(1, 0, batch.view());
+    if (batch.tokens[0] != 0) {  // the order of an epoch
+        for (auto* of : {&batch.tokens, &batch.targets, &batch.start, &batch.end})
+            std::rotate(of->begin(), of->begin() + 6, of->end());
+    }
+    using Row = std::vector<int32_t>;
+    EXPECT_EQ(batch.start, (Row{0, 0, 0, 3, 4, 4, 0, 0, 0, 3, 3, 3}));
+    EXPECT_EQ(batch.end, (Row{3, 3, 3, 4, 6, 6, 3, 3, 3, 6, 6, 6}));
+    // The last token of a document foretells nothing; one that a row's end cuts still does.
+    EXPECT_EQ(batch.targets, (Row{1, 2, -1, -1, 5, 6, 7, 8, -1, 10, 11, 12}));
+    EXPECT_EQ(loader.count_targets(1), 9);
+}
+
+TEST_F(Tokens, IsolatedDocumentsKeepTheMask) {
+    std::vector<uint8_t> mask(13, 0);
+    mask[0] = mask[3] = mask[5] = 1;
+    write_documents(path_, 13, {0, 3, 4, 9}, mask);
+    TokenLoader::Options wanted = options();
+    wanted.sequence = 12;
+    wanted.micro_batch = 1;
+    wanted.micro_batches = 1;
+    wanted.isolates_documents = true;
+    const TokenLoader loader(wanted);
+    Batch batch(wanted);
+    loader.fill(1, 0, batch.view());
+    EXPECT_EQ(batch.targets, (std::vector<int32_t>{1, 2, -1, -1, -1, 6, 7, 8, -1, 10, 11, 12}));
+    EXPECT_EQ(loader.count_targets(1), 8);
+    // Not isolated they are as in a file that knows none.
+    wanted.isolates_documents = false;
+    const TokenLoader plain(wanted);
+    EXPECT_EQ(plain.count_targets(1), 10);
+}
+
+// Thousands of documents in many pieces of the file: found from any row.
+TEST_F(Tokens, DocumentsAreFoundFromAnyRow) {
+    std::vector<uint64_t> firsts;
+    for (uint64_t at = 0; at < 60000; at += 1 + at % 7) firsts.push_back(at);
+    write_documents(path_, 60001, firsts);
+    TokenLoader::Options wanted = options();
+    wanted.sequence = 500;
+    wanted.micro_batch = 1;
+    wanted.micro_batches = 1;
+    wanted.isolates_documents = true;
+    const TokenLoader loader(wanted);
+    Batch batch(wanted);
+    for (int64_t step = 1; step <= 120; ++step) {
+        loader.fill(step, 0, batch.view());
+        const auto first = static_cast<uint64_t>(batch.tokens[0]);
+        for (uint64_t t = 0; t < 500; ++t) {
+            const auto next = std::ranges::upper_bound(firsts, first + t);
+            const uint64_t begin = *(next - 1), end = next == firsts.end() ? 60001 : *next;
+            ASSERT_EQ(static_cast<uint64_t>(batch.start[t]), std::max(begin, first) - first);
+            ASSERT_EQ(static_cast<uint64_t>(batch.end[t]), std::min(end, first + 500) - first);
+        }
+    }
 }
 
 // The bytes that a run reads are those that it began with, whatever becomes of the file.

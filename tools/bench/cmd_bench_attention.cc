@@ -35,9 +35,28 @@ struct AttentionOptions {
                          .head_dim = 128,
                          .type = DType::bf16};
     std::string device = "cpu", precision = "bf16", kernels = "best";
+    // A pattern of blocks: those right before a query's own and the first ones; none: dense.
+    int block = 128;
+    int64_t window_blocks = 0, global_blocks = 0;
+    int64_t documents = 0;  // of one length in each sequence; 0: not isolated
     int rounds = 5;
     bool json = false;
 };
+
+ops::BlockLists lists_of(const AttentionOptions& o) {
+    ops::BlockLists lists{.block = o.block,
+                          .heads = 1,
+                          .blocks = static_cast<int>(ceil_div(o.shape.sequence, o.block))};
+    lists.row_starts.push_back(0);
+    for (int row = 0; row < lists.blocks; ++row) {
+        for (int column = 0; column <= row; ++column)
+            if (row - column < o.window_blocks || column < o.global_blocks)
+                lists.columns.push_back(column);
+        lists.row_starts.push_back(static_cast<int32_t>(lists.columns.size()));
+    }
+    lists.transpose();
+    return lists;
+}
 
 class AttentionBench {
 public:
@@ -52,10 +71,17 @@ public:
                         : ops::make_cpu_ops(team_)),
           timed_(*ops_, *device_),
           compute_(*device_, *executor_) {
+        if (options.window_blocks + options.global_blocks > 0) {
+            lists_ = lists_of(options);
+            shape_.pattern = &lists_;
+        }
+        shape_.documents = options.documents > 0;
         place();  // without memory, for the sum of it
         device_->reserve(std::exchange(end_, 0));
         place();
         for (ops::View* each : {&q_, &k_, &v_, &dout_}) fill(*each);
+        if (shape_.pattern != nullptr) upload_lists();
+        if (shape_.documents) upload_documents(options.documents);
     }
 
     // The calls of each round, by the operation's name.
@@ -107,12 +133,44 @@ private:
         out_ = matrix(query);
         dout_ = matrix(query);
         lse_ = reinterpret_cast<float*>(take(s.heads * rows * 4));
+        if (s.pattern != nullptr) shape_.blocks = lists_.view_at(take(lists_.memory_bytes()));
+        if (s.documents) {
+            shape_.document_start = reinterpret_cast<int32_t*>(take(rows * 4));
+            shape_.document_end = reinterpret_cast<int32_t*>(take(rows * 4));
+        }
         scratch_ = take(std::max(forward_scratch_bytes(), backward_scratch_bytes()));
     }
     void forward_and_backward() {
         ops::Ops& ops = timed_.ops();
         ops.attention_forward(shape_, q_, k_, v_, out_, lse_, scratch_);
         ops.attention_backward(shape_, q_, k_, v_, out_, dout_, lse_, dq_, dk_, dv_, scratch_);
+    }
+
+    void upload(const std::vector<int32_t>& from, const int32_t* to) {
+        const auto count = static_cast<int64_t>(from.size());
+        if (count == 0) return;
+        compute_.launch([&] {  // words of four bytes, whatever they are
+            ops_->copy_out(ops::ConstView::of(from.data(), DType::f32, 1, count),
+                           ops::View::of(const_cast<int32_t*>(to), DType::f32, 1, count));
+        });
+        compute_.wait();
+    }
+    void upload_lists() {
+        upload(lists_.row_starts, shape_.blocks.row_starts);
+        upload(lists_.columns, shape_.blocks.columns);
+        upload(lists_.column_starts, shape_.blocks.column_starts);
+        upload(lists_.rows, shape_.blocks.rows);
+    }
+    void upload_documents(int64_t documents) {
+        std::vector<int32_t> starts, ends;
+        for (int64_t i = 0; i < shape_.sequences * shape_.sequence; ++i) {
+            const int64_t document = i % shape_.sequence * documents / shape_.sequence;
+            starts.push_back(static_cast<int32_t>(ceil_div(document * shape_.sequence, documents)));
+            ends.push_back(
+                static_cast<int32_t>(ceil_div((document + 1) * shape_.sequence, documents)));
+        }
+        upload(starts, shape_.document_start);
+        upload(ends, shape_.document_end);
     }
 
     // Normal deviates, again and again.
@@ -142,7 +200,8 @@ private:
     }
 
     static constexpr int64_t kPatterns = 64;
-    const ops::Attention shape_;
+    ops::Attention shape_;
+    ops::BlockLists lists_{};
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;
     Team team_;
@@ -180,6 +239,12 @@ std::string command_of(const AttentionOptions& o) {
     add("--kv-heads", std::to_string(s.kv_heads));
     add("--head-dim", std::to_string(s.head_dim));
     if (s.window > 0) add("--window", std::to_string(s.window));
+    if (o.window_blocks + o.global_blocks > 0) {
+        add("--block", std::to_string(o.block));
+        add("--window-blocks", std::to_string(o.window_blocks));
+        add("--global-blocks", std::to_string(o.global_blocks));
+    }
+    if (o.documents > 0) add("--documents", std::to_string(o.documents));
     add("--precision", o.precision);
     add("--device", o.device);
     if (o.kernels != "best") add("--kernels", o.kernels);
@@ -196,6 +261,12 @@ void run_attention(AttentionOptions options) {
                      .measured = fmt::format("{} and {}", s.heads, s.kv_heads),
                      .limit = "heads a multiple of those of keys",
                      .remedy = fmt::format("give {} heads", round_up(s.heads, s.kv_heads))});
+    if (options.documents > s.sequence)
+        throw Error(Trouble::usage, {.what = "a sequence has fewer tokens than documents",
+                                     .where = "--documents",
+                                     .measured = std::to_string(options.documents),
+                                     .limit = std::to_string(s.sequence),
+                                     .remedy = "give fewer documents"});
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     s.type = options.precision == "fp32"   ? DType::f32
              : options.precision == "fp16" ? DType::f16
@@ -233,6 +304,19 @@ void add_attention_bench(CLI::App& bench) {
     number("--head-dim", s.head_dim, "elements of a head", 256);
     command->add_option("--window", s.window, "keys that a query sees; default: all before it")
         ->check(CLI::Range(1, 1 << 24));
+    command->add_option("--block", options->block, "tokens of a block of the pattern")
+        ->check(CLI::IsMember({64, 128}))
+        ->capture_default_str();
+    command
+        ->add_option("--window-blocks", options->window_blocks,
+                     "blocks of keys that a block sees, its own and those before it")
+        ->check(CLI::Range(0, 1 << 18));
+    command->add_option("--global-blocks", options->global_blocks, "first blocks that all see")
+        ->check(CLI::Range(0, 1 << 18));
+    command
+        ->add_option("--documents", options->documents,
+                     "of one length in a sequence, which do not see each other")
+        ->check(CLI::Range(1, 1 << 24));
     command->add_option("--precision", options->precision, "of all operands")
         ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
         ->capture_default_str();
@@ -248,8 +332,8 @@ void add_attention_bench(CLI::App& bench) {
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
         "ms: of one call, the median over rounds. TFLOP/s: two products over the pairs of query\n"
-        "and key that see each other forward, five backward. On a GPU scratch is what the plan of\n"
-        "a run counts.\n"
+        "and key that see each other forward, five backward; documents count as one. On a GPU\n"
+        "scratch is what the plan of a run counts.\n"
         "Example: ferry bench attention --sequence 32768 --heads 32 --kv-heads 8 --device cuda");
     command->callback([options] { run_attention(*options); });
 }

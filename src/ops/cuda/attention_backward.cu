@@ -145,12 +145,18 @@ __global__ void __launch_bounds__(kTileThreads) keys_kernel(BackwardInputs in, V
 
 }  // namespace
 
-void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
-                        ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
-                        float* delta, cudaStream_t stream) {
+void attention_delta(const Attention& shape, ConstView out, ConstView dout, float* delta,
+                     cudaStream_t stream) {
     const int64_t rows = shape.sequences * shape.sequence * shape.heads;
     delta_kernel<<<blocks_for(rows * 32, kTileThreads), kTileThreads, 0, stream>>>(shape, out, dout,
                                                                                    delta);
+    check_launch("attention's delta");
+}
+
+void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                        ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
+                        float* delta, cudaStream_t stream) {
+    attention_delta(shape, out, dout, delta, stream);
     if (has_tensor_cores_for(q.type)) {
         return tensor_attention_backward(shape, q, k, v, dout, lse, delta, dq, dk, dv, stream);
     }

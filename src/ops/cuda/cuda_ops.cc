@@ -10,6 +10,7 @@
 #include "launch.h"
 #include "ops/ops.h"
 #include "slow_notes.h"
+#include "sparse_attention.h"
 
 namespace ferry::ops {
 namespace cuda {
@@ -31,13 +32,14 @@ float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 class CudaOps final : public Ops, public KnowsSlowPaths {
 public:
     CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention,
-            int64_t most_slope_bytes)
+            int64_t most_slope_bytes, bool any_gpu)
         : stream_(stream),
           workspace_bytes_(workspace_bytes),
           products_(workspace_bytes),
           cudnn_(attention == AttentionKernels::best
                      ? CudnnAttention::make(stream, most_slope_bytes)
-                     : nullptr) {}
+                     : nullptr),
+          blocks_(stream, any_gpu) {}
 
     std::vector<SlowPath> slow_paths() const override { return slow_.all(); }
 
@@ -104,24 +106,28 @@ public:
     }
 
     void rope(View x, const Rope& rope) override {
-        check_head(rope.head_dim);
+        FERRY_CHECK(rope.head_dim <= SparseAttention::kMaxHeadDim);
         cuda::rope(x, rope, stream_);
     }
 
     int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
-        check_head(shape.head_dim);
+        check(shape);
+        if (by_blocks(shape)) return kWorkspaceUnit + blocks_.forward_bytes(shape);
         const auto cudnn = cudnn_ ? cudnn_->forward_bytes(shape) : std::nullopt;
         if (!cudnn) slow_.note(shape, false, why_own(shape, false));
         return cudnn ? kWorkspaceUnit + *cudnn : 0;
     }
     void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                            float* lse, std::byte* scratch) override {
-        check_head(shape.head_dim);
         FERRY_CHECK(q.type == shape.type);
+        if (by_blocks(shape))
+            return blocks_.forward(shape, q, k, v, out, lse, workspace_in(scratch));
         if (cudnn_ && cudnn_->forward(shape, q, k, v, out, lse, workspace_in(scratch))) return;
         cuda::attention_forward(shape, q, k, v, out, lse, stream_);
     }
     int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
+        check(shape);
+        if (by_blocks(shape)) return kWorkspaceUnit + blocks_.backward_bytes(shape);
         const auto cudnn = cudnn_ ? cudnn_->backward_bytes(shape) : std::nullopt;
         if (!cudnn) slow_.note(shape, true, why_own(shape, true));
         return cudnn ? kWorkspaceUnit + *cudnn : shape.heads * shape.sequences * shape.sequence * 4;
@@ -129,9 +135,9 @@ public:
     void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                             ConstView out, ConstView dout, const float* lse, View dq, View dk,
                             View dv, std::byte* scratch) override {
-        check_head(shape.head_dim);
         FERRY_CHECK(q.type == shape.type);
         const BackwardOperands all{q, k, v, out, dout, lse, dq, dk, dv};
+        if (by_blocks(shape)) return blocks_.backward(shape, all, workspace_in(scratch));
         if (cudnn_ && cudnn_->backward(shape, all, workspace_in(scratch))) return;
         cuda::attention_backward(shape, q, k, v, out, dout, lse, dq, dk, dv, floats(scratch),
                                  stream_);
@@ -147,14 +153,16 @@ public:
     void gelu_forward(ConstView x, View y) override { cuda::gelu_forward(x, y, stream_); }
     void gelu_backward(View dy, View x) override { cuda::gelu_backward(dy, x, stream_); }
 
-    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
-        cuda::embed(tokens, table, positions, x, stream_);
+    void embed(const int32_t* tokens, ConstView table, ConstView positions,
+               const int32_t* document_start, View x) override {
+        cuda::embed(tokens, table, positions, document_start, x, stream_);
     }
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
         cuda::embed_backward(tokens, dx, gradient, stream_);
     }
-    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
-        cuda::positions_backward(dx, sequence, gradient, stream_);
+    void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                            float* gradient) override {
+        cuda::positions_backward(dx, sequence, document_start, gradient, stream_);
     }
 
     int64_t cross_entropy_scratch_bytes(int64_t tokens) const override { return tokens * 8; }
@@ -322,19 +330,32 @@ private:
                       : "cuDNN is not asked, or not in this build";
     }
 
-    static void check_head(int64_t head_dim) {
-        if (head_dim <= kMaxHeadDim) return;
-        throw Error(Trouble::usage, {.what = "the GPU's attention does not do heads this wide",
-                                     .where = "model.head_dim",
-                                     .measured = std::to_string(head_dim),
-                                     .limit = std::to_string(kMaxHeadDim),
-                                     .remedy = "set device to cpu"});
+    // Patterns, documents, and heads that are wider than the dense kernels' go by lists of blocks.
+    static bool by_blocks(const Attention& shape) {
+        return !shape.dense() || shape.head_dim > kMaxHeadDim;
+    }
+    void check(const Attention& shape) const {
+        if (!by_blocks(shape)) return;
+        const std::string why = blocks_.why_not(shape);
+        if (why.empty()) return;
+        const bool wide = shape.dense();
+        throw Error(
+            Trouble::usage,
+            {.what = wide ? "the GPU's attention does not do heads this wide"
+                          : "the GPU's attention does not do this mask",
+             .where = wide              ? "model.head_dim"
+                      : shape.documents ? "data.isolate_documents"
+                                        : "attention.pattern",
+             .measured = wide ? std::to_string(shape.head_dim) + ": " + why : why,
+             .limit = wide ? std::to_string(kMaxHeadDim) : "",
+             .remedy = wide ? "set device to cpu" : "set device to cpu, or leave the key out"});
     }
 
     cudaStream_t stream_;
     int64_t workspace_bytes_;
     Products products_;
     std::unique_ptr<CudnnAttention> cudnn_;  // null: not wanted, or not in this build
+    mutable SparseAttention blocks_;         // loads its kernels where they are first asked for
     mutable SlowPathNotes slow_{};
 };
 
@@ -342,7 +363,7 @@ private:
 }  // namespace cuda
 
 std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
-                                   int64_t most_slope_bytes) {
+                                   int64_t most_slope_bytes, bool any_gpu) {
     FERRY_CHECK(device.kind() == DeviceKind::cuda);
     const std::string architecture = device.architecture();
     if (!cuda::runs_here()) {
@@ -355,7 +376,7 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
     }
     const int64_t workspace = (architecture == "cuda sm_90" ? 32 : 8) * kMiB;
     auto* stream = static_cast<cudaStream_t>(device.stream(StreamKind::compute).native());
-    return std::make_unique<cuda::CudaOps>(stream, workspace, attention, most_slope_bytes);
+    return std::make_unique<cuda::CudaOps>(stream, workspace, attention, most_slope_bytes, any_gpu);
 }
 
 std::string cuda_library_versions(AttentionKernels attention) {

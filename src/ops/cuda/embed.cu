@@ -14,17 +14,28 @@ constexpr int kAtOnce = 8;    // rows whose loads are under way together; they a
 constexpr int64_t kWindow = 8 * kThreads;  // positions that a block looks at together
 constexpr int64_t kCols = int64_t{kThreads} * kTogether;
 
-__global__ void embed_kernel(const int32_t* tokens, ConstView table, ConstView positions, View x) {
+__global__ void embed_kernel(const int32_t* tokens, ConstView table, ConstView positions,
+                             const int32_t* document_start, View x) {
     const auto [row, col, count] = cell_of(x.cols);
     if (count <= 0) return;
     const RawPack raw = fetch_pack(table, tokens[row], col, count);
     Pack pack = widen_pack(raw, table.type, count);
     if (positions.data != nullptr) {
-        const Pack added = load_pack(positions, row % positions.rows, col, count);
+        const int64_t before = document_start == nullptr ? 0 : document_start[row];
+        const Pack added = load_pack(positions, row % positions.rows - before, col, count);
 #pragma unroll
         for (int k = 0; k < kPack; ++k) pack.at[k] += added.at[k];
     }
     store_pack(pack, x, row, col);
+}
+
+// A thread a column, whose positions recur at no fixed distance.
+__global__ void documents_backward_kernel(ConstView dx, int64_t sequence,
+                                          const int32_t* document_start, float* gradient) {
+    const int64_t col = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (col >= dx.cols) return;
+    for (int64_t row = 0; row < dx.rows; ++row)
+        gradient[(row % sequence - document_start[row]) * dx.cols + col] += load(dx, row, col);
 }
 
 // A thread an element of a position's row.
@@ -122,16 +133,23 @@ __global__ void embed_backward_kernel(const int32_t* tokens, ConstView dx, float
 
 }  // namespace
 
-void embed(const int32_t* tokens, ConstView table, ConstView positions, View x,
-           cudaStream_t stream) {
+void embed(const int32_t* tokens, ConstView table, ConstView positions,
+           const int32_t* document_start, View x, cudaStream_t stream) {
     if (x.rows == 0 || x.cols == 0) return;
     const Cells cells = cells_of(x.rows, x.cols);
-    embed_kernel<<<cells.blocks, cells.threads, 0, stream>>>(tokens, table, positions, x);
+    embed_kernel<<<cells.blocks, cells.threads, 0, stream>>>(tokens, table, positions,
+                                                             document_start, x);
     check_launch("embed");
 }
 
-void positions_backward(ConstView dx, int64_t sequence, float* gradient, cudaStream_t stream) {
+void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                        float* gradient, cudaStream_t stream) {
     if (dx.rows == 0) return;
+    if (document_start != nullptr) {
+        documents_backward_kernel<<<blocks_for(dx.cols, kThreads), kThreads, 0, stream>>>(
+            dx, sequence, document_start, gradient);
+        return check_launch("positions backward");
+    }
     const dim3 blocks(blocks_for(std::min(sequence, dx.rows), 1), blocks_for(dx.cols, kThreads));
     positions_backward_kernel<<<blocks, kThreads, 0, stream>>>(dx, sequence, gradient);
     check_launch("positions backward");

@@ -48,7 +48,9 @@ void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream);
 constexpr int64_t kMaxHeadDim = 128;
 void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                        float* lse, cudaStream_t stream);
-// delta: as many as log-sum-exps, in their order.
+// delta = the sum over a head of out * dout: as many as log-sum-exps, in their order.
+void attention_delta(const Attention& shape, ConstView out, ConstView dout, float* delta,
+                     cudaStream_t stream);
 void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                         ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
                         float* delta, cudaStream_t stream);
@@ -73,9 +75,10 @@ void add(float* a, const float* b, int64_t count, cudaStream_t stream);
 void add(ConstView part, View sums, cudaStream_t stream);  // sums += part, of any types
 void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream);
 
-void embed(const int32_t* tokens, ConstView table, ConstView positions, View x,
-           cudaStream_t stream);
-void positions_backward(ConstView dx, int64_t sequence, float* gradient, cudaStream_t stream);
+void embed(const int32_t* tokens, ConstView table, ConstView positions,
+           const int32_t* document_start, View x, cudaStream_t stream);
+void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
+                        float* gradient, cudaStream_t stream);
 void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, cudaStream_t stream);
 
 // losses: one double a row.

@@ -9,16 +9,21 @@ namespace ferry::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMaxRopeDim = 256;
 
 // The frequencies travel with the launch.
 struct Frequencies {
-    double of[kMaxHeadDim / 2];
+    double of[kMaxRopeDim / 2];
 };
 
-// A block a position; its angles, in double, serve all heads of all sequences.
+// A block a position; its angles, in double, serve all heads of all sequences. With documents,
+// where positions begin anew, a block a row.
 __global__ void rope_kernel(View x, Rope rope, Frequencies frequencies) {
-    __shared__ float cosine[kMaxHeadDim / 2], sine[kMaxHeadDim / 2];
-    const int64_t position = blockIdx.x, half = rope.head_dim / 2;
+    __shared__ float cosine[kMaxRopeDim / 2], sine[kMaxRopeDim / 2];
+    const int64_t first_row = blockIdx.x, half = rope.head_dim / 2;
+    const bool documents = rope.document_start != nullptr;
+    const int64_t position =
+        documents ? first_row % rope.sequence - rope.document_start[first_row] : first_row;
     const double turn = rope.inverse ? -rope.amplitude : rope.amplitude;
     for (int64_t i = threadIdx.x; i < half; i += kThreads) {
         const double angle = static_cast<double>(position) * frequencies.of[i];
@@ -29,9 +34,9 @@ __global__ void rope_kernel(View x, Rope rope, Frequencies frequencies) {
     // Items of all sequences in turn: a row alone may have fewer than the block has threads.
     const auto packs = static_cast<int>(ceil_div(half, kPack));
     const auto of_row = static_cast<int>(rope.heads) * packs;
-    const auto rows = static_cast<int>(ceil_div(x.rows - position, rope.sequence));
+    const auto rows = documents ? 1 : static_cast<int>(ceil_div(x.rows - first_row, rope.sequence));
     for (int64_t item = threadIdx.x; item < int64_t{rows} * of_row; item += kThreads) {
-        const int64_t row = position + item / of_row * rope.sequence;
+        const int64_t row = first_row + item / of_row * rope.sequence;
         const int p = static_cast<int>(item % of_row), first = p % packs * kPack;
         const int64_t col = p / packs * rope.head_dim + first;
         const int count = pack_count(half, first);
@@ -169,7 +174,8 @@ bool runs_here() {
 }
 
 void rope(View x, const Rope& rope, cudaStream_t stream) {
-    const int64_t positions = std::min(rope.sequence, x.rows);
+    const int64_t positions =
+        rope.document_start != nullptr ? x.rows : std::min(rope.sequence, x.rows);
     if (positions == 0) return;
     Frequencies frequencies{};
     std::copy_n(rope.frequencies, rope.head_dim / 2, frequencies.of);

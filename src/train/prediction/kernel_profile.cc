@@ -149,7 +149,9 @@ private:
         Stream& stream = device_->stream(StreamKind::compute);
         for (size_t c = 0; c < planner::kClasses; ++c) {
             const planner::Buffers& b = sample_.buffers[c];
-            if (b.tier != swap::Tier::device) continue;
+            if (b.tier != swap::Tier::device ||
+                static_cast<planner::Class>(c) == planner::Class::lists)
+                continue;
             const bool tokens = static_cast<planner::Class>(c) == planner::Class::tokens;
             std::byte* to = device_->memory().data() + b.offset;
             const int64_t bytes = b.bytes * b.count;
@@ -157,6 +159,7 @@ private:
                 stream.copy(to + at, pattern(tokens ? 1 : 0), std::min(kPattern, bytes - at));
         }
         compute_.wait();
+        fill_documents(*bench_);
     }
 
     // ------------------------------------------------------------ kernels

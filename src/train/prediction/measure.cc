@@ -140,15 +140,41 @@ Patterns make_patterns(std::span<std::byte> memory, int64_t vocab) {
 void fill_buffers(const Bench& on, const Patterns& patterns) {
     for (size_t c = 0; c < planner::kClasses; ++c) {
         const planner::Buffers& b = on.plan.buffers[c];
-        if (b.tier != swap::Tier::device) continue;
+        if (b.tier != swap::Tier::device || static_cast<planner::Class>(c) == planner::Class::lists)
+            continue;
         const auto from = static_cast<planner::Class>(c) == planner::Class::tokens
                               ? patterns.tokens
                               : patterns.numbers;
         fill_device(on, on.device.memory().data() + b.offset, b.bytes * b.count, from);
     }
+    fill_documents(on);
+}
+
+DocumentsOf documents_of(const planner::Plan& plan) {
+    const int64_t each = plan.tokens * int64_t{sizeof(int32_t)};
+    return {.offset = 2 * each, .bytes = plan.documents ? 2 * each : 0};
+}
+
+std::vector<int32_t> whole_documents(const model::Numerics& numerics) {
+    const auto tokens = static_cast<size_t>(numerics.tokens());
+    std::vector<int32_t> documents(2 * tokens, 0);
+    std::fill_n(documents.begin() + numerics.tokens(), numerics.tokens(),
+                static_cast<int32_t>(numerics.sequence));
+    return documents;
+}
+
+void fill_documents(const Bench& on) {
+    if (!on.plan.documents || on.decoder == nullptr) return;
+    const std::vector<int32_t> documents = whole_documents(on.decoder->numerics());
+    const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(planner::Class::tokens)];
+    const DocumentsOf of = documents_of(on.plan);
+    for (int64_t i = 0; i < b.count; ++i)
+        fill_device(on, on.device.memory().data() + b.offset + i * b.bytes + of.offset, of.bytes,
+                    std::as_bytes(std::span(documents)));
 }
 
 void warm_up(const swap::Schedule& step, const Bench& on) {
+    fill_documents(on);
     Stream& compute = on.device.stream(StreamKind::compute);
     for (auto& [kind, work] : distinct_kernels(step, on))
         seconds_on(compute, on.executor, 1, [&](int64_t) { work.start(compute); });
@@ -203,15 +229,27 @@ model::OfSaved<double> time_saved(const Bench& on) {
         int64_t block;
         const std::byte* weights;
         std::byte* scratch;
+        model::Documents documents{};
     };
+    model::Documents documents;
+    if (on.plan.documents) {
+        const auto* start = reinterpret_cast<const int32_t*>(buffer(planner::Class::tokens) +
+                                                             documents_of(on.plan).offset);
+        documents = {.start = start, .end = start + on.plan.tokens};
+    }
     Stream& compute = on.device.stream(StreamKind::compute);
     for (const model::Saved what : model::kAllSaved) {
         const std::vector<double> flops = saved_flops(*on.decoder)[at(what)];
-        Work work{*on.decoder, what, std::ranges::max_element(flops) - flops.begin(),
-                  buffer(planner::Class::block_weights), buffer(planner::Class::scratch)};
+        Work work{*on.decoder,
+                  what,
+                  std::ranges::max_element(flops) - flops.begin(),
+                  buffer(planner::Class::block_weights),
+                  buffer(planner::Class::scratch),
+                  documents};
         const Job job{[](void* context, uint64_t) {
                           const Work& w = *static_cast<const Work*>(context);
-                          w.decoder.compute_saved(w.what, w.block, w.weights, w.scratch);
+                          w.decoder.compute_saved(w.what, w.block, w.weights, w.scratch,
+                                                  w.documents);
                       },
                       &work};
         seconds[at(what)] = shortest([&](int64_t times) {

@@ -162,6 +162,7 @@ private:
         return {.activation = decoder.activation_bytes(),
                 .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
                 .overhead = absent.needs.overhead,
+                .lists = decoder.pattern_bytes(),
                 .saved = saved_bytes(decoder),
                 .saved_flops = saved_flops(decoder),
                 .maps_host = true};
@@ -323,6 +324,37 @@ cost::Measurements Predictor::with_assumed_kernels(cost::Measurements known,
 }
 int Predictor::threads() const { return model_->threads(); }
 
+namespace {
+
+bool sequence_fits(Config config, int64_t sequence) {
+    config.batch.sequence = sequence;
+    try {
+        plan_for(config);
+        return true;
+    } catch (const Error& error) {
+        // What the model or a layout does not take: a longer one it takes no more.
+        if (error.trouble() == Trouble::does_not_fit || error.trouble() == Trouble::usage)
+            return false;
+        throw;
+    }
+}
+
+}  // namespace
+
+int64_t longest_sequence(const Config& config) {
+    int64_t fits = 0, units = 1;
+    while (units * kSequenceUnit <= kSequenceMost && sequence_fits(config, units * kSequenceUnit)) {
+        fits = units;
+        units *= 2;
+    }
+    if (units * kSequenceUnit > kSequenceMost) return kSequenceMost;
+    while (units - fits > 1) {
+        const int64_t middle = fits + (units - fits) / 2;
+        (sequence_fits(config, middle * kSequenceUnit) ? fits : units) = middle;
+    }
+    return fits * kSequenceUnit;
+}
+
 bool check_token_header(const Config& config) {
     if (::access(config.data.tokens.c_str(), F_OK) != 0 && errno == ENOENT) return false;
     const TokenFileInfo tokens = read_token_info(config.data.tokens);
@@ -330,6 +362,29 @@ bool check_token_header(const Config& config) {
     split_tokens(loader_options(config, made.shape, true), tokens);
     check_vocabulary(config, made, tokens);
     return true;
+}
+
+std::optional<PatternShare> pattern_share(const Config& config) {
+    const model::Shape shape = model_of(config).shape;
+    if (shape.patterns.empty()) return std::nullopt;
+    const int64_t sequence = config.batch.sequence;
+    const double causal = static_cast<double>(sequence) * static_cast<double>(sequence + 1) / 2;
+    PatternShare share{.name = shape.pattern_text.substr(0, shape.pattern_text.find(' ')),
+                       .pairs = 0,
+                       .blocks = 0};
+    for (const auto& lists : shape.patterns) {
+        if (!lists) continue;
+        if (!share.lists) share.lists = lists;
+        share.block = lists->block;
+        share.layouts = lists->heads;
+        share.layers += 1;
+        share.pairs += lists->visible_pairs(sequence) / (causal * lists->heads);
+        share.blocks += static_cast<double>(lists->visible_blocks()) /
+                        static_cast<double>(lists->causal_blocks());
+    }
+    share.pairs /= static_cast<double>(std::max<int64_t>(1, share.layers));
+    share.blocks /= static_cast<double>(std::max<int64_t>(1, share.layers));
+    return share;
 }
 
 void check_reserved_cores(const Config& config) { require_a_core(machine_for(config)); }

@@ -13,6 +13,7 @@
 
 #include "cost/measurements.h"
 #include "ferry/config.h"
+#include "ops/block_lists.h"
 #include "planner/recorder.h"
 #include "swap/schedule.h"
 
@@ -59,9 +60,23 @@ ScheduleBytes steady_bytes(
 
 // The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
 planner::Plan plan_for(const Config& config);
+// The longest batch.sequence, in multiples of kSequenceUnit, whose plan fits the budgets with all
+// else as it is, and that the model and its attention take. 0: none does; kSequenceMost: or longer.
+constexpr int64_t kSequenceUnit = 1024, kSequenceMost = int64_t{1} << 20;
+int64_t longest_sequence(const Config& config);
 // Refuses tokens that a run would refuse by the header of their file, so that planning reads no
 // tokens. False: there is no such file yet.
 bool check_token_header(const Config& config);
+// What is left of the causal mask where attention has a pattern; empty: it has none.
+struct PatternShare {
+    std::string name{};
+    int64_t block = 0;                // tokens
+    int64_t layers = 0, layouts = 0;  // that have it; of a layer: 1, or one a query head
+    double pairs = 1;                 // of query and key, of the causal mask's, in those layers
+    double blocks = 1;                // the same of blocks
+    std::shared_ptr<const ops::BlockLists> lists{};  // of the first of them
+};
+std::optional<PatternShare> pattern_share(const Config& config);
 // Refuses reserved cores that a run on this machine would refuse.
 void check_reserved_cores(const Config& config);
 

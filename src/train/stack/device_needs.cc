@@ -71,6 +71,7 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
     return {.activation = decoder.activation_bytes(),
             .scratch = decoder.scratch_bytes(),
             .overhead = overhead_of(device),
+            .lists = decoder.pattern_bytes(),
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = device.kind() == DeviceKind::cuda};

@@ -1,6 +1,7 @@
 #include "tier_stack.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "aio/published_run.h"
@@ -46,7 +47,22 @@ void TierStack::reserve(const Reserving& reserving) {
     stage({Stage::planned}, Stage::reserved, [&] {
         pool_.emplace(ground_.machine, reserving.host_budget_bytes);
         arena_ = reserve_arenas(plan_, ground_.device, *teams_, *pool_, start_up_, reserving.name);
+        place_patterns();
     });
+}
+
+// Attention's lists of blocks lie on the device from here on.
+void TierStack::place_patterns() {
+    const planner::Buffers& lists = plan_.buffers[static_cast<size_t>(planner::Class::lists)];
+    if (!decoder_ || lists.count == 0) return;
+    Stream& up = ground_.device.stream(StreamKind::h2d);
+    std::atomic<uint64_t> done = 0;
+    decoder_->place_patterns(ground_.device.memory().data() + lists.offset,
+                             [&](std::byte* to, std::span<const std::byte> from) {
+                                 up.copy(to, from.data(), static_cast<int64_t>(from.size()));
+                             });
+    up.signal(done);
+    while (done.load(std::memory_order_acquire) == 0) ground_.executor.wait(kForever);
 }
 
 void TierStack::open(const Opening& opening) {

@@ -146,6 +146,7 @@ public:
     StartUp& start_up() { return start_up_; }
 
 private:
+    void place_patterns();
     enum class Stage : uint8_t { none, planned, reserved, open, warm, filled, closed };
     template <class Work>
     void stage(std::initializer_list<Stage> after, Stage next, const Work& work);

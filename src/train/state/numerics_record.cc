@@ -59,6 +59,7 @@ std::string options_of(const model::Shape& s) {
     }
     if (s.padding_token >= 0) text += fmt::format(" padding-token {}", s.padding_token);
     if (!s.windows.empty()) text += fmt::format(" windows {}", fmt::join(s.windows, "/"));
+    if (!s.patterns.empty()) text += " pattern " + s.pattern_text;
     return text;
 }
 
@@ -86,9 +87,10 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
     const model::Numerics n = numerics_of(config, s);
     return fmt::format(
         "model {}; sequence {} micro-batch {} x {}; head tile {} mlp tile {}; compute {} residual "
-        "{} wire {}; ranks {}; optimizer {}",
+        "{} wire {}{}; ranks {}; optimizer {}",
         shape_text(s), n.sequence, n.micro_batch, micro_batches, n.head_tile, n.mlp_tile,
-        name_of(n.compute), name_of(n.residual), name_of(n.wire), ranks, operations);
+        name_of(n.compute), name_of(n.residual), name_of(n.wire),
+        n.documents ? ", documents isolated" : "", ranks, operations);
 }
 
 }  // namespace

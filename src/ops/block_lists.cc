@@ -1,0 +1,96 @@
+#include "ops/block_lists.h"
+
+#include <algorithm>
+
+#include "ops/ops.h"
+
+namespace ferry::ops {
+namespace {
+
+// Of one block, query by query.
+double pairs_of_block(int64_t query, int64_t queries, int64_t key, int64_t keys, int64_t window) {
+    if (key + keys <= query + 1 && (window == 0 || query + queries - key <= window))
+        return static_cast<double>(queries *
+                                   keys);  // no query is before a key or beyond the window
+    double pairs = 0;
+    for (int64_t q = query; q < query + queries; ++q) {
+        const int64_t first = window == 0 ? key : std::max(key, q - window + 1);
+        pairs += static_cast<double>(std::max<int64_t>(0, std::min(q + 1, key + keys) - first));
+    }
+    return pairs;
+}
+
+}  // namespace
+
+bool BlockLists::sees(int64_t layout, int64_t query_block, int64_t key_block) const {
+    return std::ranges::binary_search(keys_of(layout, query_block),
+                                      static_cast<int32_t>(key_block));
+}
+
+double BlockLists::visible_pairs(int64_t sequence, int64_t window) const {
+    double pairs = 0;
+    for (int64_t layout = 0; layout < heads; ++layout) {
+        for (int64_t row = 0; row < blocks; ++row) {
+            const int64_t query = row * block, queries = std::min<int64_t>(block, sequence - query);
+            for (const int64_t column : keys_of(layout, row)) {
+                const int64_t key = column * block;
+                pairs += pairs_of_block(query, queries, key,
+                                        std::min<int64_t>(block, sequence - key), window);
+            }
+        }
+    }
+    return pairs;
+}
+
+void BlockLists::transpose() {
+    column_starts.assign(row_starts.size(), 0);
+    rows.resize(columns.size());
+    for (int64_t layout = 0; layout < heads; ++layout) {
+        const int64_t first = layout * blocks;
+        for (int64_t row = 0; row < blocks; ++row) {
+            for (const int32_t column : keys_of(layout, row))
+                ++column_starts[static_cast<size_t>(first + column + 1)];
+        }
+    }
+    for (size_t i = 1; i < column_starts.size(); ++i) column_starts[i] += column_starts[i - 1];
+    std::vector<int32_t> next(column_starts.begin(), column_starts.end() - 1);
+    for (int64_t layout = 0; layout < heads; ++layout) {
+        for (int64_t row = 0; row < blocks; ++row) {
+            for (const int32_t column : keys_of(layout, row)) {
+                int32_t& at = next[static_cast<size_t>(layout * blocks + column)];
+                rows[static_cast<size_t>(at++)] = static_cast<int32_t>(row);
+            }
+        }
+    }
+}
+
+int64_t BlockLists::memory_bytes() const {
+    return 2 * static_cast<int64_t>((row_starts.size() + columns.size()) * sizeof(int32_t));
+}
+
+BlockListsView BlockLists::view_at(const std::byte* memory) const {
+    BlockListsView v{block, heads, blocks};
+    if (memory == nullptr) return v;
+    v.row_starts = reinterpret_cast<const int32_t*>(memory);
+    v.columns = v.row_starts + row_starts.size();
+    v.column_starts = v.columns + columns.size();
+    v.rows = v.column_starts + column_starts.size();
+    return v;
+}
+
+BlockListsView BlockLists::view() const {
+    return {block,      heads, blocks, row_starts.data(), columns.data(), column_starts.data(),
+            rows.data()};
+}
+
+double visible_pairs(const Attention& s) {
+    const auto heads = static_cast<double>(s.heads);
+    if (s.pattern != nullptr)
+        return s.pattern->visible_pairs(s.sequence, s.window) * heads / s.pattern->heads;
+    const auto sequence = static_cast<double>(s.sequence);
+    const auto hidden = static_cast<double>(s.window == 0 ? 0 : s.sequence - s.window);
+    const double beyond = hidden > 0 ? hidden * (hidden + 1) / 2 : 0;
+    return heads * (sequence * (sequence + 1) / 2 - beyond);
+}
+
+}  // namespace ferry::ops

@@ -1,0 +1,24 @@
+// What a build without Triton offers in its place.
+#include "sparse_attention.h"
+
+#ifndef FERRY_TRITON
+
+namespace ferry::ops::cuda {
+
+SparseAttention::SparseAttention(cudaStream_t stream, bool) : stream_(stream) {}
+std::string SparseAttention::why_not(const Attention&) const {
+    return "this build has no Triton (FERRY_TRITON)";
+}
+int64_t SparseAttention::forward_bytes(const Attention&) { bug("built without Triton"); }
+int64_t SparseAttention::backward_bytes(const Attention&) { bug("built without Triton"); }
+void SparseAttention::forward(const Attention&, ConstView, ConstView, ConstView, View, float*,
+                              std::byte*) {
+    bug("built without Triton");
+}
+void SparseAttention::backward(const Attention&, const BackwardOperands&, std::byte*) {
+    bug("built without Triton");
+}
+
+}  // namespace ferry::ops::cuda
+
+#endif

@@ -1,0 +1,40 @@
+// What the kernels of sparse_attention.py know of a mask: which places of a block's list matter.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ops/ops.h"
+
+namespace ferry::ops::cuda {
+
+// Places in a list of blocks: those of [begin, whole) and [whole_end, end) are cut by a document, a
+// window, the diagonal or the sequence's end; every query of [whole, whole_end) sees every key.
+struct Span {
+    int32_t begin, whole, whole_end, end;
+};
+
+// Lists of a pattern, or of all blocks where there is none: the lists of block b are then the
+// places [0, b] and [b, blocks) of 0, 1, 2, ...
+struct SpanRoom {
+    int64_t layouts = 0, blocks = 0, block = 0;  // layouts: 1, or one a query head
+    int64_t orders_of_keys = 0;                  // 1, or one a key/value head
+    int32_t *low = nullptr, *high = nullptr;     // [sequences, sequence]: a query's first key, one
+                                                 // past a key's last query
+    Span *of_queries = nullptr, *of_keys = nullptr;  // [sequences, layouts, blocks]
+    // The blocks, those with most to do first: [sequences, layouts, blocks] and
+    // [sequences, orders_of_keys, blocks].
+    int32_t *order_of_queries = nullptr, *order_of_keys = nullptr;
+    int32_t* identity = nullptr;  // [blocks], where there is no pattern
+
+    // Laid out in memory of bytes(); null: only their size.
+    SpanRoom(const Attention& shape, std::byte* memory, bool backward);
+    int64_t bytes() const { return bytes_; }
+
+private:
+    int64_t bytes_ = 0;
+};
+
+// Fills the room; of_keys only where it has one.
+void find_spans(const Attention& shape, const SpanRoom& room, cudaStream_t stream);
+
+}  // namespace ferry::ops::cuda

@@ -1,0 +1,289 @@
+#include "sparse_attention.h"
+
+#ifdef FERRY_TRITON
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <array>
+
+#include "ferry/device.h"
+#include "kernels.h"
+#include "launch.h"
+#include "spans.h"
+
+namespace ferry::ops::cuda {
+namespace {
+
+void demand(cudaError_t error, const char* call) {
+    if (error == cudaSuccess || gpu_work_failed()) return;
+    if (error == cudaErrorMemoryAllocation) throw out_of_gpu_memory(call);
+    throw Error(Trouble::internal, {.what = "the GPU's attention over blocks failed",
+                                    .where = call,
+                                    .measured = std::string(cudaGetErrorName(error)) + ", " +
+                                                cudaGetErrorString(error)});
+}
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's, found at run time: a program must start where there is no driver.
+EncodeTiled encode_tiled() {
+    static const EncodeTiled found = [] {
+        void* at = nullptr;
+        cudaDriverEntryPointQueryResult result{};
+        demand(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &at, 12000,
+                                                cudaEnableDefault, &result),
+               "cuTensorMapEncodeTiled");
+        return reinterpret_cast<EncodeTiled>(at);
+    }();
+    FERRY_CHECK(found != nullptr, "the driver has no tensor maps");
+    return found;
+}
+
+}  // namespace
+
+// Of one launch, in the order of the kernel's.
+class SparseAttention::Parameters {
+public:
+    explicit Parameters(const SparseImage& image) : image_(image) {}
+
+    template <class T>
+    void add(const T& value) {
+        static_assert(sizeof(T) <= sizeof(CUtensorMap));
+        FERRY_CHECK(count_ < kMost);
+        *reinterpret_cast<T*>(&room_[count_]) = value;
+        pointers_[count_] = &room_[count_];
+        ++count_;
+    }
+    void add_sizes(std::initializer_list<int64_t> sizes) {
+        for (const int64_t size : sizes) add(static_cast<int32_t>(size));
+    }
+
+    // A tile of `own` rows of all heads side by side: [tokens, heads * head_dim].
+    void add_own(const ConstView& x) {
+        if (!maps()) return add(x.data);
+        add_map<2>(x, {x.cols, x.rows}, {x.ld}, {kBox, image_.own});
+    }
+    // Of `step` rows: [sequences, sequence, heads, head_dim], zero outside.
+    void add_step(const ConstView& x, const Attention& s, int64_t heads) {
+        if (!maps()) return add(x.data);
+        add_map<4>(x, {s.head_dim, heads, s.sequence, s.sequences},
+                   {s.head_dim, x.ld, s.sequence * x.ld}, {kBox, 1, image_.step, 1});
+    }
+
+    void** all() { return pointers_.data(); }
+
+private:
+    static constexpr int kMost = 64, kBox = 64;  // elements of a row in shared memory: 128 bytes
+
+    bool maps() const { return image_.architecture >= 90; }
+
+    // Sizes and strides, in elements, with the innermost first; it has no stride of its own. The
+    // kernel has the map, then the outermost first.
+    template <int kRank>
+    void add_map(const ConstView& x, std::array<int64_t, kRank> sizes,
+                 std::array<int64_t, kRank - 1> strides, std::array<int, kRank> box) {
+        std::array<cuuint64_t, kRank> of{};
+        std::array<cuuint64_t, kRank - 1> apart{};
+        std::array<cuuint32_t, kRank> tile{}, unit{};
+        for (size_t i = 0; i < kRank; ++i) {
+            of[i] = static_cast<cuuint64_t>(sizes[i]);
+            tile[i] = static_cast<cuuint32_t>(box[i]);
+            unit[i] = 1;
+            if (i + 1 < kRank) apart[i] = static_cast<cuuint64_t>(strides[i] * size_of(x.type));
+        }
+        CUtensorMap map{};
+        const auto type = x.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+        const CUresult result = encode_tiled()(
+            &map, type, kRank, const_cast<void*>(x.data), of.data(), apart.data(), tile.data(),
+            unit.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+            CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        FERRY_CHECK(result == CUDA_SUCCESS, "the driver refused a tensor map");
+        add(map);
+        for (size_t i = kRank; i-- > 0;) add(static_cast<int32_t>(sizes[i]));
+        for (size_t i = kRank - 1; i-- > 0;) add(strides[i]);
+        add(int64_t{1});
+    }
+
+    const SparseImage& image_;
+    int count_ = 0;
+    std::array<CUtensorMap, kMost> room_;
+    std::array<void*, kMost> pointers_{};
+};
+
+namespace {
+
+int log2_of(int64_t power) {
+    int log = 0;
+    while ((int64_t{1} << log) < power) ++log;
+    return log;
+}
+
+int width_of(const Attention& shape) {
+    return shape.head_dim <= 64 ? 64 : shape.head_dim <= 128 ? 128 : 256;
+}
+
+int64_t block_of(const Attention& shape) { return SpanRoom(shape, nullptr, false).block; }
+
+// Delta stands behind the room.
+int64_t delta_bytes(const Attention& shape) {
+    return shape.heads * shape.sequences * shape.sequence * 4;
+}
+
+bool aligned(const ConstView& x) {
+    return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.ld % 8 == 0;
+}
+
+}  // namespace
+
+SparseAttention::SparseAttention(cudaStream_t stream, bool any_gpu) : stream_(stream) {
+    int device = 0, major = 0, minor = 0;
+    demand(cudaGetDevice(&device), "cudaGetDevice");
+    demand(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+           "a GPU's type");
+    demand(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+           "a GPU's type");
+    const bool hopper = major == 9 && minor == 0 && !any_gpu;
+    architecture_ = hopper ? 90 : major >= 8 ? 80 : 0;
+}
+
+const SparseImage* SparseAttention::image_for(SparseKernel kernel, const Attention& shape) const {
+    for (const auto images : sparse_images()) {
+        for (const SparseImage& image : images) {
+            if (image.kernel == kernel && image.architecture == architecture_ &&
+                image.type == shape.type && image.width == width_of(shape) &&
+                std::max(image.own, image.step) <= block_of(shape))
+                return &image;
+        }
+    }
+    return nullptr;
+}
+
+std::string SparseAttention::why_not(const Attention& shape) const {
+    if (architecture_ == 0) return "this GPU is older than sm_80";
+    if (size_of(shape.type) != 2) return "types of 16 bits only";
+    if (shape.head_dim % 8 != 0 || shape.head_dim > kMaxHeadDim)
+        return "heads of at most " + std::to_string(kMaxHeadDim) +
+               " elements, multiples of 8, only";
+    return image_for(SparseKernel::forward, shape) == nullptr ? "this build has no kernel for it"
+                                                              : "";
+}
+
+const SparseAttention::Loaded& SparseAttention::loaded(SparseKernel kernel,
+                                                       const Attention& shape) {
+    const SparseImage* image = image_for(kernel, shape);
+    FERRY_CHECK(image != nullptr);
+    const auto found = loaded_.find(image);
+    if (found != loaded_.end()) return found->second;
+    cudaLibrary_t library{};
+    cudaKernel_t entry{};
+    demand(cudaLibraryLoadData(&library, image->code, nullptr, nullptr, 0, nullptr, nullptr, 0),
+           "cudaLibraryLoadData");
+    demand(cudaLibraryGetKernel(&entry, library, image->name), "cudaLibraryGetKernel");
+    demand(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                image->shared_bytes),
+           "shared memory of an attention's tiles");
+    return loaded_.emplace(image, Loaded{image, entry}).first->second;
+}
+
+int64_t SparseAttention::forward_bytes(const Attention& shape) {
+    loaded(SparseKernel::forward, shape);
+    return SpanRoom(shape, nullptr, false).bytes();
+}
+
+int64_t SparseAttention::backward_bytes(const Attention& shape) {
+    loaded(SparseKernel::backward_queries, shape);
+    loaded(SparseKernel::backward_keys, shape);
+    return SpanRoom(shape, nullptr, true).bytes() + delta_bytes(shape);
+}
+
+// What all three kernels end with, and the launch: a program a tile of each of `heads` heads of
+// each sequence. `section`: heads whose tiles are taken in turn.
+void SparseAttention::start(const Loaded& to, Parameters& p, const Attention& shape,
+                            const SpanRoom& room, int64_t heads, int64_t section) {
+    // Of so many blocks the longest come first, those of all heads.
+    constexpr int64_t kEarlyShare = 16;
+    const SparseImage& image = *to.image;
+    p.add_sizes({shape.heads, shape.kv_heads, room.layouts, shape.sequence, shape.head_dim,
+                 room.blocks, room.blocks / kEarlyShare, section, log2_of(room.block / image.own),
+                 log2_of(room.block / image.step)});
+    constexpr double kLog2E = 1.4426950408889634;
+    p.add(static_cast<float>(shape.scale * kLog2E));
+    p.add(static_cast<void*>(nullptr));  // Triton's kernels end with two pointers to scratch
+    p.add(static_cast<void*>(nullptr));
+    const int64_t programs = room.blocks * (room.block / image.own) * heads * shape.sequences;
+    FERRY_CHECK(programs <= INT32_MAX);
+    demand(cudaLaunchKernel(to.kernel, dim3(static_cast<unsigned>(programs)),
+                            dim3(static_cast<unsigned>(32 * image.warps)), p.all(),
+                            static_cast<size_t>(image.shared_bytes), stream_),
+           image.name);
+}
+
+void SparseAttention::forward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                              View out, float* lse, std::byte* scratch) {
+    FERRY_CHECK(aligned(q) && aligned(k) && aligned(v) && aligned(out));
+    const SpanRoom room(shape, scratch, false);
+    find_spans(shape, room, stream_);
+    const Loaded& kernel = loaded(SparseKernel::forward, shape);
+    Parameters p(*kernel.image);
+    p.add_own(q);
+    p.add_step(k, shape, shape.kv_heads);
+    p.add_step(v, shape, shape.kv_heads);
+    p.add(out.data);
+    p.add(lse);
+    p.add(room.of_queries);
+    p.add(room.order_of_queries);
+    p.add(shape.pattern != nullptr ? shape.blocks.columns : room.identity);
+    p.add(room.low);
+    p.add_sizes({q.ld, k.ld, v.ld, out.ld});
+    start(kernel, p, shape, room, shape.heads, shape.heads / shape.kv_heads);
+}
+
+void SparseAttention::backward(const Attention& shape, const BackwardOperands& o,
+                               std::byte* scratch) {
+    FERRY_CHECK(aligned(o.q) && aligned(o.k) && aligned(o.v) && aligned(o.dout) && aligned(o.dq) &&
+                aligned(o.dk) && aligned(o.dv));
+    const SpanRoom room(shape, scratch, true);
+    find_spans(shape, room, stream_);
+    auto* delta = reinterpret_cast<float*>(scratch + room.bytes());
+    attention_delta(shape, o.out, o.dout, delta, stream_);
+    const bool listed = shape.pattern != nullptr;
+    {
+        const Loaded& kernel = loaded(SparseKernel::backward_keys, shape);
+        Parameters p(*kernel.image);
+        p.add_step(o.q, shape, shape.heads);
+        p.add_own(o.k);
+        p.add_own(o.v);
+        p.add_step(o.dout, shape, shape.heads);
+        p.add(o.lse);
+        p.add(delta);
+        p.add(o.dk.data);
+        p.add(o.dv.data);
+        p.add(room.of_keys);
+        p.add(room.order_of_keys);
+        p.add(listed ? shape.blocks.rows : room.identity);
+        p.add(room.high);
+        p.add_sizes({o.q.ld, o.k.ld, o.v.ld, o.dout.ld, o.dk.ld, o.dv.ld});
+        start(kernel, p, shape, room, shape.kv_heads, 1);
+    }
+    const Loaded& kernel = loaded(SparseKernel::backward_queries, shape);
+    Parameters p(*kernel.image);
+    p.add_own(o.q);
+    p.add_step(o.k, shape, shape.kv_heads);
+    p.add_step(o.v, shape, shape.kv_heads);
+    p.add_own(o.dout);
+    p.add(o.lse);
+    p.add(delta);
+    p.add(o.dq.data);
+    p.add(room.of_queries);
+    p.add(room.order_of_queries);
+    p.add(listed ? shape.blocks.columns : room.identity);
+    p.add(room.low);
+    p.add_sizes({o.q.ld, o.k.ld, o.v.ld, o.dout.ld, o.dq.ld});
+    start(kernel, p, shape, room, shape.heads, shape.heads / shape.kv_heads);
+}
+
+}  // namespace ferry::ops::cuda
+
+#endif

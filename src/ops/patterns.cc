@@ -1,0 +1,280 @@
+#include "ops/patterns.h"
+
+#include <algorithm>
+
+#include "base/random.h"
+#include "ferry/error.h"
+
+namespace ferry::ops {
+namespace {
+
+[[noreturn]] void refuse(const std::string& key, std::string what, int64_t measured,
+                         std::string limit, std::string remedy) {
+    throw Error(Trouble::usage, {.what = std::move(what),
+                                 .where = "attention." + key,
+                                 .measured = std::to_string(measured),
+                                 .limit = std::move(limit),
+                                 .remedy = std::move(remedy)});
+}
+
+void check_fixed(const Pattern& p) {
+    if (p.num_local_blocks % p.num_global_blocks != 0)
+        refuse("num_global_blocks", "a local window is no whole number of global blocks",
+               p.num_global_blocks,
+               "a divisor of num_local_blocks, " + std::to_string(p.num_local_blocks),
+               "choose a divisor");
+    const int64_t most = p.num_local_blocks / p.num_global_blocks;
+    if (p.num_different_global_patterns > most)
+        refuse("num_different_global_patterns",
+               "more global patterns than a local window has places",
+               p.num_different_global_patterns,
+               "num_local_blocks / num_global_blocks = " + std::to_string(most), "ask for fewer");
+    if (p.num_different_global_patterns > 1 && !p.different_layout_per_head)
+        refuse("num_different_global_patterns",
+               "several global patterns, but one layout for all heads",
+               p.num_different_global_patterns, "1",
+               "set attention.different_layout_per_head to true");
+}
+
+void check_globals(const Pattern& p) {
+    const auto &first = p.global_block_indices, &end = p.global_block_end_indices;
+    if (end.empty()) return;
+    if (first.size() != end.size())
+        refuse("global_block_end_indices",
+               "not as many ends as global_block_indices has beginnings", std::ssize(end),
+               std::to_string(first.size()), "give an end for each, or none");
+    for (size_t i = 0; i < end.size(); ++i) {
+        if (first[i] >= end[i])
+            refuse("global_block_end_indices[" + std::to_string(i) + "]",
+                   "a run of global blocks that ends before it begins", end[i],
+                   "more than " + std::to_string(first[i]),
+                   "an end is one more than the last block");
+    }
+}
+
+void check_horizontal(const Pattern& p) {
+    if (p.horizontal_global_attention && !p.bidirectional)
+        throw Error(Trouble::usage,
+                    {.what = "horizontal global attention is of bidirectional patterns",
+                     .where = "attention.horizontal_global_attention",
+                     .measured = "attention.attention is \"unidirectional\"",
+                     .remedy = "leave it out, or set attention.attention to "
+                               "\"bidirectional\""});
+}
+
+// One layout of a pattern, a row of its own blocks at a time.
+class Rows {
+public:
+    Rows(const Pattern& pattern, int64_t side, int64_t layer, int64_t head)
+        : p_(pattern), side_(side), layer_(layer), head_(head) {
+        if (p_.kind == PatternKind::variable) cut_windows();
+    }
+
+    // mark(first column, one past the last) for what the row sees; what is behind the row is cut
+    // by who marks.
+    template <class Mark>
+    void row(int64_t row, const Mark& mark) const {
+        switch (p_.kind) {
+            case PatternKind::dense:
+                return mark(0, row + 1);
+            case PatternKind::window:
+                return sliding(row, mark);
+            case PatternKind::fixed:
+                return fixed(row, mark);
+            case PatternKind::bigbird:
+                random(row, p_.bidirectional ? side_ : row + 1, mark);
+                sliding(row, mark);
+                mark(0, row < p_.num_global_blocks ? row + 1 : p_.num_global_blocks);
+                return;
+            case PatternKind::longformer:
+                sliding(row, mark);
+                return globals(row, true, mark);
+            case PatternKind::variable:
+                random(row, p_.bidirectional ? side_ : row + 1, mark);
+                mark(windows_[static_cast<size_t>(row)], row + 1);
+                return globals(row, p_.horizontal_global_attention, mark);
+            case PatternKind::layout:
+                return drawn(row, mark);
+        }
+    }
+
+private:
+    template <class Mark>
+    void sliding(int64_t row, const Mark& mark) const {
+        mark(row - p_.num_sliding_window_blocks / 2, row + 1);
+    }
+
+    // Its own window, and of every window the blocks that stand for it: the last ones; of further
+    // patterns those before.
+    template <class Mark>
+    void fixed(int64_t row, const Mark& mark) const {
+        const int64_t window = p_.num_local_blocks, count = p_.num_global_blocks;
+        mark(round_down(row, window), row + 1);
+        const int64_t version = head_ % p_.num_different_global_patterns;
+        const int64_t first = window - (1 + version) * count;
+        const int64_t whole = round_down(side_, window);
+        const bool horizontal = p_.horizontal_global_attention;
+        for (int64_t at = first; at < whole && at <= row; at += window) {
+            mark(at, at + count);
+            if (horizontal && row < at + count) mark(0, row + 1);
+        }
+        if (whole == side_) return;
+        // A last window that is shorter.
+        const int64_t at = std::max<int64_t>(0, std::min(whole + first, side_ - count));
+        mark(at, at + count);
+        if (horizontal && row >= at && row < at + count) mark(0, row + 1);
+    }
+
+    // Global columns; with `rows` global rows as well.
+    template <class Mark>
+    void globals(int64_t row, bool rows, const Mark& mark) const {
+        for (size_t i = 0; i < p_.global_block_indices.size(); ++i) {
+            const int64_t first = p_.global_block_indices[i];
+            const int64_t end =
+                p_.global_block_end_indices.empty() ? first + 1 : p_.global_block_end_indices[i];
+            mark(first, end);
+            if (rows && row >= first && row < end) mark(0, row + 1);
+        }
+    }
+
+    // num_random_blocks different ones below `end`, or all: Floyd's way, from a generator of no
+    // state.
+    template <class Mark>
+    void random(int64_t row, int64_t end, const Mark& mark) const {
+        const int64_t count = std::min(p_.num_random_blocks, end);
+        std::vector<int64_t> drawn;
+        for (int64_t last = end - count; last < end; ++last) {
+            const auto word = philox({p_.seed, Purpose::pattern},
+                                     {static_cast<uint32_t>(layer_), static_cast<uint32_t>(head_),
+                                      static_cast<uint32_t>(row), static_cast<uint32_t>(last)})[0];
+            const auto at = static_cast<int64_t>(
+                static_cast<uint64_t>(word) * static_cast<uint64_t>(last + 1) >> 32);
+            const bool again = std::ranges::find(drawn, at) != drawn.end();
+            drawn.push_back(again ? last : at);
+            mark(drawn.back(), drawn.back() + 1);
+        }
+    }
+
+    template <class Mark>
+    void drawn(int64_t row, const Mark& mark) const {
+        const Layout& layout = *p_.layout;
+        const int64_t layer = layout.layers == 1 ? 0 : layer_;
+        for (int64_t column = 0; column <= row; ++column) {
+            if (layout.at(layer, head_, row, column)) mark(column, column + 1);
+        }
+    }
+
+    // Where the window of each row begins.
+    void cut_windows() {
+        size_t next = 0;
+        while (std::ssize(windows_) < side_) {
+            const int64_t first = std::ssize(windows_);
+            const int64_t length =
+                p_.local_window_blocks[std::min(next++, p_.local_window_blocks.size() - 1)];
+            windows_.insert(windows_.end(), static_cast<size_t>(std::min(length, side_ - first)),
+                            first);
+        }
+    }
+
+    const Pattern& p_;
+    int64_t side_, layer_, head_;
+    std::vector<int64_t> windows_{};
+};
+
+void check_side(const Pattern& p, int64_t side) {
+    const std::string limit = std::to_string(side) + " blocks of a sequence";
+    const bool random = p.kind == PatternKind::bigbird || p.kind == PatternKind::variable;
+    if (random && p.num_random_blocks > side)
+        refuse("num_random_blocks", "more random blocks than there are", p.num_random_blocks, limit,
+               "ask for fewer, or for longer sequences");
+    if (p.kind == PatternKind::bigbird && p.num_global_blocks > side)
+        refuse("num_global_blocks", "more global blocks than there are", p.num_global_blocks, limit,
+               "ask for fewer, or for longer sequences");
+}
+
+void check_layout(const Layout& l, int64_t sequence, int64_t heads, int64_t layer) {
+    const auto refuse_file = [&](std::string what, int64_t measured, std::string limit,
+                                 std::string remedy) {
+        throw Error(Trouble::usage, {.what = std::move(what),
+                                     .where = "attention.layout: " + l.where,
+                                     .measured = std::to_string(measured),
+                                     .limit = std::move(limit),
+                                     .remedy = std::move(remedy)});
+    };
+    if (l.side * l.block < sequence)
+        refuse_file("the layout is too small for a sequence", l.side * l.block,
+                    std::to_string(sequence) + " tokens",
+                    "draw a larger one, or set batch.sequence to less");
+    if (l.heads != 1 && l.heads != heads)
+        refuse_file("the layout has other heads than the model", l.heads,
+                    "1 or " + std::to_string(heads),
+                    "draw one for each query head, or one for all");
+    if (l.layers != 1 && layer >= l.layers)
+        refuse_file("the layout has fewer layers than the model", l.layers,
+                    "1, or one for each layer", "draw one for each layer, or one for all");
+}
+
+void check_rows(const Pattern& p, const BlockLists& lists, int64_t layer) {
+    if (p.allow_empty_rows) return;
+    for (int64_t head = 0; head < lists.heads; ++head) {
+        for (int64_t row = 0; row < lists.blocks; ++row) {
+            if (!lists.keys_of(head, row).empty()) continue;
+            throw Error(Trouble::usage,
+                        {.what = "a row of the pattern has no block: its tokens would see nothing",
+                         .where = "attention.pattern, layer " + std::to_string(layer) + ", head " +
+                                  std::to_string(head) + ", row " + std::to_string(row),
+                         .remedy = "give it one, or set attention.allow_empty_rows to true: its "
+                                   "output is 0 then"});
+        }
+    }
+}
+
+}  // namespace
+
+void check_pattern(const Pattern& p) {
+    if (p.kind == PatternKind::fixed) check_fixed(p);
+    if (p.kind == PatternKind::longformer || p.kind == PatternKind::variable) check_globals(p);
+    if (p.kind == PatternKind::fixed || p.kind == PatternKind::variable) check_horizontal(p);
+}
+
+BlockLists lists_of(const Pattern& pattern, int64_t sequence, int64_t heads, int64_t layer) {
+    const bool drawn = pattern.kind == PatternKind::layout;
+    FERRY_CHECK(!drawn || pattern.layout != nullptr);
+    if (drawn) check_layout(*pattern.layout, sequence, heads, layer);
+    const int64_t fine = drawn ? pattern.layout->block : pattern.block;
+    const int64_t side = ceil_div(sequence, fine), parts = listed_block(fine) / fine;
+    check_pattern(pattern);
+    check_side(pattern, side);
+    const bool per_head = drawn ? pattern.layout->heads > 1 : pattern.different_layout_per_head;
+    BlockLists lists{.block = static_cast<int>(listed_block(fine)),
+                     .heads = static_cast<int>(per_head ? heads : 1),
+                     .blocks = static_cast<int>(ceil_div(sequence, listed_block(fine)))};
+    const int64_t of_layer = drawn || pattern.different_layout_per_layer ? layer : 0;
+    std::vector<uint8_t> seen(static_cast<size_t>(lists.blocks));
+    lists.row_starts.push_back(0);
+    for (int64_t head = 0; head < lists.heads; ++head) {
+        const Rows rows(pattern, side, of_layer, head);
+        for (int64_t row = 0; row < lists.blocks; ++row) {
+            std::fill_n(seen.begin(), row + 1, uint8_t{0});
+            for (int64_t part = row * parts; part < std::min(side, (row + 1) * parts); ++part) {
+                rows.row(part, [&](int64_t first, int64_t end) {
+                    first = std::max<int64_t>(0, first);
+                    end = std::min(end, part + 1);
+                    if (first < end)
+                        std::fill(seen.begin() + first / parts, seen.begin() + ceil_div(end, parts),
+                                  uint8_t{1});
+                });
+            }
+            for (int64_t column = 0; column <= row; ++column) {
+                if (seen[static_cast<size_t>(column)] != 0)
+                    lists.columns.push_back(static_cast<int32_t>(column));
+            }
+            lists.row_starts.push_back(static_cast<int32_t>(lists.columns.size()));
+        }
+    }
+    check_rows(pattern, lists, layer);
+    lists.transpose();
+    return lists;
+}
+
+}  // namespace ferry::ops

@@ -1,0 +1,13 @@
+// Which earlier tokens attention sees, from the configuration.
+#pragma once
+
+#include "ferry/config.h"
+#include "model/model.h"
+
+namespace ferry::train {
+
+// Gives the shape its patterns: the lists of each block's attention. Reads a layout's file. Throws
+// usage naming the key, or the file, and what does not fit.
+void set_patterns(model::Shape& shape, const Config& config);
+
+}  // namespace ferry::train
