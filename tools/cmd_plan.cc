@@ -231,15 +231,14 @@ void run_plan(const PlanOptions& options) {
                               report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())
         write_picture("--svg", options.svg, timeline_svg(report->prediction, machine_text()));
-    const std::optional<int64_t> longest =
-        options.longest ? std::optional(train::longest_sequence(config)) : std::nullopt;
+    const int64_t longest = options.longest ? train::longest_sequence(config) : 0;
     if (!options.json) {
         print_plan(plan, config);
         print("planned by {}\n\n", planned_by);
         if (!tokens_checked)
             print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
         print("{}", text_of(share, config));
-        if (longest) print("{}", text_of_longest(*longest, config));
+        if (options.longest) print("{}", text_of_longest(longest, config));
         print("{}", text_of(slow));
         if (report) print("{}", text_of(*report));
         print("{}", text_of(wear, config));
@@ -265,7 +264,7 @@ void run_plan(const PlanOptions& options) {
         {"attention", to_json(share, config)},
         {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};
-    if (longest) line["longest_sequence"] = *longest;
+    if (options.longest) line["longest_sequence"] = longest;
     if (const auto checkpoint = checkpoint_of(config, plan))
         line["checkpoint"] = {{"bytes", checkpoint->bytes}, {"held_bytes", checkpoint->held}};
     if (report) line["prediction"] = to_json(*report);
