@@ -31,8 +31,11 @@ std::string checkpoint_identity_of(const Config& config, const model::Shape& sha
     std::istringstream lines(describe_training(config));
     for (std::string line; std::getline(lines, line);)
         if (!line.starts_with("device = ")) text += line + "\n";
+    const bool masks = config.attention.pattern != AttentionPattern::dense;
     for (const KeyValue& one : describe_values(config))
-        if (one.key.starts_with("batch.") || one.key.starts_with("numerics."))
+        if (one.key.starts_with("batch.") || one.key.starts_with("numerics.") ||
+            (masks && one.key.starts_with("attention.")) ||
+            (config.data.isolate_documents && one.key == "data.isolate_documents"))
             text += one.key + " = " + one.value + "\n";
     return text + fmt::format("model = {}\ndata.tokens = {} tokens with checksum {:016x}\n",
                               shape_text(shape), tokens.count, tokens.checksum);
