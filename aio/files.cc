@@ -128,12 +128,12 @@ void PathFiles::open_directory(Leftover leftover) {
     const std::string name = options_.path + "/ferry.volume";
     // A killed run has no slot file before its header: this one lost what it said.
     if (is_empty_file(name) && access(slot_file_name(0).c_str(), F_OK) == 0)
-        refuse(Trouble::usage, {.what = "an empty header is left here: the files beside it may be "
-                                        "whole",
-                                .where = name,
-                                .measured = "0 bytes",
-                                .remedy = "put the header back as the run left it; or, to give its "
-                                          "state up, delete the ferry.* files there"});
+        refuse(Trouble::io, {.what = "an empty header is left here: the files beside it may be "
+                                     "whole",
+                             .where = name,
+                             .measured = "0 bytes",
+                             .remedy = "put the header back as the run left it; or, to give its "
+                                       "state up, delete the ferry.* files there"});
     header_ = std::make_unique<HeaderFile>(name, false);
     file_count_ = options_.files ? options_.files : kFilesMany;
     Header found{};
@@ -214,7 +214,7 @@ void PathFiles::check_header_is_there(const std::string& name) const {
     const std::string measured = missing ? strerror(errno) : "0 bytes";
     if (!missing && !is_empty_file(name)) return;
     if (access(slot_file_name(0).c_str(), F_OK) == 0)
-        refuse(Trouble::usage,
+        refuse(Trouble::io,
                {.what = "the run cannot be resumed: its header is missing or empty",
                 .where = name,
                 .measured = measured,

@@ -105,7 +105,7 @@ Error not_ferrys(const std::string& name) {
 
 // Nothing but the first slot file beside it tells that this was a header.
 Error overwritten(const std::string& name, int64_t bytes) {
-    return Error(Trouble::usage,
+    return Error(Trouble::io,
                  {.what = "an overwritten header is left here: the files beside it may be whole",
                   .where = name,
                   .measured = std::to_string(bytes) + " bytes, of which no header is made",
@@ -360,19 +360,20 @@ void HeaderFile::refuse_leftover(const Reading& reading, uint64_t run_id) const 
         problem.measured += "; " + lost_state(header);
     problem.remedy = allow + (raw_device_ ? ", or erase the device's first two blocks"
                                           : ", or delete the ferry.* files there");
-    throw Error(Trouble::usage, std::move(problem));
+    throw Error(reading.condition == Condition::broken ? Trouble::io : Trouble::usage,
+                std::move(problem));
 }
 
 Header HeaderFile::find_resumable(uint64_t run_id) {
     const Reading reading = read();
     const Header& found = reading.header;
     const auto refuse = [&](std::string what, std::string measured, std::string limit,
-                            std::string remedy) {
-        throw Error(Trouble::usage, {.what = std::move(what),
-                                     .where = name_,
-                                     .measured = std::move(measured),
-                                     .limit = std::move(limit),
-                                     .remedy = std::move(remedy)});
+                            std::string remedy, Trouble trouble = Trouble::usage) {
+        throw Error(trouble, {.what = std::move(what),
+                              .where = name_,
+                              .measured = std::move(measured),
+                              .limit = std::move(limit),
+                              .remedy = std::move(remedy)});
     };
     const std::string afresh =
         "start without --resume; with checkpoint.durable_steps a run survives but for its last "
@@ -383,7 +384,8 @@ Header HeaderFile::find_resumable(uint64_t run_id) {
     // A header that says nothing is no word against the files beside it.
     if (reading.condition == Condition::broken)
         refuse("the run cannot be resumed: the header is " + reading.fault, reading.proof, "",
-               "put the header back as the run left it: the files beside it may be whole");
+               "put the header back as the run left it: the files beside it may be whole",
+               Trouble::io);
     if (reading.condition == Condition::older)
         refuse(nothing + "the files are an older ferry's", format_name(found.version),
                format_name(kFormatVersion), "finish the run with the ferry that began it");
@@ -399,7 +401,8 @@ Header HeaderFile::find_resumable(uint64_t run_id) {
             "the run cannot be resumed: its header says what no ferry writes",
             std::to_string(found.files) + " slot files, a speed of " + std::to_string(found.speed),
             "1 to " + std::to_string(kFilesMax) + " slot files, a speed above 0",
-            "put the header back as the run left it: the files beside it may be whole");
+            "put the header back as the run left it: the files beside it may be whole",
+            Trouble::io);
     return found;
 }
 

@@ -31,14 +31,20 @@ std::vector<std::string> names_of_options(const CLI::App& app) {
     return names;
 }
 
-// The first word that this command does not know, and the nearest that it does.
-std::string suggestion_in(const CLI::App& app) {
+// The first word that this command does not know, and the nearest that it does, or that the command
+// above it, `parent`, knows: that one's options stand before the command's name.
+std::string suggestion_in(const CLI::App& app, const CLI::App* parent = nullptr) {
     for (std::string word : app.remaining()) {
         const bool option = word.starts_with("-");
         if (option) word.resize(std::min(word.find('='), word.size()));
-        const std::string near =
-            nearest_word(word, option ? names_of_options(app) : names_of_commands(app));
-        if (!near.empty()) return in_quotes(word) + ": did you mean " + in_quotes(near) + "? ";
+        std::string place,
+            near = nearest_word(word, option ? names_of_options(app) : names_of_commands(app));
+        if (near.empty() && option && parent != nullptr) {
+            near = nearest_word(word, names_of_options(*parent));
+            place = ", before " + app.get_name();
+        }
+        if (!near.empty())
+            return in_quotes(word) + ": did you mean " + in_quotes(near) + place + "? ";
     }
     return {};
 }
@@ -86,9 +92,10 @@ Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
     constexpr size_t kLongest = 600;
     std::string command = "ferry", near = suggestion_in(app);
     for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+        const CLI::App* const parent = at;
         at = at->get_subcommands().front();
         command += " " + at->get_name();
-        if (near.empty()) near = suggestion_in(*at);
+        if (near.empty()) near = suggestion_in(*at, parent);
     }
     return {Trouble::usage,
             {.what = shown(error.what(), kLongest),

@@ -293,6 +293,7 @@ class CommandLineTest(BadInputTest):
             err = self.said(*words)
             self.assertIn(f'did you mean "{near}"?', err)
             self.assertIn("--help", err)
+        self.assertIn('did you mean "--path", before io?', self.said("bench", "io", "--pth", self.dir))
         self.assertNotIn("did you mean", self.said("xyzzy-xyzzy"))
 
     def test_several_keys_behind_one_set(self):

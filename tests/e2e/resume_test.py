@@ -259,16 +259,16 @@ class ResumeTest(FerryTest):
             whole = file.read()
         os.truncate(header, 200)
         back = "put the header back as the run left it"
-        self.refused(config, ["the header is truncated", "200 bytes", back], "--resume")
-        self.refused(config, ["a truncated header is left here", back, "io.leftovers"])
+        self.refused(config, ["the header is truncated", "200 bytes", back], "--resume", code=IO)
+        self.refused(config, ["a truncated header is left here", back, "io.leftovers"], code=IO)
         for at in (0, 8, 29, 31, 32, 100, 4095):  # magic, format, published, lost, checksum, ...
             damaged = bytearray(whole)
             for copy in (0, len(whole) // 2):
                 damaged[copy + at] ^= 1
             with open(header, "wb") as file:
                 file.write(damaged)
-            self.refused(config, ["the header is damaged", back, "may be whole"], "--resume")
-            self.refused(config, ["a damaged header is left here", back, "io.leftovers"])
+            self.refused(config, ["the header is damaged", back, "may be whole"], "--resume", code=IO)
+            self.refused(config, ["a damaged header is left here", back, "io.leftovers"], code=IO)
         broken = bytearray(whole)
         broken[:BLOCK] = bytes(BLOCK)
         broken[BLOCK + 100] ^= 1
@@ -276,13 +276,13 @@ class ResumeTest(FerryTest):
                                (bytes(len(whole)), "an overwritten header")):
             with open(header, "wb") as file:
                 file.write(contents)
-            self.refused(config, [what, back, "may be whole"], "--resume")
-            self.refused(config, ["header is left here: the files beside it may be whole", back])
+            self.refused(config, [what, back, "may be whole"], "--resume", code=IO)
+            self.refused(config, ["header is left here: the files beside it may be whole", back], code=IO)
         os.truncate(header, 0)
-        self.refused(config, ["its header is missing or empty", "0 bytes", "may be whole"], "--resume")
-        self.refused(config, ["an empty header is left here", back, "may be whole"])
+        self.refused(config, ["its header is missing or empty", "0 bytes", "may be whole"], "--resume", code=IO)
+        self.refused(config, ["an empty header is left here", back, "may be whole"], code=IO)
         os.remove(header)
-        self.refused(config, ["its header is missing", "may be whole"], "--resume")
+        self.refused(config, ["its header is missing", "may be whole"], "--resume", code=IO)
         with open(header, "wb") as file:
             file.write(whole)
 

@@ -256,7 +256,7 @@ TEST_F(VolumeFiles, DamagedHeader) {
         put("ferry.volume", damaged);
         for (const Leftover leftover : {Leftover::refuse, Leftover::remove, Leftover::reuse}) {
             wanted.leftover = leftover;
-            expect_refused(wanted, Trouble::usage, "a damaged header is left here");
+            expect_refused(wanted, Trouble::io, "a damaged header is left here");
         }
         ASSERT_TRUE(exists("ferry.slots0"));
     }
