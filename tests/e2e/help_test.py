@@ -7,7 +7,8 @@ import unittest
 from harness import FERRY, FerryTest
 
 COMMANDS = ("train", "plan", "data", "eval", "export", "ckpt", "ckpt ls", "ckpt inspect", "ckpt verify", "ckpt diff", "ckpt rm",
-            "ckpt export", "launch", "bench", "bench adam", "bench attention", "bench comm", "bench io", "bench kernels", "bench swap")
+            "ckpt export", "ckpt import", "launch", "bench", "bench adam", "bench attention", "bench comm", "bench io",
+            "bench kernels", "bench swap")
 LONG = ("bench adam", "bench attention", "bench comm")  # nothing stops these examples: they would measure
 
 
