@@ -213,7 +213,7 @@ TEST_F(VolumeFiles, TruncatedHeader) {
     const std::string header = leftover_header();
     put("ferry.volume", header.substr(0, 12));
     VolumeOptions wanted = options();
-    expect_refused(wanted, Trouble::usage, "truncated");
+    expect_refused(wanted, Trouble::io, "truncated");
     EXPECT_TRUE(exists("ferry.slots0")) << "nobody knows whose it is";
     wanted.leftover = Leftover::remove_any;
     open(wanted).reset();
