@@ -73,7 +73,7 @@ class PlanTest(PredictionTest):
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
                                      "micro_batches", "groups", "attention_saved", "mlp_saved", "inputs_saved", "ranks", "tiers",
                                      "schedules", "wear", "planned_by", "prediction", "slow_operations",
-                                     "tokens_checked"})
+                                     "tokens_checked", "attention"})
         prediction = plan["prediction"]
         self.assertEqual(set(prediction), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "peak_bound_seconds", "links", "timeline",
