@@ -9,7 +9,6 @@ the other.
     bench/sparse_attention.py                                  all shapes
     bench/sparse_attention.py --density 8 16 --head-dim 128    some
 """
-import importlib.util
 import json
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ import sys
 from typing import NamedTuple
 
 import common
+from attention import why_no_torch
 from common import SideFailed, compared, plain
 
 OF_DENSE = 0.85  # of the rate of ferry's dense attention, forward and backward together
@@ -99,15 +99,6 @@ def ferry(options, shape):
                          for name in ("forward", "backward"))
     work = sum(row["TFLOP/s"] * row["value"] for row in (forward, backward))
     return Times(forward["value"], backward["value"], work / (forward["value"] + backward["value"]))
-
-
-def why_no_torch(options):
-    if options.tiny:
-        return "torch is left out with --tiny"
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not here: python3 cannot import it"
-    import torch
-    return "" if torch.cuda.is_available() else "torch is left out: it sees no GPU"
 
 
 class Flex:

@@ -2,7 +2,7 @@
 # Writes the reference of the C and C++ headers (Doxygen) and of the Python package (pdoc) as HTML. A
 # warning of either is an error.
 #
-#   tools/reference.sh OUT        OUT/c and OUT/python
+#   tools/reference.sh DIR        DIR/c and DIR/python
 #
 # PYTHON, by default build/python/bin/python, has pdoc; with PYTHONPATH it finds ferry_offload. Where
 # it has torch too, ferry_offload.torch and ferry_offload.deepspeed are written.

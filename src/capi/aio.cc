@@ -6,6 +6,7 @@
 
 #include "handles.h"
 #include "options.h"
+#include "transfers.h"
 
 namespace ferry::capi {
 namespace {
@@ -107,8 +108,6 @@ ferry_status submit(Aio& aio, const aio::Operation& operation) {
 ferry_status transfer(const char* function, ferry_aio* handle, aio::Kind kind, uint32_t slot,
                       int64_t offset, void* buffer, int64_t bytes, int32_t priority, uint64_t tag) {
     return with<Aio>(function, handle, [&](Aio& aio) {
-        static constexpr aio::Priority kPriorities[] = {
-            aio::Priority::normal, aio::Priority::urgent, aio::Priority::background};
         check_choice("priority", priority, FERRY_BACKGROUND);
         check_range("bytes", bytes, 1, int64_t{1} << 50);
         return submit(aio, {.kind = kind,
@@ -122,20 +121,7 @@ ferry_status transfer(const char* function, ferry_aio* handle, aio::Kind kind, u
 
 void complete(const char* function, Aio& aio, aio::Operation& operation,
               ferry_completion* completion) {
-    ferry_status status = FERRY_OK;
-    if (operation.state == aio::State::cancelled) status = FERRY_CANCELLED;
-    if (operation.state == aio::State::failed)
-        status = keep_error(function, to_error(*aio.volume, operation));
-    give<ferry_completion>(
-        completion,
-        {.size = 0,
-         .tag = operation.tag,
-         .bytes = operation.done_bytes,
-         .seconds = static_cast<double>(operation.finished_ns - operation.submitted_ns) * 1e-9,
-         .slot = operation.slot,
-         .status = status,
-         .error = operation.error,
-         .reserved = 0});
+    give_outcome(function, *aio.volume, operation, completion);
     --aio.slots.at(operation.slot).transfers;
     aio.free.push_back(&static_cast<Transfer&>(operation));
 }
@@ -214,15 +200,8 @@ ferry_status ferry_aio_poll(ferry_aio* aio, ferry_completion* completion) {
 ferry_status ferry_aio_wait(ferry_aio* aio, int64_t timeout_ms, ferry_completion* completion) {
     return with<Aio>(__func__, aio, [&](Aio& mine) {
         check_size("completion", completion);
-        constexpr int64_t kMostMs = int64_t{1} << 40;  // 35 years
-        const bool ends = timeout_ms >= 0 && timeout_ms < kMostMs;
-        ferry::Executor& executor = *mine.executor;
-        const ferry::Nanos until = ends ? executor.now() + timeout_ms * 1'000'000 : ferry::kForever;
-        Operation* operation = nullptr;
-        while (!(operation = mine.volume->poll())) {
-            if (mine.volume->in_flight() == 0 || executor.now() >= until) return FERRY_AGAIN;
-            executor.wait(until);
-        }
+        Operation* const operation = wait_for_one(*mine.volume, *mine.executor, timeout_ms);
+        if (operation == nullptr) return FERRY_AGAIN;
         complete("ferry_aio_wait", mine, *operation, completion);
         return FERRY_OK;
     });

@@ -5,6 +5,7 @@
 #include "ferry/user_files.h"
 #include "handles.h"
 #include "options.h"
+#include "transfers.h"
 
 namespace ferry::capi {
 namespace {
@@ -44,8 +45,6 @@ void check_open(const Files& files, uint32_t file) {
 ferry_status transfer(const char* function, ferry_files* handle, aio::Kind kind, uint32_t file,
                       int64_t offset, void* buffer, int64_t bytes, int32_t priority, uint64_t tag) {
     return with<Files>(function, handle, [&](Files& files) {
-        static constexpr aio::Priority kPriorities[] = {
-            aio::Priority::normal, aio::Priority::urgent, aio::Priority::background};
         constexpr int64_t kMost = int64_t{1} << 50;
         check_choice("priority", priority, FERRY_BACKGROUND);
         check_given("buffer", buffer);
@@ -69,20 +68,7 @@ ferry_status transfer(const char* function, ferry_files* handle, aio::Kind kind,
 
 void complete(const char* function, Files& files, aio::Operation& operation,
               ferry_completion* completion) {
-    ferry_status status = FERRY_OK;
-    if (operation.state == aio::State::cancelled) status = FERRY_CANCELLED;
-    if (operation.state == aio::State::failed)
-        status = keep_error(function, to_error(*files.files, operation));
-    give<ferry_completion>(
-        completion,
-        {.size = 0,
-         .tag = operation.tag,
-         .bytes = operation.done_bytes,
-         .seconds = static_cast<double>(operation.finished_ns - operation.submitted_ns) * 1e-9,
-         .slot = operation.slot,
-         .status = status,
-         .error = operation.error,
-         .reserved = 0});
+    give_outcome(function, *files.files, operation, completion);
     files.free.push_back(&static_cast<Transfer&>(operation));
 }
 
@@ -168,15 +154,8 @@ ferry_status ferry_files_wait(ferry_files* files, int64_t timeout_ms,
                               ferry_completion* completion) {
     return with<Files>(__func__, files, [&](Files& mine) {
         check_size("completion", completion);
-        constexpr int64_t kMostMs = int64_t{1} << 40;  // 35 years
-        const bool ends = timeout_ms >= 0 && timeout_ms < kMostMs;
-        ferry::Executor& executor = *mine.executor;
-        const ferry::Nanos until = ends ? executor.now() + timeout_ms * 1'000'000 : ferry::kForever;
-        Operation* operation = nullptr;
-        while (!(operation = mine.files->poll())) {
-            if (mine.files->in_flight() == 0 || executor.now() >= until) return FERRY_AGAIN;
-            executor.wait(until);
-        }
+        Operation* const operation = wait_for_one(*mine.files, *mine.executor, timeout_ms);
+        if (operation == nullptr) return FERRY_AGAIN;
         complete("ferry_files_wait", mine, *operation, completion);
         return FERRY_OK;
     });

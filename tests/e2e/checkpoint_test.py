@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import unittest
 
-from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest, Run
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest, Run, write_tensors
 
 STEPS = 12
 RAM = {}
@@ -97,14 +97,6 @@ class Saving(FerryTest):
         for text in texts:
             self.assertIn(text, run.err)
         return run
-
-    @staticmethod
-    def flip(path, at):
-        with open(path, "r+b") as file:
-            file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 4]))
 
     def header(self, path):
         with open(path, "rb") as file:
@@ -618,19 +610,10 @@ class ImportTest(Saving):
         return {name: (entry["dtype"], entry["shape"], data[at + entry["data_offsets"][0]:at + entry["data_offsets"][1]])
                 for name, entry in entries.items() if name != "__metadata__"}
 
-    @staticmethod
-    def write_tensors(path, tensors):
-        header, data = {}, b""
-        for name, (dtype, shape, values) in tensors.items():
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
-            data += values
-        text = json.dumps(header).encode()
-        pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
-
     def change(self, path, change):
         tensors = self.tensors(path)
         change(tensors)
-        self.write_tensors(path, tensors)
+        write_tensors(path, tensors)
 
     def arrays(self, step):
         """Of a checkpoint, all of its files."""
@@ -667,7 +650,7 @@ class ImportTest(Saving):
             half = len(tensors) // 2
             for number, part in enumerate((tensors[:half], tensors[half:]), start=1):
                 bare = {name.removeprefix("model."): array for name, array in part}
-                self.write_tensors(os.path.join(there, f"{kind}-{number:05}-of-00002.safetensors"), bare)
+                write_tensors(os.path.join(there, f"{kind}-{number:05}-of-00002.safetensors"), bare)
             os.remove(path)
         config = self.saving(**BF16)
         self.assertEqual(self.arrays(self.imported(config, there)), self.arrays(source))

@@ -5,9 +5,11 @@ import copy
 import glob
 import json
 import os
+import pathlib
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import time
@@ -113,6 +115,16 @@ def write_text(path, count):
         file.write(text[:count])
 
 
+def write_tensors(path, tensors):
+    """A safetensors file: dtype, shape and bytes by name."""
+    header, data = {}, b""
+    for name, (dtype, shape, values) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    text = json.dumps(header).encode()
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
 class FerryTest(unittest.TestCase):
     """A temporary directory with tokens in it, and ways to run the program there."""
 
@@ -164,6 +176,15 @@ class FerryTest(unittest.TestCase):
     @classmethod
     def train(cls, config, *arguments, **options):
         return cls.ferry(*cls.command(config, *arguments), **options)
+
+    @staticmethod
+    def flip(path, at):
+        """One bit of the byte there."""
+        with open(path, "r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 4]))
 
     def killed(self, config, *arguments, steps, seconds=0.0, signal_=signal.SIGKILL, through=(), env=None):
         """Starts a run and kills it, or sends it another signal, so many seconds after so many of its steps."""

@@ -11,7 +11,7 @@ import signal
 import struct
 import unittest
 
-from harness import DIVERGED, FERRY, IO, USAGE, FerryTest, start
+from harness import DIVERGED, FERRY, IO, USAGE, FerryTest, start, write_tensors
 
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
@@ -31,16 +31,6 @@ def read_tensors(path):
                 begin, end = (8 + length + offset for offset in entry["data_offsets"])
                 tensors[name] = (entry["dtype"], entry["shape"], raw[begin:end])
     return tensors
-
-
-def write_tensors(path, tensors):
-    """What read_tensors gave, as one file."""
-    header, data = {}, b""
-    for name, (dtype, shape, values) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
-        data += values
-    text = json.dumps(header).encode()
-    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def spoil(model, name, change):

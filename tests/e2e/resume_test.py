@@ -84,14 +84,6 @@ class ResumeTest(FerryTest):
                 shutil.rmtree(self.drives[0])
                 os.mkdir(self.drives[0])
 
-    @staticmethod
-    def flip(path, at):
-        with open(path, "r+b") as file:
-            file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 4]))
-
     def test_it_goes_on_with_the_kernels_it_was_started_with(self):
         def under(core):
             env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_CORETYPE"}
