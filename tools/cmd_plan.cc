@@ -231,7 +231,7 @@ void run_plan(const PlanOptions& options) {
                               report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())
         write_picture("--svg", options.svg, timeline_svg(report->prediction, machine_text()));
-    const int64_t longest = options.longest ? train::longest_sequence(config) : 0;
+    const int64_t longest = options.longest ? predictor->longest_sequence() : 0;
     if (!options.json) {
         print_plan(plan, config);
         print("planned by {}\n\n", planned_by);

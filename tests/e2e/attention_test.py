@@ -4,6 +4,7 @@ such a run, and documents packed into rows train as those that have a row each."
 import random
 import struct
 import unittest
+from pathlib import Path
 
 from harness import DOES_NOT_FIT, IO, USAGE, FerryTest
 
@@ -223,6 +224,15 @@ class AttentionTest(FerryTest):
             self.assertIn(f"longest sequence that fits: {found} tokens", text)
             return found
         self.assertGreater(longest(budgets__device="48MiB"), longest())
+
+    def test_plan_says_how_long_a_sequence_fits_a_gpu_that_is_not_here(self):
+        config = self.masked(PATTERNS["window"], device="cuda", precision="bf16", budgets__device="2GiB")
+        machine = Path(__file__).with_name("machine_h100.json")
+        plan = self.ferry("plan", self.command(config)[1], "--no-prediction", "--longest-sequence", "--json",
+                          "--machine", str(machine))
+        self.assertEqual(plan.code, 0, plan.err)
+        self.assertGreaterEqual(plan.lines[0]["longest_sequence"], config["batch"]["sequence"] // 1024 * 1024)
+        self.assertGreater(plan.lines[0]["longest_sequence"], 0)
 
     def test_what_is_changed_of_a_setting_is_said(self):
         run = self.train(self.masked(PATTERNS["variable"], steps=1))

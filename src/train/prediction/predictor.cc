@@ -34,6 +34,7 @@ public:
     ModelOnDevice(const Config& config, const RankCount& count,
                   const std::optional<AbsentDevice>& absent)
         : world_{.ranks = count.ranks, .local_ranks = count.on_a_host},
+          gpu_(count.gpu),
           partition_(zero::partition_of(config.zero.stage, 0, count.ranks)),
           config_(config),
           absent_(absent),
@@ -142,6 +143,26 @@ public:
     bool is_here() const { return !absent_; }
     RankCount count() const { return {world_.ranks, world_.local_ranks}; }
 
+    // Whether sequences so long fit, on the same device by the same measurements.
+    bool sequence_fits(int64_t sequence) const {
+        Config config = config_;
+        config.batch.sequence = sequence;
+        std::optional<AbsentDevice> absent = absent_;
+        // Scratch was measured for the configuration's own sequences.
+        if (absent && sequence != config_.batch.sequence) absent->needs.scratch = 0;
+        try {
+            ModelOnDevice longer(config, {world_.ranks, world_.local_ranks, gpu_}, absent);
+            if (known_) longer.plan_by(*known_);
+            longer.plan(request_of(config));
+            return true;
+        } catch (const Error& error) {
+            // What the model or a layout does not take: a longer one it takes no more.
+            if (error.trouble() == Trouble::does_not_fit || error.trouble() == Trouble::usage)
+                return false;
+            throw;
+        }
+    }
+
     cost::Measurements assumed(const Plan& plan) const {
         cost::Measurements found = assumed_measurements(config_.device, config_.budgets.nvme);
         found.threads = threads();
@@ -246,6 +267,7 @@ private:
     }
 
     const World world_;
+    const decltype(RankCount::gpu) gpu_;
     const zero::Partition partition_;
     const Config config_;  // of the run
     const std::optional<AbsentDevice> absent_;
@@ -324,33 +346,16 @@ cost::Measurements Predictor::with_assumed_kernels(cost::Measurements known,
 }
 int Predictor::threads() const { return model_->threads(); }
 
-namespace {
-
-bool sequence_fits(Config config, int64_t sequence) {
-    config.batch.sequence = sequence;
-    try {
-        plan_for(config);
-        return true;
-    } catch (const Error& error) {
-        // What the model or a layout does not take: a longer one it takes no more.
-        if (error.trouble() == Trouble::does_not_fit || error.trouble() == Trouble::usage)
-            return false;
-        throw;
-    }
-}
-
-}  // namespace
-
-int64_t longest_sequence(const Config& config) {
+int64_t Predictor::longest_sequence() const {
     int64_t fits = 0, units = 1;
-    while (units * kSequenceUnit <= kSequenceMost && sequence_fits(config, units * kSequenceUnit)) {
+    while (units * kSequenceUnit <= kSequenceMost && model_->sequence_fits(units * kSequenceUnit)) {
         fits = units;
         units *= 2;
     }
     if (units * kSequenceUnit > kSequenceMost) return kSequenceMost;
     while (units - fits > 1) {
         const int64_t middle = fits + (units - fits) / 2;
-        (sequence_fits(config, middle * kSequenceUnit) ? fits : units) = middle;
+        (model_->sequence_fits(middle * kSequenceUnit) ? fits : units) = middle;
     }
     return fits * kSequenceUnit;
 }

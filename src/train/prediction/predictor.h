@@ -60,10 +60,8 @@ ScheduleBytes steady_bytes(
 
 // The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
 planner::Plan plan_for(const Config& config);
-// The longest batch.sequence, in multiples of kSequenceUnit, whose plan fits the budgets with all
-// else as it is, and that the model and its attention take. 0: none does; kSequenceMost: or longer.
+// The step and the end of a search for the longest sequence, in tokens.
 constexpr int64_t kSequenceUnit = 1024, kSequenceMost = int64_t{1} << 20;
-int64_t longest_sequence(const Config& config);
 // Refuses tokens that a run would refuse by the header of their file, so that planning reads no
 // tokens. False: there is no such file yet.
 bool check_token_header(const Config& config);
@@ -139,6 +137,10 @@ public:
     cost::Measurements with_assumed_kernels(cost::Measurements known,
                                             const planner::Plan& plan) const;
     int threads() const;
+    // The longest batch.sequence, in multiples of kSequenceUnit, whose plan fits the budgets with
+    // all else as it is, and that the model and its attention take. The configuration as it stands
+    // has to be valid. 0: none does; kSequenceMost: or longer.
+    int64_t longest_sequence() const;
 
 private:
     class ModelOnDevice;
