@@ -247,9 +247,9 @@ private:
 
     const World world_;
     const zero::Partition partition_;
-    const Config config_;  // of the run
+    const Config config_;  // the whole run's
     const std::optional<AbsentDevice> absent_;
-    Team team_{1};  // of operations that only say how much scratch they need
+    Team team_{1};  // for operations that only say how much scratch they need
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<ops::Ops> ops_;
@@ -332,7 +332,7 @@ bool sequence_fits(Config config, int64_t sequence) {
         plan_for(config);
         return true;
     } catch (const Error& error) {
-        // What the model or a layout does not take: a longer one it takes no more.
+        // The model or a layout refuses this length; it refuses longer ones too.
         if (error.trouble() == Trouble::does_not_fit || error.trouble() == Trouble::usage)
             return false;
         throw;
