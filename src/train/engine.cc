@@ -12,7 +12,7 @@
 #include "cost/traffic.h"
 #include "loss_scale.h"
 #include "outcome.h"
-#include "ranks.h"
+#include "rank_agreement.h"
 #include "schedules.h"
 #include "started_run.h"
 #include "step_kernels.h"

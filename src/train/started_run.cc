@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ops/blas_kernels.h"
+#include "rank_agreement.h"
 #include "train/from_config.h"
 #include "train/prediction/planning_measurements.h"
 #include "train/stack/memory_left.h"

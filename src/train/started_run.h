@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "compute_context.h"
 #include "cost/measurements.h"
 #include "ferry/config.h"
 #include "ferry/device.h"
@@ -19,7 +20,7 @@
 #include "outcome.h"
 #include "rank_lane.h"
 #include "rank_planner.h"
-#include "ranks.h"
+#include "rank_share.h"
 #include "schedules.h"
 #include "train/stack/path_rows.h"
 #include "train/stack/tier_stack.h"

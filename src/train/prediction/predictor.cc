@@ -17,7 +17,7 @@
 #include "train/from_config.h"
 #include "train/loader_of.h"
 #include "train/model_of.h"
-#include "train/ranks.h"
+#include "train/rank_share.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
