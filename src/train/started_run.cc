@@ -15,6 +15,7 @@
 #include "train/state/numerics_record.h"
 #include "train/state/resumed_formats.h"
 #include "train/state/resumed_kernels.h"
+#include "train/state/save.h"
 
 namespace ferry::train {
 namespace {

@@ -28,7 +28,7 @@
 #include "train/state/durable.h"
 #include "train/state/imported_state.h"
 #include "train/state/loaded_weights.h"
-#include "train/state/save.h"
+#include "train/state/saved_run.h"
 #include "train/state/state_io.h"
 #include "zero/zero.h"
 
