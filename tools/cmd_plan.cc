@@ -148,7 +148,7 @@ std::string text_of(const CheckpointOnItsWay& checkpoint) {
                                        " are written (budgets.host, checkpoint.memory)");
 }
 
-// Says what attention computes; nothing where that is all of the causal mask.
+// What attention computes; nothing where that is all of the causal mask.
 std::string text_of(const std::optional<train::PatternShare>& share, const Config& config) {
     const std::string documents = config.data.isolate_documents ? "documents isolated" : "";
     if (!share) return documents.empty() ? "" : "attention: " + documents + "\n\n";
@@ -174,7 +174,7 @@ nlohmann::json to_json(const std::optional<train::PatternShare>& share, const Co
     return attention;
 }
 
-// Says what sequence is the longest that fits.
+// Of the longest sequence that fits.
 std::string text_of_longest(int64_t tokens, const Config& config) {
     const std::string batch =
         fmt::format("{} x {} of them a step", config.batch.micro_batches, config.batch.micro_batch);
