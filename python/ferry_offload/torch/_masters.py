@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import usage
@@ -50,9 +51,10 @@ class Masters:
     def begin(self, tier: Tier) -> None:
         """Masters are the weights, and moments are zero."""
 
-        def apply(piece: Piece, _: Any, new: Any) -> None:
+        def apply(piece: Piece, _: list[Any], new: list[Any]) -> None:
             torch.from_numpy(new[0]).copy_(_weights_of(tier.records[piece.parameter], piece))
-            new[1:] = 0
+            for moment in new[1:]:
+                moment.fill(0)
 
         for chunk in tier.state.chunks:
             self._write(tier, chunk, apply, "overwrite")
@@ -65,7 +67,7 @@ class Masters:
                 r.resident.take_over(r)
         for tier, chunk in chunks_of(changed):
 
-            def apply(piece: Piece, _: Any, new: Any, records: list[Record] = tier.records) -> None:
+            def apply(piece: Piece, _: list[Any], new: list[Any], records: list[Record] = tier.records) -> None:
                 r = records[piece.parameter]
                 if r in wanted:
                     ours, theirs = torch.from_numpy(new[0]), _weights_of(r, piece)
@@ -74,15 +76,17 @@ class Masters:
             self._write(tier, chunk, apply)
 
     def read(self, record: Record) -> dict[str, torch.Tensor]:
-        """As a state_dict names them; "master" where weights have 16 bits."""
+        """In fp32, as a state_dict names them; "master" where weights have 16 bits."""
         rows = torch.empty(1 + len(self._moments), record.count)
         if record.resident is not None:
-            rows.copy_(record.resident.rows)
+            for row, theirs in zip(rows, record.resident.rows):
+                row.copy_(theirs)
         for tier, chunk in record.chunks:
 
-            def apply(piece: Piece, values: Any, records: list[Record] = tier.records) -> None:
+            def apply(piece: Piece, values: list[Any], records: list[Record] = tier.records) -> None:
                 if records[piece.parameter] is record:
-                    rows[:, piece.start:piece.start + piece.count] = torch.from_numpy(values.copy())
+                    for row, theirs in zip(rows, values):
+                        row[piece.start:piece.start + piece.count] = _tensor_of(theirs.copy())
 
             self._worker.submit(lambda t=tier, c=chunk, a=apply: t.state.read(c, a)).result()
         weights = record.weights
@@ -95,8 +99,8 @@ class Masters:
         """`given` by parameter, named as by read(): a missing master is the weight, a missing moment is zero."""
         for tier in self.tiers:
 
-            def apply(piece: Piece, _: Any, new: Any, records: list[Record] = tier.records) -> None:
-                self._load(records[piece.parameter], given, piece, torch.from_numpy(new))
+            def apply(piece: Piece, _: list[Any], new: list[Any], records: list[Record] = tier.records) -> None:
+                self._load(records[piece.parameter], given, piece, [_tensor_of(row) for row in new])
 
             for chunk in tier.state.chunks:
                 self._write(tier, chunk, apply)
@@ -104,7 +108,8 @@ class Masters:
             assert r.resident is not None
             self._load(r, given, Piece(r.index, 0, r.count, 0), r.resident.rows)
 
-    def _load(self, record: Record, given: dict[torch.Tensor, Any], piece: Piece, rows: torch.Tensor) -> None:
+    def _load(self, record: Record, given: dict[torch.Tensor, Any], piece: Piece,
+              rows: list[torch.Tensor]) -> None:
         values = given.get(record.parameter, {})
         for row, name in enumerate(("master", *self._moments)):
             value = values.get(name)
@@ -125,6 +130,11 @@ class Masters:
 def chunks_of(records: list[Record]) -> list[tuple[Tier, Chunk]]:
     found = {id(chunk): (tier, chunk) for r in records for tier, chunk in r.chunks}
     return list(found.values())
+
+
+def _tensor_of(row: Any) -> torch.Tensor:
+    """The same memory. uint16 is bf16's bits."""
+    return torch.from_numpy(row) if row.dtype == np.float32 else torch.from_numpy(row.view(np.int16)).view(torch.bfloat16)
 
 
 def _weights_of(record: Record, piece: Piece) -> torch.Tensor:

@@ -31,7 +31,7 @@ class Work:
         self.after: dict[torch.device, Any] = {}  # events: weights may change on their GPU
 
     def apply(self, tier: Tier, speculative: bool) -> Callable[[Piece, Any, Any], None]:
-        def one(piece: Piece, old: Any, new: Any) -> None:
+        def one(piece: Piece, old: list[Any], new: list[Any]) -> None:
             r = tier.records[piece.parameter]
             if r.index not in self.records:
                 return
@@ -41,7 +41,7 @@ class Work:
             weight = self.transfers.target(r, speculative)[here]
             moments = dict(zip(("m", "v"), new[1:])) | dict(zip(("m_in", "v_in"), old[1:]))
             update(self.hypers[r.group], step, gradient[here], new[0], weight=weight, p_in=old[0],
-                   gradient_scale=self.scale, team=self.team, **moments)
+                   gradient_scale=self.scale, layer=r.index, element=piece.start, team=self.team, **moments)
 
         return one
 

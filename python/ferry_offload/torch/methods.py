@@ -19,12 +19,12 @@ class OffloadAdamW(OffloadOptimizer):
     def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, *, max_norm: float | None = None, host: int | str = "40GiB",
                  nvme: Sequence[Any] = (), overlap: bool = True, accumulation_steps: int = 1, keep_grads: bool = False,
-                 model: torch.nn.Module | None = None, gpu_state: int | str = 0, threads: int = 0,
-                 chunk_elements: int | None = None) -> None:
+                 model: torch.nn.Module | None = None, gpu_state: int | str = 0, moments: str = "fp32",
+                 threads: int = 0, chunk_elements: int | None = None) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, max_norm=max_norm,
                          host=host, nvme=nvme, overlap=overlap, accumulation_steps=accumulation_steps,
-                         keep_grads=keep_grads, model=model, gpu_state=gpu_state, threads=threads,
-                         chunk_elements=chunk_elements)
+                         keep_grads=keep_grads, model=model, gpu_state=gpu_state, moments=moments,
+                         threads=threads, chunk_elements=chunk_elements)
 
     def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
         beta1, beta2 = group["betas"]

@@ -17,7 +17,7 @@ import torch
 from .._core import Team, clip_factor
 from ..errors import error_of, message, usage
 from ..sizes import to_bytes
-from ..tiered_state import Chunk, TieredState
+from ..tiered_state import MOMENT_TYPES, Chunk, TieredState
 from ._departed import DepartedGradient
 from ._masters import Masters, Tier, chunks_of
 from ._modules import land_before_use
@@ -81,6 +81,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     keep_grads         with overlap: .grad keeps the gradient, and what changes it there counts
     model              step() does not wait for the end of the update: a module of this model waits for its own
                        weights when it is called, and synchronize() for all of them
+    moments            "fp32", or "bf16": half of their memory and traffic, rounded stochastically with random bits that
+                       follow from the element and the step alone (docs/numerics.md)
     gpu_state          so much of the state stays on the GPU of its parameters, in the order in which they are given:
                        those that are used first get their gradients last
     """
@@ -92,7 +94,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], *, max_norm: float | None = None,
                  host: int | str = "40GiB", nvme: Sequence[Any] = (), overlap: bool = True, accumulation_steps: int = 1,
                  keep_grads: bool = False, model: torch.nn.Module | None = None, gpu_state: int | str = 0,
-                 threads: int = 0, chunk_elements: int | None = None) -> None:
+                 moments: str = "fp32", threads: int = 0, chunk_elements: int | None = None) -> None:
+        if moments not in MOMENT_TYPES:
+            raise usage("moments have no such type", measured=repr(moments), limit=" or ".join(map(repr, MOMENT_TYPES)))
+        self._moment_type = moments
         if accumulation_steps < 1:
             raise usage("accumulation_steps is too small", measured=accumulation_steps, limit="1 or more")
         self.max_norm, self.accumulation_steps, self.stats = max_norm, accumulation_steps, Stats()
@@ -142,8 +147,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
             raise error_of(3, "does not fit", message(
                 "host memory has no room for gradients and weights on their way", "", f"{fixed} bytes",
                 f"{self._host_left} bytes are left of `host`", "give more"))
-        state = TieredState([r.count for r in new], len(self._moments), host_bytes=self._host_left - fixed,
-                            nvme=self._nvme, speculative=self._overlap, chunk_elements=self._chunk_elements,
+        state = TieredState([r.count for r in new], len(self._moments), moment_type=self._moment_type,
+                            host_bytes=self._host_left - fixed, nvme=self._nvme, speculative=self._overlap, chunk_elements=self._chunk_elements,
                             threads=self._threads)
         tier = self._masters.add(new, state)
         speculative = {r.index for r in new if self._overlap and any(state.can_speculate(c) for _, c in r.chunks)}
@@ -158,14 +163,15 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _keep_on_gpu(self, new: list[Record]) -> list[Record]:
         """Makes the state of those that gpu_state has room for, and returns the others."""
         others = []
+        moments = len(self._moments), torch.bfloat16 if self._moment_type == "bf16" else torch.float32
         for r in new:
-            size = Resident.bytes_for(r, len(self._moments))
+            size = Resident.bytes_for(r, *moments)
             if r.weights.device.type != "cuda" or size > self._gpu_left:
                 others.append(r)
                 continue
             self._gpu_left -= size
             self.stats.gpu_bytes += size
-            r.resident = Resident(r, len(self._moments))
+            r.resident = Resident(r, *moments)
             self._records[r.parameter] = r
         return others
 
