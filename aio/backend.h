@@ -64,7 +64,7 @@ using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendSetup
 // Throws Error(io) where the kernel offers no io_uring, or no more of it.
 std::unique_ptr<Backend> make_uring_backend(const BackendSetup& setup);
 std::unique_ptr<Backend> make_posix_backend(const BackendSetup& setup);
-// Of a kind, automatic ones by what the kernel offers, which the log hears of. Throws Error(io).
+// Makes backends of this kind; automatic: the best the kernel offers, named in the log. Throws io.
 BackendFactory factory_of(BackendKind kind);
 // Why io_uring cannot be used here; empty when it can.
 std::string why_no_uring();

@@ -52,9 +52,9 @@ struct Copies {
 
     Header both[2]{};
     ssize_t got[2]{};
-    int errors[2]{};  // of what could not be read
+    int errors[2]{};  // errno of each copy that could not be read
     bool whole[2]{};
-    const Header* counts = nullptr;  // of those that are whole the newer one
+    const Header* counts = nullptr;  // the newer copy that is whole
 };
 
 std::string hex(uint64_t value) {
@@ -203,7 +203,7 @@ HeaderFile::HeaderFile(std::string name, bool raw_device)
 
 HeaderFile::~HeaderFile() {
     if (file_ < 0) return;
-    remove_if_empty(file_, name_);  // what was opened was refused
+    remove_if_empty(file_, name_);  // the file was refused
     close(file_);
 }
 

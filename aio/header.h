@@ -15,7 +15,7 @@ constexpr bool reuses(Leftover leftover) {
 }
 
 constexpr int kFilesMax = 256;         // a path
-constexpr int kRecordClassesMax = 64;  // of slots, in a volume that can be resumed
+constexpr int kRecordClassesMax = 64;  // classes of slots in a volume that can be resumed
 
 // As on disk, a block of its own, and a second time in the block behind it: a byte that the drive
 // loses costs neither. What changes while a volume is used lies in the first sector with the
@@ -31,8 +31,8 @@ struct Header {
     uint8_t published = 0;    // 1: a record was: the files outlive the process
     uint8_t only_copies = 0;  // as probed
     uint8_t lost = 0;         // 1: the run ended with an error, and nothing lies beside the header
-    uint64_t sum = 0;         // of all the others: sum_of()
-    int64_t device_end = 0;   // of what lies on a raw device: slots and record
+    uint64_t sum = 0;         // checksum of all other fields: sum_of()
+    int64_t device_end = 0;   // where slots and record end on a raw device
     // How far the run came, which whoever finds its files wants to know: the last step that
     // note_step() was told (-1: none), and when that was: a hash of the system's boot.
     int64_t step = -1;
@@ -43,7 +43,7 @@ struct Header {
     double speed = 0;             // by which the slots were divided
     int64_t alignment = 0, record_bytes = 0;
     int64_t classes = 0;
-    uint64_t number = 0;  // of how often it was written
+    uint64_t number = 0;  // counts how often the header was written
     struct {
         int64_t slot_bytes = 0, slots = 0, slots_here = 0;
     } layout[kRecordClassesMax] = {};
@@ -94,7 +94,7 @@ private:
     struct Reading {
         Header header{};
         Condition condition = Condition::none;
-        std::string fault{}, proof{};  // of a broken one: "truncated", "200 bytes"
+        std::string fault{}, proof{};  // what is wrong: "truncated", "200 bytes"
     };
     Reading read();
     Reading judge(const Header& told, int64_t bytes) const;

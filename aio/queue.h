@@ -26,7 +26,7 @@ struct Request {
     Verb verb = Verb::read;
     Owner owner = Owner::caller;
     uint16_t file = 0;
-    int64_t file_offset = 0;  // of the operation's first byte
+    int64_t file_offset = 0;  // where the operation's first byte lies
     int64_t size_bytes = 0;
 };
 
@@ -40,7 +40,7 @@ struct QueueOptions {
     int64_t alignment = 4096;
     size_t slots = 0;          // slot ids are below this
     int files = 1;             // file numbers are
-    std::vector<int> cores{};  // of its thread; empty: any
+    std::vector<int> cores{};  // cores its thread may run on; empty: any
     Tracer tracer{};
 };
 
@@ -76,7 +76,7 @@ public:
 
     // Step thread. Neither blocks nor allocates.
     void submit(const Request& request) noexcept;
-    void cancel() noexcept;      // what was submitted and has not reached the backend
+    void cancel() noexcept;      // operations that have not reached the backend
     Operation* poll() noexcept;  // the next finished operation but own operations'
     int64_t finished() const noexcept { return finished_.load(); }  // both kinds, polled or not
     QueueCounters counters() const noexcept;

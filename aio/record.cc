@@ -14,8 +14,8 @@ struct Proof {
     uint64_t key;
     uint64_t sequence;
     int64_t bytes;
-    uint64_t record_sum;  // of the record
-    uint64_t proof_sum;   // of the fields above
+    uint64_t record_sum;  // checksum of the record
+    uint64_t proof_sum;   // checksum of the fields above
 };
 static_assert(sizeof(Proof) <= kRecordOffset);
 

@@ -9,7 +9,7 @@
 
 namespace ferry::aio {
 
-constexpr int64_t kRecordOffset = 64;  // of the record in its copy, behind what proves it
+constexpr int64_t kRecordOffset = 64;  // the record begins behind what proves it
 
 struct RecordCopy {
     uint64_t sequence = 0;  // the larger is the newer

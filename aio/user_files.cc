@@ -20,7 +20,7 @@
 namespace ferry::aio {
 namespace {
 
-constexpr int64_t kAlignment = 4096;        // of what goes around the page cache
+constexpr int64_t kAlignment = 4096;        // transfers around the page cache need it
 constexpr int kDescriptorsMax = 1 << 16;    // Transfer::file names one
 constexpr unsigned kModeOfNewFiles = 0600;  // as all that ferry writes
 

@@ -92,7 +92,7 @@ private:
     // volume_record.cc. Publication: data, then the record, then that it is there.
     enum class Phase : uint8_t { none, data, record, seal };
     bool resumes() const noexcept { return options_.leftover == Leftover::resume; }
-    int64_t copy_bytes() const noexcept;  // of each of the two; 0: no record is kept
+    int64_t copy_bytes() const noexcept;  // each of two copies; 0: no record is kept
     std::vector<Extents::PerPath> counts_to_resume() const;
     void check_layout_to_resume(size_t path) const;
     void describe_layout();
@@ -121,7 +121,7 @@ private:
     std::vector<bool> discards_;                  // a path each: it knows how to
     // The I/O blocks of each file of each path that need no layout. Empty once it is finished.
     std::vector<std::vector<std::vector<bool>>> written_;
-    size_t hosted_ = 0;  // of queues_
+    size_t hosted_ = 0;  // the queue that hosts the volume's own operations
     size_t next_polled_ = 0;
     int in_flight_ = 0;      // the caller's, until polled
     int64_t submitted_ = 0;  // every request of an operation
@@ -139,7 +139,7 @@ private:
     uint64_t record_key_ = 0, sequence_ = 0;
     int next_copy_ = 0;
     Phase phase_ = Phase::none;
-    std::vector<OwnOp> parts_;  // of a publication: a flush of each file, and the record's write
+    std::vector<OwnOp> parts_;  // a publication's flushes, one a file, and its write
     int parts_under_way_ = 0;
     bool part_failed_ = false, kept_ = false;
 };

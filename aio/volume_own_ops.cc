@@ -192,7 +192,7 @@ bool VolumeOnPaths::next_discard(SlotId& slot, OwnOp& own_op) const noexcept {
 }
 
 void VolumeOnPaths::discard_free_slots() {
-    own_ops_.assign(kOwnOpsMax, {});  // what failed is looked for in all of them
+    own_ops_.assign(kOwnOpsMax, {});  // failures are looked for in all of them
     for (SlotId slot = 0; slot < extents_->slots();) {
         try {
             run_all("discard", [&](OwnOp& own_op) { return next_discard(slot, own_op); });

@@ -14,7 +14,7 @@ using Xxh3 = uint64_t (*)(const void* data, size_t bytes, uint64_t seed);
 
 uint64_t xxh3_baseline(const void* data, size_t bytes, uint64_t seed) noexcept;
 uint64_t xxh3_avx2(const void* data, size_t bytes, uint64_t seed) noexcept;
-bool has_avx2() noexcept;  // of the processor, and compiled in
+bool has_avx2() noexcept;  // the processor has it, and it was compiled in
 // The widest that this processor has.
 Xxh3 best_xxh3() noexcept;
 

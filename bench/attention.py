@@ -8,9 +8,7 @@ cuDNN backend, which keeps no order in its backward pass. Both sides run warm, o
     bench/attention.py --tokens 32768 --head-dim 128   some
 """
 import importlib.util
-import json
 import statistics
-import subprocess
 import sys
 from typing import NamedTuple
 
@@ -37,6 +35,11 @@ class Shape(NamedTuple):
 class Times(NamedTuple):
     forward: float  # ms
     backward: float
+    rate: float = 0.0  # TFLOP/s, of both together; of ferry alone
+
+    @property
+    def both(self):
+        return self.forward + self.backward
 
 
 def shapes_of(options):
@@ -46,17 +49,15 @@ def shapes_of(options):
     return long + ([Shape(8, 2048, 24, 8, 128)] if options.short else [])
 
 
-def ferry(options, shape):
-    command = [options.ferry, "bench", "attention", "--device", "cpu" if options.tiny else "cuda", "--rounds",
-               str(options.calls), "--json"]
-    for name, value in shape._asdict().items():
-        command += ["--" + name.replace("_", "-"), str(value)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise SideFailed(done.stderr.strip() or f"exit code {done.returncode}")
-    rows = json.loads(done.stdout)["rows"]
-    return Times(*(next(row["value"] for row in rows if row["name"].startswith(f"attention {name}"))
-                   for name in ("forward", "backward")))
+def ferry_times(options, sizes):
+    """`sizes`: options of `ferry bench attention` by name."""
+    given = [word for name, value in sizes.items() for word in ("--" + name.replace("_", "-"), value)]
+    rows = common.bench_rows(options, "attention", "--device", "cpu" if options.tiny else "cuda", "--rounds", options.calls,
+                             *given)
+    forward, backward = (next(row for row in rows if row["name"].startswith(f"attention {name}"))
+                         for name in ("forward", "backward"))
+    work = sum(row["TFLOP/s"] * row["value"] for row in (forward, backward))
+    return Times(forward["value"], backward["value"], work / (forward["value"] + backward["value"]))
 
 
 def why_no_torch(options):
@@ -100,24 +101,23 @@ class Torch:
         end.synchronize()
         return found, begin.elapsed_time(end)
 
+    def once(self):
+        out, forward_ms = self.timed(self.forward)
+        return forward_ms, self.timed(lambda: self.backward(out))[1]
+
     def times(self, calls):
+        self.once()  # chooses kernels, or compiles them
         spent = 0.0
         while spent < 1e3 * WARM_SECONDS:
-            out, forward_ms = self.timed(self.forward)
-            _, backward_ms = self.timed(lambda: self.backward(out))
-            spent += forward_ms + backward_ms
-        forward, backward = [], []
-        for _ in range(calls):
-            out, ms = self.timed(self.forward)
-            forward.append(ms)
-            backward.append(self.timed(lambda out=out: self.backward(out))[1])
-        return Times(statistics.median(forward), statistics.median(backward))
+            spent += sum(self.once())
+        return Times(*(statistics.median(times) for times in zip(*(self.once() for _ in range(calls)))))
 
 
-def cudnn(options, shape):
+def torch_times(side, options, shape):
+    """Of Torch, or of a class like it."""
     import torch
     try:
-        return Torch(shape).times(options.calls)
+        return side(shape).times(options.calls)
     except RuntimeError as error:  # no memory, or no kernel
         raise SideFailed(f"{shape}: torch: {str(error).splitlines()[0]}") from error
     finally:
@@ -154,9 +154,9 @@ def main():
     why = why_no_torch(options)
     rows = []
     for shape in shapes_of(options):
-        sides = {"ferry": lambda shape=shape: ferry(options, shape)}
+        sides = {"ferry": lambda shape=shape: ferry_times(options, shape._asdict())}
         if not why:
-            sides["cudnn"] = lambda shape=shape: cudnn(options, shape)
+            sides["cudnn"] = lambda shape=shape: torch_times(Torch, options, shape)
         rows += rows_of(shape, common.turns(sides, options.rounds, options.seconds))
     if not rows:
         sys.exit("nothing could be measured")

@@ -230,6 +230,15 @@ def output_of(command):
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def bench_rows(options, *words):
+    """The rows that `ferry bench WORDS` prints as JSON. Throws SideFailed."""
+    done = subprocess.run([options.ferry, "bench", *map(str, words), "--json"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise SideFailed(done.stderr.strip() or f"exit code {done.returncode}")
+    return json.loads(done.stdout)["rows"]
+
+
 def machine():
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]

@@ -3,7 +3,8 @@
 
 transformers' decoders with random weights in bf16, checkpointed blocks, 16,384 random tokens a step. On the GPU's side
 masters and moments are fp32 there, by torch's fused AdamW; gradients are widened and weights rounded around it. Both clip
-by a norm that is never reached (--max-norm changes that). A process a side and round; the first steps do not count.
+by a norm that is never reached (--max-norm changes that). torchao's side keeps weights and moments in bf16, as the model is,
+and clips nothing. A process a side and round; the first steps do not count.
 
     bench/offload_torch.py                 1 B and 3 B
     bench/offload_torch.py --models 1b     one of them
@@ -73,9 +74,10 @@ def optimizer_of(side, torch, model, work):
     if side == "torchao":
         return OfTorchao(torch, parameters)
     from ferry_offload.torch import OffloadAdamW
-    share = {"model": model, "gpu_state": "0" if work["tiny"] else work["gpu_state"]} if side == "share" else {}
+    more = {"ferry": {}, "bf16": {"moments": "bf16"},
+            "share": {"model": model, "gpu_state": "0" if work["tiny"] else work["gpu_state"]}}[side]
     return OffloadAdamW(parameters, lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, max_norm=work["max_norm"],
-                        host=work["host"], **share)
+                        host=work["host"], **more)
 
 
 def child(work):
@@ -133,9 +135,11 @@ def rows_of(model, runs, target, gpu_state):
 
     share = f"{gpu_state} of the state and model="
     row(f"{model}: a step with the state in host memory", of("ferry", "seconds"), of("gpu", "seconds"), "s", target)
+    row(f"{model}: a step with moments in bf16", of("bf16", "seconds"), of("gpu", "seconds"), "s")
     row(f"{model}: a step with {share}", of("share", "seconds"), of("gpu", "seconds"), "s", 0.91)  # 1 / 1.10
     if runs.get("torchao"):
         row(f"{model}: a step, beside torchao's", of("ferry", "seconds"), of("torchao", "seconds"), "s", 1.3)
+        row(f"{model}: a step with moments in bf16, beside torchao's", of("bf16", "seconds"), of("torchao", "seconds"), "s")
     row(f"{model}: the GPU's memory", of("ferry", "gib"), of("gpu", "gib"), "GiB")
     row(f"{model}: the GPU's memory with {share}", of("share", "gib"), of("gpu", "gib"), "GiB")
     return rows
@@ -160,7 +164,7 @@ def main():
     if not has_torchao:
         notes.append("torchao is not installed")
     for model in options.models:
-        names = ["ferry", "gpu", "share", *(["torchao"] if has_torchao and model == "1b" else [])]
+        names = ["ferry", "gpu", "bf16", "share", *(["torchao"] if has_torchao and model == "1b" else [])]
         sides = {name: lambda model=model, name=name: measure(options, model, name) for name in names}
         rows += rows_of(model, common.turns(sides, options.rounds, options.seconds), SHAPES[model][1], options.gpu_state)
     if not rows:

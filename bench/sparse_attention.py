@@ -9,22 +9,19 @@ the other.
     bench/sparse_attention.py                                  all shapes
     bench/sparse_attention.py --density 8 16 --head-dim 128    some
 """
-import json
 import statistics
-import subprocess
 import sys
 from typing import NamedTuple
 
 import common
-from attention import why_no_torch
-from common import SideFailed, compared, plain
+from attention import Torch, ferry_times, torch_times, why_no_torch
+from common import compared, plain
 
 OF_DENSE = 0.85  # of the rate of ferry's dense attention, forward and backward together
 OF_FLEX = 1.0
 BLOCK = 128
 HEAD_DIMS = (64, 128, 256)
 DENSITIES = (2, 4, 8, 16)
-WARM_SECONDS = 1.0
 
 
 class Shape(NamedTuple):
@@ -33,6 +30,7 @@ class Shape(NamedTuple):
     kv_heads: int
     head_dim: int
     density: int  # of all blocks one in so many; 0: dense, without a pattern
+    sequences: int = 1
 
     def __str__(self):
         pattern = f"1/{self.density} of the blocks" if self.density else "dense"
@@ -66,16 +64,6 @@ class Shape(NamedTuple):
                 for row in range(self.blocks)]
 
 
-class Times(NamedTuple):
-    forward: float  # ms
-    backward: float
-    rate: float = 0.0  # TFLOP/s, of both together
-
-    @property
-    def both(self):
-        return self.forward + self.backward
-
-
 def shapes_of(options):
     if options.tiny:
         return [Shape(512, 2, 1, 64, density) for density in (2, 4)]
@@ -84,24 +72,13 @@ def shapes_of(options):
 
 
 def ferry(options, shape):
-    command = [options.ferry, "bench", "attention", "--device", "cpu" if options.tiny else "cuda", "--rounds",
-               str(options.calls), "--json"]
-    for name in ("sequence", "heads", "kv_heads", "head_dim"):
-        command += ["--" + name.replace("_", "-"), str(getattr(shape, name))]
+    sizes = {name: getattr(shape, name) for name in ("sequence", "heads", "kv_heads", "head_dim")}
     if shape.density:
-        command += ["--block", str(BLOCK), "--window-blocks", str(shape.window_blocks), "--global-blocks",
-                    str(shape.global_blocks)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise SideFailed(done.stderr.strip() or f"exit code {done.returncode}")
-    rows = json.loads(done.stdout)["rows"]
-    forward, backward = (next(row for row in rows if row["name"].startswith(f"attention {name}"))
-                         for name in ("forward", "backward"))
-    work = sum(row["TFLOP/s"] * row["value"] for row in (forward, backward))
-    return Times(forward["value"], backward["value"], work / (forward["value"] + backward["value"]))
+        sizes |= {"block": BLOCK, "window_blocks": shape.window_blocks, "global_blocks": shape.global_blocks}
+    return ferry_times(options, sizes)
 
 
-class Flex:
+class Flex(Torch):
     """FlexAttention compiled for one shape."""
 
     def __init__(self, shape):
@@ -109,14 +86,7 @@ class Flex:
         import torch._functorch.config
         from torch.nn.attention.flex_attention import BlockMask, flex_attention
         torch._functorch.config.donated_buffer = False  # else a backward pass cannot be timed again
-        torch.manual_seed(1)
-        self.torch = torch
-
-        def tensor(heads, grad=True):
-            made = torch.randn(1, shape.sequence, heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
-            return made.transpose(1, 2).detach().requires_grad_(grad)
-        self.q, self.k, self.v = tensor(shape.heads), tensor(shape.kv_heads), tensor(shape.kv_heads)
-        self.dout = tensor(shape.heads, False)
+        super().__init__(shape)
         there = torch.tensor(shape.cells())
         diagonal = torch.eye(shape.blocks, dtype=torch.bool)
 
@@ -129,38 +99,6 @@ class Flex:
 
     def forward(self):
         return self.compiled(self.q, self.k, self.v, block_mask=self.mask, enable_gqa=True)
-
-    def backward(self, out):
-        self.torch.autograd.grad(out, (self.q, self.k, self.v), self.dout)
-
-    def timed(self, work):
-        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        found = work()
-        end.record()
-        end.synchronize()
-        return found, begin.elapsed_time(end)
-
-    def once(self):
-        out, forward_ms = self.timed(self.forward)
-        return forward_ms, self.timed(lambda: self.backward(out))[1]
-
-    def times(self, calls):
-        self.once()  # compiles
-        spent = 0.0
-        while spent < 1e3 * WARM_SECONDS:
-            spent += sum(self.once())
-        return Times(*(statistics.median(times) for times in zip(*(self.once() for _ in range(calls)))))
-
-
-def flex(options, shape):
-    import torch
-    try:
-        return Flex(shape).times(options.calls)
-    except RuntimeError as error:  # no memory, or no kernel
-        raise SideFailed(f"{shape}: torch: {str(error).splitlines()[0]}") from error
-    finally:
-        torch.cuda.empty_cache()
 
 
 def rows_of(shape, runs):
@@ -197,7 +135,7 @@ def main():
         sides = {"ferry": lambda shape=shape: ferry(options, shape),
                  "dense": lambda shape=shape: ferry(options, shape._replace(density=0))}
         if not why:
-            sides["flex"] = lambda shape=shape: flex(options, shape)
+            sides["flex"] = lambda shape=shape: torch_times(Flex, options, shape)
         rows += rows_of(shape, common.turns(sides, options.rounds, options.seconds))
     if not rows:
         sys.exit("nothing could be measured")

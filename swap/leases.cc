@@ -18,9 +18,9 @@ namespace {
 enum class Holds : uint8_t {
     nothing,
     incoming,  // a read is under way
-    unproved,  // what was read, not yet verified
-    clean,     // what lies on NVMe too
-    changed,   // what lies nowhere else
+    unproved,  // it was read, and is not verified yet
+    clean,     // NVMe has the same
+    changed,   // nothing else has it
     outgoing,  // the same, and a write is under way
 };
 

@@ -72,7 +72,7 @@ private:
         uint64_t newest = 0;
         // Named by the last durable map, and by the one that is on its way.
         aio::SlotId durable = aio::kNoSlot, publishing = aio::kNoSlot;
-        int64_t first_sum = 0;  // of two runs of `pieces` each
+        int64_t first_sum = 0;  // where its sums begin: two runs of `pieces` each
         int64_t pieces = 0;
     };
     aio::SlotId current_slot(ObjectId id) const { return entries_[id].slot[entries_[id].current]; }

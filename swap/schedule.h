@@ -24,7 +24,7 @@ std::string_view name_of(Lane lane);
 // Tasks complete in order within a lane, as counted: a counter of n means tasks 0..n-1 are done.
 struct Wait {
     Lane lane = Lane::compute;
-    uint32_t index = 0;  // of the task that must be done, in its lane of this schedule
+    uint32_t index = 0;  // the task that must be done: its place in its lane
 };
 
 // Where a task's operand lies; resolved to an address when the task is dispatched.

@@ -71,7 +71,7 @@ struct StoreOptions {
 struct LaneReport {
     int64_t bytes = 0, tasks = 0;
     Nanos busy_ns = 0;
-    Nanos exposed_ns = 0;  // of these, while nothing was on the compute lane
+    Nanos exposed_ns = 0;  // the part of it in which the compute lane had nothing
 };
 
 // Owns where objects are; replays schedules. One thread (the step thread) calls everything, but for

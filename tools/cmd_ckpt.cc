@@ -203,7 +203,7 @@ struct Difference {
     double largest = 0;    // absolute difference; of numbers that ferry reads
 };
 
-// Of two arrays of one type and shape.
+// Compares two arrays of one type and shape.
 Difference compare(const Saved& a, const Saved& b, const std::string& name,
                    const std::function<void(int64_t)>& read) {
     constexpr int64_t kPiece = kMiB;
@@ -326,7 +326,7 @@ void export_one(const std::string& path, const train::ExportOptions& options,
                 const std::string& model, bool as_json) {
     const auto executor = make_thread_executor();
     const std::vector<std::string> found = checkpoints_at(path);
-    const Saved saved(found.back());  // of a directory the newest
+    const Saved saved(found.back());  // the newest, where a directory is named
     Config config;
     config.model.path = model.empty() ? saved.manifest().model : model;
     if (!config.model.path.empty() && kind_of(config.model.path) != FileKind::directory) {

@@ -167,7 +167,7 @@ void copy_ids(const std::string& path, ferry::TokenWriter& to, Documents& docume
     std::error_code has_none;
     const std::uintmax_t size = std::filesystem::file_size(path, has_none);
     if (!has_none) check_whole_ids(path, size, sizeof(Id));
-    std::string left;  // of an id, at the end of a block
+    std::string left;  // the first bytes of an id that a block ends in
     std::vector<uint32_t> tokens;
     uint64_t bytes = 0;
     read_file(path, [&](std::string_view block) {

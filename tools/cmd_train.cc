@@ -149,7 +149,7 @@ private:
             const train::RunReport known = engine_->report();
             yardsticks_ = {known.bound_seconds, known.model_flops, known.gemm_flops_per_s};
         }
-        // Whether the interrupted run said it nobody knows: a line twice is better than none.
+        // The interrupted run may have said it: a line twice is better than none.
         if (const train::StepReport* last = engine_->resumed_step()) {
             if (speaks_) say(*last);
             lr_ = last->lr;
@@ -279,7 +279,7 @@ private:
         // The trained weights go first: nothing that comes after may cost them.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty()) attempt([this] { export_model(); });
-        train::RunReport report = engine_->report();  // what the steps left under way has ended
+        train::RunReport report = engine_->report();  // waits for what the steps left under way
         if (traces()) attempt([this] { write_trace(); }, true);
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
         if (options_.bound && steps_ > 0) {
@@ -318,7 +318,7 @@ private:
     // Training goes on with what comes after, where there is memory for what is not written yet.
     void begin_save() {
         if (config_.checkpoint.dir.empty()) return;
-        end_save();  // of the one before
+        end_save();  // the one before ends first
         save_.emplace(steps_, *executor_);
         Save& save = *save_;
         engine_->begin_save(
@@ -475,7 +475,7 @@ private:
     std::optional<train::ExportDirectory> export_directory_{};  // join() claims it
     std::unique_ptr<Executor> executor_;
     const ResumeFrom from_;
-    std::unique_ptr<checkpoint::Steps> checkpoints_{};  // of the first rank; join() claims it
+    std::unique_ptr<checkpoint::Steps> checkpoints_{};  // the first rank's; join() claims it
     std::unique_ptr<comm::Communicator> ranks_;         // until the engine has them
     const int gpu_;
     const bool speaks_;
@@ -489,9 +489,9 @@ private:
     Yardsticks yardsticks_{};
     int64_t saved_ = 0;  // the last step that a checkpoint was tried of
     Nanos saved_at_ = 0;
-    std::optional<Error> unsaved_{};  // what kept it from being written
-    double held_back_loss_ = 0;       // of the last evaluation
-    double lr_ = 0;                   // of the last step
+    std::optional<Error> unsaved_{};  // why the last checkpoint was not written
+    double held_back_loss_ = 0;       // the last evaluation's
+    double lr_ = 0;                   // the last step's
     double quiet_seconds_ = 0;        // since the last line
 };
 

@@ -10,7 +10,7 @@ namespace ferry::tools {
 struct Host {
     std::string name{};
     int slots = 0;              // as the file says
-    std::vector<int> chosen{};  // of them, each a rank; all but where slots were named
+    std::vector<int> chosen{};  // slots that get a rank each: all, or those that were named
     bool whole() const { return chosen.size() == static_cast<size_t>(slots); }
 };
 

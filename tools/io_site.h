@@ -44,7 +44,7 @@ private:
     void dismiss_caretaker() noexcept;
 
     std::vector<std::string> directories_{};
-    std::vector<std::string> ours_{};  // of them: not there before, or left by a killed benchmark
+    std::vector<std::string> ours_{};  // directories that this made, or a killed benchmark left
     std::vector<int> locks_{};
     int caretaker_ = -1;  // its process
     int lifeline_ = -1;   // the write end of a pipe, closed by this process's end

@@ -33,7 +33,7 @@ struct MeasurementsOf {
     cost::KernelsOf kernels{};  // with device and threads
     train::RankCount count{};
     std::string by{};          // comm::Communicator::kind() of several ranks
-    int64_t device_bytes = 0;  // of the device, for a process
+    int64_t device_bytes = 0;  // device memory that a process can have
     planner::DeviceNeeds needs{};
 };
 // The same for everything but storage and ranks. No kernels: those of the file stay.
@@ -43,7 +43,7 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
 // The rates of exchanges between ranks.
 struct CommRates {
     double bytes_per_s = 0;  // that reach a rank from the others
-    double overhead_s = 0;   // of an operation, however small
+    double overhead_s = 0;   // each exchange's, however small
 };
 void save_comm(const std::string& file, const train::RankCount& count, const std::string& by,
                const CommRates& rates);

@@ -12,7 +12,7 @@ namespace ferry::tools {
 
 // The values of --set and --gpu-memory.
 struct Overrides {
-    std::vector<std::string> keys{};  // of both, as "key=value"
+    std::vector<std::string> keys{};  // from both, as "key=value"
     std::string gpu_memory{};         // empty: not given
 
     // The configuration that they went into; throws usage where a GPU is capped and none computes.

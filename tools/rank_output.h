@@ -35,7 +35,7 @@ private:
     void say(int rank, int stream, const std::string& line);
     void note_error(int rank, const std::string& line);
 
-    std::array<std::string, 2> unread_{};  // of mpirun's streams, without line end
+    std::array<std::string, 2> unread_{};  // the rest of each of mpirun's streams, without line end
     std::map<std::pair<int, int>, std::string> unfinished_;  // lines of a rank's stream
     std::vector<Failure> failures_;                          // by when they began to be printed
     std::map<int, size_t> printing_;                         // rank: its failure, not ended yet

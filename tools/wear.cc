@@ -13,7 +13,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr double kWorthAWarning = 0.1;  // of a drive's life in one run
+constexpr double kWorthAWarning = 0.1;  // part of a drive's life that one run uses
 
 std::string terabytes(double bytes) {
     return bytes < 1e12 ? format_bytes(static_cast<int64_t>(bytes))

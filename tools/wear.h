@@ -14,7 +14,7 @@ namespace ferry::tools {
 struct PathWear {
     std::string path{};
     double run_bytes = 0;
-    double share = 0;  // of endurance_tbw; 0: unknown
+    double share = 0;  // fraction of endurance_tbw that the run writes; 0: unknown
     double rolled_back_run_bytes = 0,
            rolled_back_share = 0;  // were every speculative update rolled back
 };
@@ -30,8 +30,8 @@ struct WearAdvice {
 // By all ranks of a host: its drives are theirs together. What opening a path writes to try it out
 // is not planned.
 struct Wear {
-    int ranks = 1;                // of the host
-    int64_t step_bytes = 0;       // what the schedule of a step writes
+    int ranks = 1;                // on this host
+    int64_t step_bytes = 0;       // bytes that the schedule of a step writes
     int64_t step_note_bytes = 0;  // headers, and the map of durable steps
     double run_bytes = 0;         // every slot once, then every step
     // Were every step's speculative updates rolled back, which writes what the rollback restores as

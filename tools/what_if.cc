@@ -8,7 +8,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr double kMore = 1.1;  // of a speed
+constexpr double kMore = 1.1;  // a speed, 10 % higher
 
 class Asker {
 public:

@@ -22,7 +22,7 @@ float from_f16(uint16_t bits) noexcept;
 enum class MomentType : uint8_t { f32, bf16, int8 };
 constexpr int64_t kMomentBlock = 256;         // elements
 std::string_view name_of(MomentType type);    // "fp32", "bf16", "int8"
-constexpr int64_t size_of(MomentType type) {  // of an element: its value, or its code
+constexpr int64_t size_of(MomentType type) {  // bytes of an element: its value, or its code
     return type == MomentType::f32 ? 4 : type == MomentType::bf16 ? 2 : 1;
 }
 // Bytes of the scales of so many elements; the last block may be shorter.
@@ -35,8 +35,8 @@ constexpr int64_t scale_bytes(MomentType type, int64_t count) {
 struct StateFormat {
     int64_t moments = 2;  // 0 to 2
     MomentType moment_type = MomentType::f32;
-    bool split = false;  // of the master only the low 16 bits: the weight has the rest
-    int64_t master_bytes() const { return split ? 2 : 4; }  // of an element
+    bool split = false;  // only the master's low 16 bits are kept: the weight has the rest
+    int64_t master_bytes() const { return split ? 2 : 4; }  // for each element
     // Bytes of `count` elements from the beginning of a moment block.
     int64_t bytes(int64_t count) const {
         return count * (master_bytes() + moments * size_of(moment_type)) +

@@ -30,7 +30,7 @@ struct NotWritten {
 // Where a model goes, as transformers saves one.
 struct ExportOptions {
     std::string directory{};      // new or empty
-    std::optional<DType> type{};  // of the weights; none: the type the run computes in
+    std::optional<DType> type{};  // type of the weights; none: the type the run computes in
     int64_t shard_bytes = 5'000'000'000;
 };
 // The place of an export, claimed before the training that it ends, and a copy of what comes along

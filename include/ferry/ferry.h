@@ -174,7 +174,7 @@ typedef struct ferry_path_stats {
     int64_t bytes_overhead;             // written besides: layout, headers, what was repeated
     int64_t reads, writes, retries, errors;
     double read_bytes_per_s, write_bytes_per_s;  // sustained estimate
-    double endurance_used;                       // of endurance_tbw; 0: unknown
+    double endurance_used;                       // fraction of endurance_tbw; 0: unknown
 } ferry_path_stats;
 // `path`: the n-th of options.paths.
 FERRY_API ferry_status ferry_aio_stats(ferry_aio* aio, size_t path, ferry_path_stats* stats);
@@ -227,7 +227,7 @@ FERRY_API ferry_status ferry_files_write(ferry_files* files, uint32_t file, int6
 // As ferry_aio_wait; `slot` is the file. 0: as ferry_aio_poll.
 FERRY_API ferry_status ferry_files_wait(ferry_files* files, int64_t timeout_ms,
                                         ferry_completion* completion);
-// What has not begun ends as FERRY_CANCELLED. All transfers are still to be polled.
+// Transfers that have not begun end as FERRY_CANCELLED. All are still to be polled.
 FERRY_API ferry_status ferry_files_cancel(ferry_files* files);
 // Waits until all that was written and polled of the file is on stable storage. IO.
 FERRY_API ferry_status ferry_files_flush(ferry_files* files, uint32_t file);
@@ -239,10 +239,10 @@ enum { FERRY_DEVICE_CPU = 0, FERRY_DEVICE_CUDA = 1 };
 
 typedef struct ferry_pool_options {
     size_t size;
-    int64_t budget_bytes;  // of all that is reserved
+    int64_t budget_bytes;  // the most that may be reserved in all
     int32_t threads;       // that touch pages; 0: a thread a core
     int32_t lock_for;  // FERRY_DEVICE_CUDA: page-locked for the GPU; FERRY_DEVICE_CPU: not locked
-    int32_t gpu;       // of the visible ones, for FERRY_DEVICE_CUDA
+    int32_t gpu;       // number among the visible GPUs, for FERRY_DEVICE_CUDA
 } ferry_pool_options;
 
 // With FERRY_DEVICE_CUDA this opens the GPU's context. USAGE, DOES_NOT_FIT.
@@ -269,7 +269,7 @@ typedef struct ferry_store_options {
     size_t path_count;
     int64_t host_bytes;     // host memory that the store takes at most, buffers included
     int64_t buffers;        // 0: as many as host_bytes has room for, at most one an object
-    int64_t spare_buffers;  // of them kept free ahead of need; 0: a quarter
+    int64_t spare_buffers;  // buffers kept free ahead of need; 0: a quarter
     int32_t threads;        // that hash and touch pages; 0: a thread a core
     int32_t lock_for;       // FERRY_DEVICE_CUDA: buffers and objects are page-locked for the GPU
     int32_t gpu;
@@ -323,12 +323,12 @@ FERRY_API ferry_status ferry_store_revert(ferry_store* store, uint32_t object);
 typedef struct ferry_store_stats {
     size_t size;
     int64_t acquired;       // leases
-    int64_t hits;           // of them without I/O and without a wait
+    int64_t hits;           // acquisitions without I/O and without a wait
     int64_t reads, writes;  // begun, of whole objects
     int64_t leased;         // now
     int64_t buffers;        // that there are
     int64_t host_bytes;     // taken
-    int64_t nvme_bytes;     // of slots
+    int64_t nvme_bytes;     // what the slots take
 } ferry_store_stats;
 FERRY_API ferry_status ferry_store_get_stats(ferry_store* store, ferry_store_stats* stats);
 

@@ -26,7 +26,7 @@ namespace ferry::optim {
 struct LrSchedule {
     Decay kind = Decay::constant;
     double peak = 1e-3;
-    double final_fraction = 0;  // of peak, after total_steps
+    double final_fraction = 0;  // as a fraction of the peak, after total_steps
     int64_t warmup_steps = 0;   // linear from peak / warmup_steps at step 1 to peak
     int64_t total_steps = 0;
     int64_t decay_steps = 0;  // wsd: length of the last, falling part

@@ -31,7 +31,7 @@ class LeasedStore;
 // The right to an object's bytes in host memory, from acquire() until it is destroyed.
 class Lease {
 public:
-    Lease() = default;  // of nothing
+    Lease() = default;  // an empty lease: it holds nothing
     Lease(Lease&& other) noexcept { swap(other); }
     Lease& operator=(Lease&& other) noexcept {
         Lease(std::move(other)).swap(*this);
@@ -85,7 +85,7 @@ struct LeasedStoreOptions {
 // Since make().
 struct LeaseReport {
     int64_t acquired = 0;           // leases
-    int64_t hits = 0;               // of them without I/O and without a wait
+    int64_t hits = 0;               // acquisitions without I/O and without a wait
     int64_t reads = 0, writes = 0;  // begun, of whole objects
 };
 

@@ -23,7 +23,7 @@ namespace ferry::pinned_mem {
 struct SlabReport {
     std::string name{};
     int64_t bytes = 0;
-    int64_t huge_bytes = 0;  // of them on huge pages, as the kernel said once all were touched
+    int64_t huge_bytes = 0;  // bytes on huge pages, as the kernel said once all were touched
 };
 
 class Pool {
@@ -74,7 +74,7 @@ private:
     int64_t reserved_bytes_ = 0;
     bool sealed_ = false;
     Device* device_ = nullptr;  // the one they are locked for
-    std::mutex mutex_;          // of what is locked
+    std::mutex mutex_;          // guards the list of locked memory
     std::vector<std::span<std::byte>> locked_{};
     std::vector<Mapping> mappings_{};
     struct Slab {

@@ -20,7 +20,7 @@ struct Object {
     Tier home = Tier::host;
     int64_t bytes = 0;
     int layer = -1;       // that it belongs to, for errors; -1: of none
-    int64_t offset = 0;   // of a fixed home in the device or host arena
+    int64_t offset = 0;   // where a fixed home begins in the device or host arena
     int slot_class = -1;  // NVMe: the volume's; versioned in the host arena: of host_slots
     bool versioned =
         false;  // written copy-on-write; a version becomes current when its step is committed

@@ -50,7 +50,7 @@ private:
 class Timesheet {
 public:
     struct Worker {
-        Nanos begin = 0, end = 0;  // of its first body and of its last
+        Nanos begin = 0, end = 0;  // when its first body began and its last ended
         int64_t bodies = 0;
     };
     // Makes as many rows as NodeTeams::workers(), all empty.
@@ -100,7 +100,7 @@ private:
     std::vector<int> os_index_{};
     std::unique_ptr<WorkerLimit> limit_;
     std::vector<std::unique_ptr<Team>> teams_{};
-    std::unique_ptr<Team> all_{};  // of several nodes
+    std::unique_ptr<Team> all_{};  // where there are several nodes
 };
 
 }  // namespace ferry

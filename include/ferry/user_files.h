@@ -26,8 +26,8 @@ using FileNumber = uint32_t;  // from 0, and used again
 // `write` may read too: it creates the file where there is none (mode 0600) and cuts nothing off.
 enum class FileUse : uint8_t { read, write };
 
-// What holds of a Volume's operations holds of these: done when their bytes are, a short count goes
-// on, those on the same bytes of one file, one of them writing, in their order.
+// The rules are those of a Volume's operations: one is done when its bytes are, and a short count
+// goes on. Operations on the same bytes of a file keep their order if one of them writes.
 class UserFiles {
 public:
     // Throws Error. `executor` must outlive it.

@@ -1,7 +1,7 @@
 """Master weights and moments of many parameters, in chunks over host memory and NVMe.
 
-A chunk is one object of the store: rows of fp32, the master weights first and then each moment. Where chunks
-lie, and how large they are, changes no number: an optimizer's update is elementwise."""
+A chunk is one object of the store: a row of master weights in fp32, and then one of each moment, in fp32 or bf16. Where
+chunks lie, and how large they are, changes no number: an optimizer's update is elementwise."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ class Chunk:
     next: int = -1  # with a speculative one
 
 
-# Called for each piece, with the rows to read from and the rows to write, which may be the same.
-Update = Callable[[Piece, Any, Any], None]
+# Called for each piece, with the rows to read from and the rows to write, which may be the same. A row of bf16 is an array
+# of uint16: NumPy has no such type.
+Update = Callable[[Piece, list[Any], list[Any]], None]
+MOMENT_TYPES = {"fp32": np.dtype(np.float32), "bf16": np.dtype(np.uint16)}
 
 
 def cut(counts: Sequence[int], elements: int) -> list[Chunk]:
@@ -92,13 +94,16 @@ def place(chunks: int, chunk_bytes: int, host_bytes: int, has_nvme: bool, specul
 class TieredState:
     """One thread at a time calls it. Every function of it may wait for storage."""
 
-    def __init__(self, counts: Sequence[int], moments: int, *, host_bytes: int | str, nvme: Sequence[Any] = (),
-                 speculative: bool = True, chunk_elements: int | None = None, threads: int = 0) -> None:
+    def __init__(self, counts: Sequence[int], moments: int, *, moment_type: str = "fp32", host_bytes: int | str,
+                 nvme: Sequence[Any] = (), speculative: bool = True, chunk_elements: int | None = None,
+                 threads: int = 0) -> None:
         budget = to_bytes(host_bytes)
-        self.rows = 1 + moments
-        self.elements = chunk_elements or self._elements_for(sum(counts), budget)
+        self.types = [np.dtype(np.float32)] + moments * [MOMENT_TYPES[moment_type]]
+        element = sum(row.itemsize for row in self.types)  # bytes
+        # A multiple of the grain, as random bits of stochastic rounding come for 32 elements at a time.
+        self.elements = -(-(chunk_elements or self._elements_for(sum(counts), element, budget)) // _GRAIN) * _GRAIN
         self.chunks = cut(counts, self.elements)
-        size = -(-self.rows * self.elements * 4 // _PAGE) * _PAGE
+        size = -(-element * self.elements // _PAGE) * _PAGE
         self.placement = place(len(self.chunks), size, budget, bool(nvme), speculative)
         buffers = self.placement.buffers
         self._store = Store(max(budget, size), list(nvme), buffers=buffers, threads=threads)
@@ -109,9 +114,10 @@ class TieredState:
                         for home, count in (("host", self.placement.host_spares), ("nvme", self.placement.nvme_spares))}
         self._store.open()
 
-    def _elements_for(self, total: int, budget: int) -> int:
+    @staticmethod
+    def _elements_for(total: int, element: int, budget: int) -> int:
         """Small chunks for a small budget: half of it is buffers at most."""
-        most = max(_ELEMENTS_MIN, budget // (2 * _BUFFERS * self.rows * 4))
+        most = max(_ELEMENTS_MIN, budget // (2 * _BUFFERS * element))
         wanted = min(_ELEMENTS_MAX, most, max(_ELEMENTS_MIN, total))
         return -(-wanted // 1024) * 1024 if wanted == total else wanted // 1024 * 1024
 
@@ -123,22 +129,31 @@ class TieredState:
     def nvme_bytes(self) -> int:
         return self._store.stats().nvme_bytes
 
-    def _view(self, lease: Any) -> Any:
-        return lease.numpy(np.float32)[:self.rows * self.elements].reshape(self.rows, self.elements)
+    def _view(self, lease: Any) -> list[Any]:
+        rows, start = [], 0
+        for row in self.types:
+            end = start + self.elements * row.itemsize
+            rows.append(lease.numpy(np.uint8)[start:end].view(row))
+            start = end
+        return rows
+
+    @staticmethod
+    def _part(rows: list[Any], piece: Piece) -> list[Any]:
+        return [row[piece.offset:piece.offset + piece.count] for row in rows]
 
     def write(self, chunk: Chunk, apply: Update, access: str = "write") -> None:
         """Changes the committed version."""
         with self._store.acquire(chunk.object, access) as lease:
             rows = self._view(lease)
             for piece in chunk.pieces:
-                part = rows[:, piece.offset:piece.offset + piece.count]
+                part = self._part(rows, piece)
                 apply(piece, part, part)
 
-    def read(self, chunk: Chunk, apply: Callable[[Piece, Any], None]) -> None:
+    def read(self, chunk: Chunk, apply: Callable[[Piece, list[Any]], None]) -> None:
         with self._store.acquire(chunk.object) as lease:
             rows = self._view(lease)
             for piece in chunk.pieces:
-                apply(piece, rows[:, piece.offset:piece.offset + piece.count])
+                apply(piece, self._part(rows, piece))
 
     def can_speculate(self, chunk: Chunk) -> bool:
         return chunk.next >= 0 or bool(self._spares[chunk.home])
@@ -151,8 +166,7 @@ class TieredState:
             with self._store.acquire(chunk.object) as old, self._store.acquire(chunk.next, "overwrite") as new:
                 before, after = self._view(old), self._view(new)
                 for piece in chunk.pieces:
-                    here = slice(piece.offset, piece.offset + piece.count)
-                    apply(piece, before[:, here], after[:, here])
+                    apply(piece, self._part(before, piece), self._part(after, piece))
         except BaseException:
             self.roll_back(chunk)
             raise

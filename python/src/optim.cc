@@ -110,7 +110,7 @@ void* stream_of(uint64_t stream) {
 
 void update_on_stream(const ferry_hyper& hyper, int64_t step, nb::handle gradient, nb::handle p,
                       nb::handle m, nb::handle v, nb::handle weight, double gradient_scale,
-                      uint64_t stream) {
+                      uint32_t layer, int64_t element, uint64_t stream) {
     const Arrays arrays{.gradient = floats_in("gradient", gradient, Use::reads, Where::gpu),
                         .p = floats_in("p", p, Use::writes, Where::gpu),
                         .m = floats_in("m", m, Use::writes, Where::gpu),
@@ -119,7 +119,7 @@ void update_on_stream(const ferry_hyper& hyper, int64_t step, nb::handle gradien
                         .p_in = {},
                         .m_in = {},
                         .v_in = {}};
-    const ferry_update call = call_of(arrays, 0, 0);
+    const ferry_update call = call_of(arrays, layer, element);
     done([&] {
         return ferry_optim_update_cuda(&hyper, step, gradient_scale, &call, stream_of(stream));
     });
@@ -231,7 +231,7 @@ void bind_optim(nb::module_& module) {
     module.def(
         "update_on_stream", &update_on_stream, "hyper"_a, "step"_a, "gradient"_a, "p"_a,
         "m"_a = nb::none(), "v"_a = nb::none(), "weight"_a = nb::none(), nb::kw_only(),
-        "gradient_scale"_a = 1.0, "stream"_a = 0,
+        "gradient_scale"_a = 1.0, "layer"_a = 0, "element"_a = 0, "stream"_a = 0,
         "As update(), in place, of arrays on the current GPU, enqueued on a stream of CUDA's. "
         "The same bits.");
     module.def("leaf_norms_on_stream", &leaf_norms_on_stream, "gradient"_a, "leaves"_a,

@@ -42,7 +42,7 @@ namespace detail {
 struct JsonFault {
     std::string what{}, measured{}, limit{}, remedy{};
     bool syntax = false;  // the text is no JSON at all
-    size_t index = 0;     // of the byte where it shows
+    size_t index = 0;     // where the fault shows: a byte's index
 };
 
 // Over a text, noting how far it was read.
@@ -182,7 +182,7 @@ private:
 
     const JsonSource& source_;
     Json root_{};
-    Json* slot_ = nullptr;  // of the key just read
+    Json* slot_ = nullptr;  // where the value of the key just read goes
     std::vector<Open> open_{};
     size_t values_ = 0;
     JsonFault fault_{};

@@ -17,7 +17,7 @@ struct Entry {
     explicit Entry(HandleKind entry_kind, std::shared_ptr<void> of)
         : kind(entry_kind), object(std::move(of)) {}
     const HandleKind kind;
-    std::mutex mutex{};              // of calls
+    std::mutex mutex{};              // one call at a time
     std::shared_ptr<void> object{};  // null: closed
     bool poisoned = false;           // a bug was found
 };

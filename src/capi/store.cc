@@ -43,7 +43,7 @@ struct Store {
 
 // The slots and memory that the objects ask for.
 struct Layout {
-    int64_t host_bytes = 0;    // of those at home in host memory
+    int64_t host_bytes = 0;    // bytes of objects whose home is host memory
     int64_t buffer_bytes = 0;  // the largest of those on NVMe
     int64_t on_nvme = 0;
     std::map<int64_t, int64_t> slots{};  // by their bytes

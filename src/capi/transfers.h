@@ -26,7 +26,7 @@ aio::Operation* wait_for_one(Source& source, Executor& executor, int64_t timeout
     }
 }
 
-// What became of it; keeps the error of one that failed.
+// Gives its status; keeps the error of one that failed.
 template <class Source>
 void give_outcome(const char* function, Source& source, const aio::Operation& operation,
                   ferry_completion* completion) {

@@ -187,12 +187,16 @@ void check_shard(const std::string& checkpoint, const Shard& shard,
     require(shard.arrays.empty() ? path : path + ": its header", whole.value(), shard.checksum);
 }
 
-Error of_model(const Error& damage) {
+Error with_remedy(const Error& damage, std::string remedy) {
     Problem problem = damage.problem();
-    if (damage.trouble() == Trouble::io)
-        problem.remedy =
-            "take another checkpoint; if the change was meant, remove its manifest.json";
+    problem.remedy = std::move(remedy);
     return {damage.trouble(), std::move(problem)};
+}
+
+Error of_model(const Error& damage) {
+    if (damage.trouble() != Trouble::io) return damage;
+    return with_remedy(
+        damage, "take another checkpoint; if the change was meant, remove its manifest.json");
 }
 
 void require_model_files(const std::string& weights) {

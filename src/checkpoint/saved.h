@@ -57,8 +57,10 @@ ModelFiles files_of_model(const std::string& weights);
 // Where `weights` are a checkpoint's: throws io unless the model's files are there, with their
 // sizes, and config.json has its bytes. Reads no weights.
 void require_model_files(const std::string& weights);
-// The same, with a remedy for who changed a file on purpose.
+// The error with a remedy for who changed one of the model's files on purpose.
 Error of_model(const Error& damage);
+// The error with another remedy.
+Error with_remedy(const Error& damage, std::string remedy);
 
 // Reads a shard once, whole. Throws io, naming the file and the first tensor that is wrong. `read`
 // hears of bytes that were read; any thread.

@@ -20,7 +20,7 @@ double weight_bytes(const BoundInput& in) {
 // Shares of state and gradients, by bytes.
 struct Fractions {
     double weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
-    double inputs_away = 0;  // of the block inputs: not on the device until backward
+    double inputs_away = 0;  // part of the block inputs that leave the device until backward
 };
 
 // The most and the fewest trainable elements that have their state on the device, as a fraction;

@@ -12,7 +12,7 @@
 namespace ferry::cost {
 
 struct BoundInput {
-    double kernel_seconds = 0;  // of one step, each call measured alone, everything recomputed
+    double kernel_seconds = 0;  // a step's, each call measured alone, everything recomputed
     // The seconds of these that backward spares where every block saves this activation, and its
     // bytes on the device.
     struct Saving {
@@ -20,7 +20,7 @@ struct BoundInput {
     };
     model::OfSaved<Saving> saving{};
     double parameters = 0;   // trainable, that this rank updates
-    ElementBytes element{};  // of each
+    ElementBytes element{};  // bytes of each such parameter
     // Where the state has several formats, a part of it may have more or fewer elements, and more
     // or fewer bytes to update, than its share of the bytes of state and gradient: at most and at
     // least so many times.
@@ -36,7 +36,7 @@ struct BoundInput {
     double comm_bytes = 0;  // that must reach this rank from the others
     double device_bytes = 0, host_bytes = 0,
            nvme_bytes = 0;    // left for weights, state and inputs; may be infinite
-    Measurements measured{};  // of this rank
+    Measurements measured{};  // as this rank shares the machine
 };
 
 struct Bound {

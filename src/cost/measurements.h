@@ -38,16 +38,16 @@ struct Measurements {
     double cores_per_nvme_byte = 0;
     Of storage_of = Of::host;            // nvme_bytes_per_s
     double dram_bytes_per_s = 0;         // as the optimizer's update reaches alone
-    double update_overhead_s = 0;        // of an update, however small: its threads have to meet
+    double update_overhead_s = 0;        // each update's, however small: its threads have to meet
     double out_of_place = 0;             // seconds of an update to a fresh slot, of one in place
-    double check_bytes_per_s = 0;        // of one thread
-    int threads = 1;                     // of the team
+    double check_bytes_per_s = 0;        // one thread's rate
+    int threads = 1;                     // threads of the team
     Of memory_of = Of::host;             // dram_bytes_per_s
-    double device_bytes_per_s = 0;       // of updates in the device's memory, by the device
-    double device_copy_bytes_per_s = 0;  // of a copy within it, read and written
+    double device_bytes_per_s = 0;       // updates that the device makes in its memory
+    double device_copy_bytes_per_s = 0;  // a copy within it, reads and writes counted
     bool computes_on_host = true;        // kernels and copies take the team's cores
     double comm_bytes_per_s = 0;         // that reach a rank from the others; 0: as copies do
-    double comm_overhead_s = 0;          // of an operation between the ranks, however small
+    double comm_overhead_s = 0;          // each exchange's between ranks, however small
     double product_flops_per_s = 0;      // the best that a large product reaches
     KernelTimes kernels{};
 

@@ -70,7 +70,7 @@ struct Backward {
     static constexpr Op kOp = Op::backward;
     In<As, Content::weights> weights;
     In<As, Content::input> x;
-    InOut<As, Content::input_gradient> dx;  // of the output, then of x
+    InOut<As, Content::input_gradient> dx;  // holds the output's gradient, then x's
     MaybeInOut<As, Content::gradient> gradient{};
     Scratch<As> scratch;
     MaybeIn<As, Content::attention> attention{};
@@ -114,7 +114,7 @@ struct Updating {
     Out<As, Content::state> state;  // the same place, or a fresh one
     In<As, Content::wire> gradient;
     Out<As, Content::weight> weight;
-    MaybeIn<As, Content::weight> weight_before{};  // of a split master
+    MaybeIn<As, Content::weight> weight_before{};  // only with a split master
 };
 template <class As>
 using Update = Updating<As, Op::update>;
@@ -167,7 +167,7 @@ struct GatherGradient {
 template <class As>
 struct Agree {
     static constexpr Op kOp = Op::agree;
-    In<As, Content::leaves> leaves;  // of the step, in host memory
+    In<As, Content::leaves> leaves;  // all of the step's, in host memory
     In<As, Content::report> report;
 };
 

@@ -12,7 +12,7 @@ namespace ferry::cost {
 
 // Bytes of a trainable element: its state, and its gradient and weight as they travel.
 struct ElementBytes {
-    double state = 12;  // of several formats the mean
+    double state = 12;  // the mean where there are several formats
     int64_t wire = 4, weight = 4;
     bool split = false;  // the update reads the weight too
     // Bytes of memory that its update reads and writes.

@@ -49,7 +49,7 @@ private:
     uint64_t size_ = 0;
     int64_t modified_ns_ = 0;
     uint64_t piece_bytes_ = 0;
-    std::vector<uint64_t> sums_{};  // of each piece
+    std::vector<uint64_t> sums_{};  // by piece
     TokenFileInfo info_{};
 };
 

@@ -22,7 +22,7 @@ struct TokenFileInfo {
     uint32_t token_bytes = 1;
     bool masked = false;
     uint64_t documents = 0;  // whose beginnings it knows; 0: none
-    uint64_t checksum = 0;   // of all that follows the header
+    uint64_t checksum = 0;   // over all that follows the header
 };
 
 constexpr uint64_t kVocabularyMost = uint64_t{1} << 30;

@@ -36,7 +36,7 @@ private:
         ops::View n1{}, qkv{}, attended{}, x_mid{};        // [T, H], [T, Q + 2 K], [T, Q], [T, H]
         ops::View normed{};                                // [T, Q + K], where heads have norms
         ops::View dy{}, dn{};                              // [T, H] both, in the compute type
-        float *stats1 = nullptr, *lse = nullptr;           // of norm1, [heads * T]
+        float *stats1 = nullptr, *lse = nullptr;           // norm1's; log-sum-exp, [heads * T]
         float *query_rstd = nullptr, *key_rstd = nullptr;  // [T, heads], [T, kv_heads]
         // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is saved, [M, I], of
         // norm2.

@@ -27,7 +27,7 @@ struct HeadBuffers {
     // [M, V], fp32 and compute type; one buffer when both are fp32. Rows begin at multiples of 64
     // elements whatever V is: products of odd rows run at a sixth of a GPU's speed.
     View logits{}, dlogits{};
-    float* stats = nullptr;  // of the norm
+    float* stats = nullptr;  // what the norm saves for its backward pass
     std::byte* ops = nullptr;
 
     static HeadBuffers cut(const Shape& s, const Numerics& n, const Head& head, ops::Ops& ops,

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <nlohmann/json.hpp>
-#include <sstream>
+#include <span>
 #include <string>
 
-#include "base/json_reader.h"
 #include "families.h"
+#include "huggingface_rope.h"
+#include "json_keys.h"
 
 namespace ferry::model {
 namespace {
@@ -77,102 +76,25 @@ constexpr Keys kKeys[] = {
 
 // ---------------------------------------------------------------- reading
 
-// The range that fp32 holds and that makes sense. An epsilon of 1e300 is an Inf there, which trains
-// nothing; one of 1e-300 is a 0.
-struct Between {
-    double low = 1e-30, high = 1e30;
-};
-constexpr Between kAnyScale{}, kEpsilon{1e-30, 1}, kTheta{1, 1e15}, kFactor{1e-6, 1e6},
-    kDeviation{1e-12, 100};
+constexpr Between kEpsilon{1e-30, 1}, kDeviation{1e-12, 100};
 
-class Reader {
-public:
-    Reader(const json& config, const std::string& where) : config_(config), where_(where) {}
+bool is_biased(const JsonKeys& in, Bias bias, std::string_view key) {
+    return bias == Bias::asked ? in.flag(key, false) : bias == Bias::always;
+}
 
-    [[noreturn]] void refuse(std::string_view key, std::string what, const json& value,
-                             std::string limit, std::string remedy = {}) const {
-        throw Error(Trouble::usage, {.what = std::move(what),
-                                     .where = where_ + ": " + std::string(key),
-                                     .measured = shown_json(value),
-                                     .limit = std::move(limit),
-                                     .remedy = std::move(remedy)});
+void require(const JsonKeys& in, const Demand& demand) {
+    const json& value = in.at(demand.key);
+    if (value.is_null()) return;
+    std::string known;
+    for (const std::string_view one : demand.values) {
+        if (one.empty()) continue;
+        if (value.dump() == one) return;
+        known.append(known.empty() ? "" : ", ").append(one);
     }
+    in.refuse(demand.key, "an option that ferry does not support", value, "supported: " + known);
+}
 
-    // Null where the key is absent or null.
-    const json& at(std::string_view key) const {
-        static const json kNone;
-        const auto found = config_.find(key);
-        return found == config_.end() ? kNone : *found;
-    }
-    bool has(std::string_view key) const { return config_.contains(key); }
-    const std::string& where() const { return where_; }
-    int64_t integer(std::string_view key, int64_t otherwise, int64_t most = 1 << 30) const {
-        const json& value = at(key);
-        if (value.is_null() && otherwise > 0) return otherwise;
-        if (!value.is_number_integer() || value.get<double>() < 1 ||
-            value.get<double>() > static_cast<double>(most))
-            refuse(key, "a size is missing or out of range", value,
-                   "an integer of 1 to " + std::to_string(most));
-        return value.get<int64_t>();
-    }
-    double number(std::string_view key, double otherwise, const Between& range = kAnyScale) const {
-        const json& value = at(key);
-        if (value.is_null() && otherwise > 0) return otherwise;
-        if (!is_in(value, range))
-            refuse(key, "a number is missing or out of range", value, "a number" + text_of(range));
-        return value.get<double>();
-    }
-    double number_or_zero(std::string_view key, double otherwise, const Between& range) const {
-        return at(key) == 0 ? 0 : number(key, otherwise, range);
-    }
-    std::vector<double> numbers(std::string_view key, int64_t count, const Between& range) const {
-        const json& list = at(key);
-        std::vector<double> found;
-        for (const json& value : list.is_array() ? list : json::array()) {
-            if (is_in(value, range)) found.push_back(value.get<double>());
-        }
-        if (!list.is_array() || std::ssize(list) != count || std::ssize(found) != count)
-            refuse(key, "a list is missing, too short or too long, or holds something else", list,
-                   std::to_string(count) + " numbers" + text_of(range));
-        return found;
-    }
-    bool flag(std::string_view key, bool otherwise) const {
-        const json& value = at(key);
-        if (value.is_null()) return otherwise;
-        if (!value.is_boolean()) refuse(key, "wrong type of value", value, "true or false");
-        return value.get<bool>();
-    }
-    bool biased(Bias bias, std::string_view key) const {
-        return bias == Bias::asked ? flag(key, false) : bias == Bias::always;
-    }
-    void demand(const Demand& demand) const {
-        const json& value = at(demand.key);
-        if (value.is_null()) return;
-        std::string known;
-        for (const std::string_view one : demand.values) {
-            if (one.empty()) continue;
-            if (value.dump() == one) return;
-            known.append(known.empty() ? "" : ", ").append(one);
-        }
-        refuse(demand.key, "an option that ferry does not support", value, "supported: " + known);
-    }
-
-private:
-    static bool is_in(const json& value, const Between& range) {
-        const double number = value.is_number() ? value.get<double>() : 0;
-        return number >= range.low && number <= range.high;
-    }
-    static std::string text_of(const Between& range) {
-        std::ostringstream text;
-        text << " of " << range.low << " to " << range.high;
-        return text.str();
-    }
-
-    const json& config_;
-    const std::string& where_;
-};
-
-const Keys& keys_of(const Reader& in) {
+const Keys& keys_of(const JsonKeys& in) {
     const json& type = in.at("model_type");
     std::string known;
     for (const FamilyNames& names : families()) {
@@ -185,7 +107,7 @@ const Keys& keys_of(const Reader& in) {
 
 // Whether each layer is of the sliding type; empty: no types are given. The types are read even
 // where no window is asked for, as transformers does.
-std::vector<bool> sliding_layers(const Reader& in, int64_t layers) {
+std::vector<bool> sliding_layers(const JsonKeys& in, int64_t layers) {
     const json& types = in.at("layer_types");
     if (types.is_null()) return {};
     if (!types.is_array())
@@ -203,7 +125,7 @@ std::vector<bool> sliding_layers(const Reader& in, int64_t layers) {
 }
 
 // transformers' models of these families end in an error where layers are to slide by no window.
-void check_nothing_slides(const Reader& in, const std::vector<bool>& slides, bool off) {
+void check_nothing_slides(const JsonKeys& in, const std::vector<bool>& slides, bool off) {
     if (std::ranges::find(slides, true) == slides.end()) return;
     in.refuse("layer_types", "layers are to slide, and no window says how far",
               in.at("layer_types"),
@@ -214,7 +136,7 @@ void check_nothing_slides(const Reader& in, const std::vector<bool>& slides, boo
 }
 
 // The windows of the blocks: those that slide, by the list of layer types or by the older rule.
-std::vector<int64_t> windows_of(const Reader& in, Window rule, int64_t layers) {
+std::vector<int64_t> windows_of(const JsonKeys& in, Window rule, int64_t layers) {
     if (rule == Window::none) return {};
     const bool all = rule == Window::all_blocks;
     const json& size = in.at("sliding_window");
@@ -236,171 +158,6 @@ std::vector<int64_t> windows_of(const Reader& in, Window rule, int64_t layers) {
     return windows;
 }
 
-double yarn_amplitude(const Reader& in, double factor) {
-    const auto amplitude = [factor](double scale) {
-        return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1;
-    };
-    if (!in.at("attention_factor").is_null()) return in.number("attention_factor", 0);
-    const bool both = in.at("mscale").is_number() && in.at("mscale_all_dim").is_number() &&
-                      in.at("mscale") != 0 && in.at("mscale_all_dim") != 0;
-    if (!both) return amplitude(1);
-    return amplitude(in.number("mscale", 0)) / amplitude(in.number("mscale_all_dim", 0));
-}
-
-double longrope_amplitude(const Reader& in, const RopeScaling& s) {
-    if (!in.at("attention_factor").is_null()) return in.number("attention_factor", 0);
-    return s.factor <= 1 ? 1 : std::sqrt(1 + std::log(s.factor) / std::log(s.original_positions));
-}
-
-RopeScaling::Kind scaling_from(const Reader& in) {
-    using enum RopeScaling::Kind;
-    constexpr std::pair<std::string_view, RopeScaling::Kind> kKinds[] = {
-        {"default", none},
-        {"linear", linear},
-        {"dynamic", dynamic},
-        {"llama3", llama3},
-        {"yarn", yarn},
-        {"longrope", longrope},
-        {"proportional", proportional}};
-    const char* key = in.at("rope_type").is_null() ? "type" : "rope_type";
-    const json& named = in.at(key);
-    if (named.is_null()) return none;
-    std::string known;
-    for (const auto& [name, kind] : kKinds) {
-        if (named == name) return kind;
-        known.append(known.empty() ? "" : ", ").append(name);
-    }
-    in.refuse(key, "a scaling of RoPE that ferry does not support", named, "supported: " + known);
-}
-
-// The settings of RoPE, and the whole configuration around them, which may say the same.
-struct RopeReader {
-    const Reader &in, &around;
-    int64_t context;
-
-    // Some models keep it outside; then it holds.
-    double original_positions() const {
-        constexpr const char* kKey = "original_max_position_embeddings";
-        const Reader& from = around.at(kKey).is_null() ? in : around;
-        return static_cast<double>(from.integer(kKey, context));
-    }
-
-    // Null asks for how much longer than the original the context is; an absent key is an error.
-    double derived_factor(double original) const {
-        return in.has("factor") ? static_cast<double>(context) / original : 0;
-    }
-
-    // transformers' models of these families turn whole heads: what "default" is told of a part is
-    // not looked at, and other scalings end in an error. Only "proportional" turns a part.
-    double rotated(bool proportional) const {
-        constexpr const char* kKey = "partial_rotary_factor";
-        const Reader& from = in.at(kKey).is_null() ? around : in;
-        if (from.at(kKey).is_null()) return 1;
-        const double share = from.number(kKey, 0);
-        if (share > 1 || (share < 1 && !proportional)) {
-            from.refuse(kKey, "transformers' models of this family turn whole heads", from.at(kKey),
-                        "1, or up to 1 with rope_type \"proportional\"",
-                        "leave the key out if the weights were trained so");
-        }
-        return share;
-    }
-
-    void read(Shape& shape) const {
-        using enum RopeScaling::Kind;
-        RopeScaling& s = shape.rope_scaling;
-        s.kind = scaling_from(in);
-        s.rotated = rotated(s.kind == proportional);
-        switch (s.kind) {
-            case none:
-                return;
-            case linear:
-                s.factor = in.number("factor", 0, kFactor);
-                return;
-            case proportional:
-                s.factor = in.number("factor", 1, kFactor);
-                return;
-            case dynamic:
-                s.factor = in.number("factor", 0, kFactor);
-                s.original_positions = static_cast<double>(context);
-                return;
-            case llama3:
-                s.factor = in.number("factor", 0, kFactor);
-                s.original_positions = original_positions();
-                s.low_frequency = in.number("low_freq_factor", 0);
-                s.high_frequency = in.number("high_freq_factor", 0);
-                return;
-            case yarn:
-                s.original_positions = original_positions();
-                s.factor = in.number("factor", derived_factor(s.original_positions), kFactor);
-                s.beta_fast = in.number("beta_fast", 32);
-                s.beta_slow = in.number("beta_slow", 1);
-                s.truncate = in.flag("truncate", true);
-                s.amplitude = yarn_amplitude(in, s.factor);
-                return;
-            case longrope:
-                s.original_positions = original_positions();
-                s.factor = in.number("factor", static_cast<double>(context) / s.original_positions,
-                                     kFactor);
-                s.short_factors = in.numbers("short_factor", shape.head_dim / 2, kFactor);
-                s.long_factors = in.numbers("long_factor", shape.head_dim / 2, kFactor);
-                s.amplitude = longrope_amplitude(in, s);
-                return;
-        }
-    }
-};
-
-// Both spellings in one file, as conversions leave them, must say the same: transformers' versions
-// differ in which of them they take.
-void check_spellings(const Reader& in) {
-    const json &newer = in.at("rope_parameters"), &older = in.at("rope_scaling");
-    if (!newer.is_object() || !older.is_object()) return;
-    const auto settings = [](json found) {
-        if (found.contains("type")) {
-            const json type = found["type"];
-            found.erase("type");
-            if (!found.contains("rope_type")) found["rope_type"] = type;
-        }
-        found.erase("rope_theta");  // which lies outside the older one
-        return found;
-    };
-    if (settings(newer) == settings(older)) return;
-    in.refuse("rope_scaling", "RoPE is described twice, and not alike", older,
-              "rope_parameters: " + shown_json(newer),
-              "take the one that does not hold out of the file");
-}
-
-// Settings that each are allowed may still divide by zero: log(theta) or log(original) of 1.
-void check_angles(const Reader& in, const char* key, int64_t context, const Shape& shape) {
-    for (const int64_t sequence : {int64_t{1}, context}) {
-        const RopeTable table = rope_table(shape, sequence);
-        const auto finite = [](double value) { return std::isfinite(static_cast<float>(value)); };
-        if (finite(table.amplitude) && std::ranges::all_of(table.frequencies, finite)) continue;
-        in.refuse(key, "these settings of RoPE give no finite angles", in.at(key), "",
-                  "check rope_theta, factor and original_max_position_embeddings");
-    }
-}
-
-// rope_parameters as transformers 5 writes it, or rope_theta and rope_scaling as 4 did.
-void read_rope(const Reader& in, const std::string& where, int64_t context, Shape& shape) {
-    check_spellings(in);
-    const bool newer = in.at("rope_parameters").is_object();
-    const char* key = newer ? "rope_parameters" : "rope_scaling";
-    const json& settings = in.at(key);
-    if (!settings.is_null() && !settings.is_object())
-        in.refuse(key, "wrong type of value", settings, "an object");
-    shape.rope_theta = in.number("rope_theta", 10000, kTheta);
-    const json given = settings.is_null() ? json::object() : settings;
-    for (const auto& [name, value] : given.items()) {
-        if (value.is_object())
-            in.refuse(key, "RoPE that differs by the kind of layer", name, "one for all layers");
-    }
-    const std::string place = where + ": " + key;
-    const Reader inner(given, place);
-    if (newer) shape.rope_theta = inner.number("rope_theta", shape.rope_theta, kTheta);
-    RopeReader{inner, in, context}.read(shape);
-    check_angles(in, key, context, shape);
-}
-
 // As many as ferry's own configuration takes. A layer's work at start-up comes before its tensors
 // are looked for.
 constexpr int64_t kMostLayers = 65536;
@@ -408,7 +165,7 @@ constexpr int64_t kMostLayers = 65536;
 constexpr int64_t kMostHeadDim = 65536;
 
 // In floating point: sizes that each are allowed may have a product that no integer holds.
-void check_elements(const Reader& in, const Keys& keys, const Shape& s) {
+void check_elements(const JsonKeys& in, const Keys& keys, const Shape& s) {
     constexpr double kMost = 1e15;
     const auto real = [](int64_t size) { return static_cast<double>(size); };
     const double attention = 2 * real(s.head_dim) * (real(s.heads) + real(s.kv_heads));
@@ -424,7 +181,7 @@ void check_elements(const Reader& in, const Keys& keys, const Shape& s) {
                            ", " + std::string(keys.inner) + " and vocab_size"});
 }
 
-void read_sizes(const Reader& in, const Keys& keys, Shape& s) {
+void read_sizes(const JsonKeys& in, const Keys& keys, Shape& s) {
     s.hidden = in.integer(keys.hidden, 0);
     s.layers = in.integer(keys.layers, 0, kMostLayers);
     s.heads = in.integer(keys.heads, 0);
@@ -448,7 +205,7 @@ void read_sizes(const Reader& in, const Keys& keys, Shape& s) {
 }
 
 // Negative ones count from the end, as torch has it.
-int64_t padding_token(const Reader& in, int64_t vocab) {
+int64_t padding_token(const JsonKeys& in, int64_t vocab) {
     const json& value = in.at("pad_token_id");
     if (value.is_null()) return -1;
     const auto end = static_cast<double>(vocab);
@@ -461,7 +218,7 @@ int64_t padding_token(const Reader& in, int64_t vocab) {
 }
 
 // Both names of the type that the weights have: export writes another there.
-void check_type(const Reader& in) {
+void check_type(const JsonKeys& in) {
     for (const char* key : {"dtype", "torch_dtype"}) {
         const json& type = in.at(key);
         if (!type.is_null() && !type.is_string())
@@ -470,7 +227,7 @@ void check_type(const Reader& in) {
     }
 }
 
-bool has_dropout(const Reader& in, const Keys& keys) {
+bool has_dropout(const JsonKeys& in, const Keys& keys) {
     return std::ranges::any_of(keys.dropouts, [&](std::string_view key) {
         const json& value = in.at(key);
         return value.is_null() ? keys.dropping : value != 0;
@@ -491,9 +248,9 @@ json parse(std::string_view text, const std::string& where) {
 
 Description read_description(std::string_view text, const std::string& where) {
     const json config = parse(text, where);
-    const Reader in(config, where);
+    const JsonKeys in(config, where);
     const Keys& keys = keys_of(in);
-    for (const Demand& demand : keys.demands) in.demand(demand);
+    for (const Demand& demand : keys.demands) require(in, demand);
     check_type(in);
     if (!in.at("quantization_config").is_null())
         in.refuse("quantization_config", "quantized weights cannot be trained",
@@ -511,9 +268,9 @@ Description read_description(std::string_view text, const std::string& where) {
         in.refuse(keys.heads, "too few heads: each would be wider than any", s.heads,
                   std::string(keys.hidden) + " " + std::to_string(s.hidden) + ", heads of up to " +
                       std::to_string(kMostHeadDim) + " elements");
-    s.qkv_bias = in.biased(keys.qkv_bias, "attention_bias");
-    s.output_bias = in.biased(keys.output_bias, "attention_bias");
-    s.mlp_bias = in.biased(keys.mlp_bias, "mlp_bias");
+    s.qkv_bias = is_biased(in, keys.qkv_bias, "attention_bias");
+    s.output_bias = is_biased(in, keys.output_bias, "attention_bias");
+    s.mlp_bias = is_biased(in, keys.mlp_bias, "mlp_bias");
     s.head_norms = keys.head_norms;
     s.windows = windows_of(in, keys.window, s.layers);
     s.initial_deviation = in.number_or_zero("initializer_range", 0.02, kDeviation);
@@ -523,7 +280,7 @@ Description read_description(std::string_view text, const std::string& where) {
     if (keys.classic) {
         s.learned_positions = found.context;
     } else {
-        read_rope(in, where, found.context, s);
+        read_rope(in, found.context, s);
         if (s.head_dim % 2 != 0)
             in.refuse("head_dim", "the elements of a head must be even: RoPE turns them in pairs",
                       s.head_dim, "an even number");

@@ -46,14 +46,14 @@ struct Shape {
     bool head_norms = false;        // RMSNorm of each head's queries and keys, before RoPE
     int64_t learned_positions = 0;  // rows of a table added to the embedding; 0: RoPE
     RopeScaling rope_scaling{};
-    std::vector<int64_t> windows{};  // of each block, in tokens, 0: none; empty: none has one
-    // Of each block, which blocks of keys its attention sees; null: all. Empty: none has a pattern.
+    std::vector<int64_t> windows{};  // by block, in tokens; 0: none. Empty: none has one
+    // By block: the blocks of keys that its attention sees; null: all. Empty: none has a pattern.
     std::vector<std::shared_ptr<const ops::BlockLists>> patterns{};
-    std::string pattern_text{};  // what they are called
+    std::string pattern_text{};  // what the user calls them
     const ops::BlockLists* pattern_of(int64_t block) const {
         return patterns.empty() ? nullptr : patterns[static_cast<size_t>(block)].get();
     }
-    double initial_deviation = 0.02;  // of random weights
+    double initial_deviation = 0.02;  // random weights' standard deviation
     bool smaller_residuals = true;    // random output and down projections / sqrt(2 layers)
     // Row of the embedding that learns nothing from where it is looked up and starts as zeros, as
     // torch.nn.Embedding's padding_idx; -1: none.
@@ -158,13 +158,13 @@ struct RopeTable {
 };
 RopeTable rope_table(const Shape& shape, int64_t sequence);
 
-// Of the tokens of a micro-batch, as ops::Attention has them; null where numerics has no documents.
+// A micro-batch's documents, by token, as ops::Attention has them; null: numerics has none.
 struct Documents {
     const int32_t* start = nullptr;
     const int32_t* end = nullptr;
 };
 
-// What a block's attention does not see beside what is later.
+// What a block's attention sees of the tokens before.
 struct Mask {
     const ops::BlockLists* pattern = nullptr;
     ops::BlockListsView lists{};
@@ -183,8 +183,8 @@ public:
     int64_t activation_bytes() const;       // of one block input of one micro-batch
     int64_t scratch_bytes() const;          // the largest of any call below
     int64_t saved_bytes(Saved what) const;  // of a block and micro-batch
-    // Of the lists of patterns, each once. The operations read them there: before the first of them
-    // place_patterns is called with so much of the device's memory, and copies by `copy`.
+    // Bytes of the patterns' lists, each once. Operations read them in device memory: before the
+    // first one, place_patterns gets so much of that memory, and copies the lists by `copy`.
     int64_t pattern_bytes() const;
     using Copy = std::function<void(std::byte* to, std::span<const std::byte> from)>;
     void place_patterns(std::byte* memory, const Copy& copy);
@@ -232,7 +232,7 @@ private:
     Numerics numerics_;
     RopeTable rope_;
     std::vector<Layer> layers_;
-    std::vector<ops::BlockListsView> lists_{};  // of each block's pattern, in the device's memory
+    std::vector<ops::BlockListsView> lists_{};  // by block: its pattern, in the device's memory
     ops::Ops& ops_;
 };
 

@@ -80,7 +80,7 @@ public:
 private:
     struct Part {
         Parameter weight{}, bias{};
-        int64_t column = 0, outputs = 0;  // of the output
+        int64_t column = 0, outputs = 0;  // columns of the output that it makes
     };
     ops::Gemm forward(const Part& part, ops::ConstView x, ops::View y, ops::ConstView addend) const;
     ops::Gemm backward(const Part& part, ops::ConstView dy, ops::View dx,

@@ -7,7 +7,7 @@
 namespace ferry::ops {
 namespace {
 
-// Of one block, query by query.
+// The pairs of query and key that one block of each sees.
 double pairs_of_block(int64_t query, int64_t queries, int64_t key, int64_t keys, int64_t window) {
     if (key + keys <= query + 1 && (window == 0 || query + queries - key <= window))
         return static_cast<double>(queries *

@@ -68,7 +68,7 @@ struct BlockLists {
     // rows. `memory` has memory_bytes(), or is null.
     int64_t memory_bytes() const;
     BlockListsView view_at(const std::byte* memory) const;
-    // Of these vectors themselves.
+    // A view of these vectors themselves.
     BlockListsView view() const;
 
 private:

@@ -15,7 +15,7 @@ struct Placement {
     int64_t groups = 1;
     std::array<int64_t, kClasses> counts{};
     std::vector<bool> resident{};               // a layer's weights, on the device
-    model::OfSaved<std::vector<bool>> saved{};  // of a layer, on the device until backward
+    model::OfSaved<std::vector<bool>> saved{};  // by layer: saved on the device until backward
     struct ChunkHomes {
         swap::Tier weight = swap::Tier::nvme, state = swap::Tier::nvme;
         swap::Tier gradient = swap::Tier::nvme;

@@ -37,7 +37,7 @@ std::vector<SavedActivation> activations_by_gain(const Workload& work,
 // A choice of the configuration, or one that it leaves to the planner.
 struct Choice {
     std::vector<SavedActivation> activations{};
-    size_t asked = 0;  // of the first ones
+    size_t asked = 0;  // how many of the first ones the configuration asks for
 };
 Choice choice_of(const PlanRequest& request, const std::vector<SavedActivation>& activations) {
     Choice found;
@@ -84,7 +84,7 @@ public:
         if (fitting.empty() && refusal_) throw DoesNotFit(*refusal_);
         // For NVMe the layout says to the byte what is missing.
         const Groups plainest = fitting.empty() ? least_stored_ : fitting.front();
-        if (fitting.empty() || request_.budgets.device_bytes == kUnlimited)  // what is to spare?
+        if (fitting.empty() || request_.budgets.device_bytes == kUnlimited)  // none to spare
             return placement_of(in_groups(plainest), inputs.front(), choice_.asked);
         for (const Groups groups : fitting) {
             for (const int64_t count : inputs) try_activations(in_groups(groups), count);

@@ -46,9 +46,9 @@ constexpr Class buffers_of(Content content) {
 
 // A task's details beside its operands.
 struct Detail {
-    int64_t bytes = 0;  // of operations of several sizes, and of what ranks exchange
+    int64_t bytes = 0;  // where the operation has several sizes, or ranks exchange it
     uint8_t flags = 0;
-    bool on_device = false;                  // of those that run there too
+    bool on_device = false;                  // for operations that may run on device or host
     std::span<const uint32_t> overwrites{};  // buffers that it uses up, whatever its operands
 };
 
@@ -74,7 +74,7 @@ private:
     friend class Recorder;
     Recorder* recorder_ = nullptr;
     Class class_ = Class::state_staging;
-    int64_t index_ = -1;  // of the buffer; -1: nothing to give back
+    int64_t index_ = -1;  // the buffer's number; -1: nothing to give back
     swap::Place place_{};
     std::vector<uint32_t> resources_{};
 };

@@ -210,7 +210,7 @@ struct Recorder::Impl {
 
     const Plan& plan;
     const Keep keep;
-    const std::vector<Owner> owners;  // of each object
+    const std::vector<Owner> owners;  // by object
     std::array<int64_t, swap::kLanes> lane_bytes{};
     swap::Schedule schedule;
     Hazards hazards;

@@ -135,7 +135,7 @@ double seconds_of(const SavedActivation& activation, const Workload& work,
 cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
                                    const model::OfSaved<std::vector<bool>>& saved,
                                    const cost::Measurements& machine) {
-    double elements = 0, attention_s = 0, saved_s = 0;  // of a micro-batch
+    double elements = 0, attention_s = 0, saved_s = 0;  // for one micro-batch
     for (size_t l = 0; l < work.layers.size(); ++l) {
         elements += static_cast<double>(work.layers[l].elements);
         for (const model::Saved what : model::kAllSaved) {

@@ -77,9 +77,9 @@ private:
 
 struct Team::Arena {
     int threads;
-    int first_worker = 0;  // of a Timesheet
+    int first_worker = 0;  // its first thread's number in a Timesheet
     tbb::task_arena arena;
-    tbb::task_group posted{};  // what NodeTeams handed over and waits for
+    tbb::task_group posted{};  // work that NodeTeams handed over and waits for
     std::optional<topology::Pin> pin{};
 };
 

@@ -10,34 +10,16 @@
 #include "base/checksum.h"
 #include "clipped_share.h"
 #include "cost/traffic.h"
-#include "ferry/optim.h"
-#include "loader_of.h"
 #include "loss_scale.h"
-#include "model_of.h"
-#include "ops/blas_kernels.h"
 #include "outcome.h"
-#include "rank_lane.h"
-#include "rank_planner.h"
-#include "ranks.h"
+#include "rank_agreement.h"
 #include "schedules.h"
+#include "started_run.h"
 #include "step_kernels.h"
-#include "train/from_config.h"
 #include "train/prediction/measure.h"
 #include "train/prediction/planning_measurements.h"
-#include "train/stack/memory_left.h"
-#include "train/stack/path_rows.h"
-#include "train/stack/storage_room.h"
-#include "train/stack/threads.h"
-#include "train/stack/tier_stack.h"
-#include "train/stack/trace_rows.h"
-#include "train/stack/volume_options.h"
 #include "train/state/background_save.h"
 #include "train/state/durable.h"
-#include "train/state/imported_state.h"
-#include "train/state/loaded_weights.h"
-#include "train/state/numerics_record.h"
-#include "train/state/resumed_formats.h"
-#include "train/state/resumed_kernels.h"
 #include "train/state/save.h"
 #include "train/state/shared_values.h"
 #include "train/state/state_io.h"
@@ -46,47 +28,12 @@ namespace ferry::train {
 
 using planner::Plan;
 
-class Engine::Run {
+// Takes the steps of a run that has been started.
+class Engine::Run : private StartedRun {
 public:
     Run(const Config& config, const Runtime& runtime, std::shared_ptr<ComputeContext> context)
-        : context_(std::move(context)),
-          ranks_(context_->ranks.get()),
-          world_(context_->world()),
-          partition_(zero::partition_of(config.zero.stage, world_.rank, world_.ranks)),
-          config_(config_of_rank(config, world_)),
-          executor_(*runtime.executor),
-          device_(*context_->device),
-          recording_(runtime.recording),
-          measurements_(runtime.measurements),
-          hyper_(hyper_of(config)),
-          schedule_(schedule_of(config)),
-          described_(model_of(config)),
-          numerics_(numerics_of(config, shape_)),
-          loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
-          layers_(layers_of(config, shape_, world_.ranks)),
-          saved_(open_saved(config, runtime.checkpoint)),
-          loaded_(load(config, runtime)),
-          imported_(import(runtime.imported)),
-          stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
-          record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
-        make_plan(config, runtime);
-        if (saved_) prove_saved();
-        if (imported_) {
-            imported_->require(plan_);
-            imported_->prove(stack_.teams().all(), stack_.start_up());
-        }
-        if (loaded_)
-            loaded_->prove(stack_.teams().all(), world_.rank, world_.ranks, stack_.start_up());
-        stack_.reserve({.host_budget_bytes = config_.budgets.host_bytes});
-        if (world_.rank == 0) reserve_checkpoint_room();
-        open(config, runtime);
-        if (world_.rank == 0) warn_of_text(config_, described_);
-        log_machine(config_, stack_.machine(), device_, executor_);
-        if (!executor_.simulated()) log_planned_by(measurements_, config_);
-        schedules_.record(plan_, config_.evaluate.micro_batches);
-        if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
-        stack_.warm(schedules_.steady(), judge_->scalars(1, 1.0));  // of zeros
-        stack_.fill([&] { first_contents(runtime); });
+        : StartedRun(config, runtime, std::move(context)) {
+        go_on_from(found_);
         note_committed();
         drain();
         totals_ = {};
@@ -182,11 +129,7 @@ public:
 
     const Plan& plan() const { return plan_; }
     const std::vector<model::Layer>& layers() const { return plan_.layers; }
-    std::string numerics_record() const {
-        const std::string machine = machine_text(device_, config_);
-        return fmt::format("{:016x} ({})", numerics_hash(config_, shape_, machine, world_.ranks),
-                           numerics_text(config_, shape_, machine, world_.ranks));
-    }
+    using StartedRun::numerics_record;
     RunReport report() {
         return guarded([this] { return so_far(); });
     }
@@ -290,28 +233,6 @@ private:
                      whole, widths, mine, sink);
     }
 
-    std::unique_ptr<SavedRun> open_saved(const Config& config, const std::string& checkpoint) {
-        checkpoint_identity_ = checkpoint_identity_of(config, shape_, loader_.info());
-        // Read now: the model's directory may be gone when it is wanted.
-        if (!config.checkpoint.dir.empty())
-            description_ = description_of(config, numerics_.compute);
-        if (checkpoint.empty()) return nullptr;
-        auto saved = std::make_unique<SavedRun>(checkpoint);
-        saved->require(checkpoint_identity_, config.steps);
-        return saved;
-    }
-
-    // All of it, before memory is taken: the ranks read a part each.
-    void prove_saved() {
-        saved_->require(plan_);
-        saved_->prove(stack_.teams().all(), world_.rank, world_.ranks, stack_.start_up());
-        if (world_.rank == 0 && saved_->manifest().numerics != numerics_record())
-            log_info("the checkpoint was written under other numerics (" +
-                     saved_->manifest().numerics +
-                     "): from here on numbers may differ from those "
-                     "of that run");
-    }
-
     Unwritten unwritten(const Saving& saving) const {
         Unwritten made{.description = description_};
         note_run(run_state(), made.manifest);
@@ -325,146 +246,10 @@ private:
         manifest.model = config_.model.path;
         manifest.training = checkpoint_identity_;
         manifest.numerics = numerics_record();
-        manifest.numerics_hash =
-            numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks);
+        manifest.numerics_hash = numerics_id();
         manifest.ranks = world_.ranks;
         if (saving.held_back_loss) manifest.held_back = {step_, *saving.held_back_loss};
         return made;
-    }
-
-    // For what waits to be written; touched by the first checkpoint.
-    void reserve_checkpoint_room() {
-        const CheckpointConfig& saved = config_.checkpoint;
-        if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0)) return;
-        const int64_t bytes = checkpoint_bytes(plan_, {});
-        const int64_t left = memory_beside(plan_, config_, stack_.machine(), device_);
-        const int64_t room = std::min(saved.memory_bytes.value_or(left), bytes);
-        if (room > left)
-            throw Error(Trouble::does_not_fit,
-                        {.what = "host memory for checkpoints on their way does not fit",
-                         .where = "checkpoint.memory",
-                         .measured = format_bytes(room),
-                         .limit = format_bytes(left) + " beside the plan",
-                         .remedy = "lower it, raise budgets.host, or set it to auto"});
-        try {
-            checkpoint_room_ = stack_.pool().reserve("checkpoint", room, 0, stack_.teams());
-        } catch (const Error&) {
-            if (saved.memory_bytes) throw;
-        }
-        if (std::ssize(checkpoint_room_) < bytes)
-            log_info(
-                fmt::format("checkpoints of {}: host memory holds {} while it is written; "
-                            "training waits until the rest is (checkpoint.memory)",
-                            format_bytes(bytes), format_bytes(std::ssize(checkpoint_room_))));
-    }
-
-    std::unique_ptr<LoadedWeights> load(const Config& config, const Runtime& runtime) const {
-        check_vocabulary(config, described_, loader_.info());
-        if (saved_ || !runtime.imported.directory.empty()) return nullptr;
-        return LoadedWeights::of(config.model, shape_, layers_);
-    }
-
-    std::unique_ptr<ImportedState> import(const Imported& imported) const {
-        if (imported.directory.empty()) return nullptr;
-        FERRY_CHECK(!ranks_, "state is imported by one rank");
-        return std::make_unique<ImportedState>(imported.directory, shape_, layers_);
-    }
-
-    TierStack::Ground ground(const Config& config, bool resumes) {
-        Topology machine =
-            machine_of_rank(machine_for(config), device_.pci_address(), ranks_, executor_);
-        if (resumes && !ranks_) take_recorded_kernels(config_, shape_, device_);
-        if (saved_)
-            take_kernels_of(saved_->manifest().numerics_hash, config_, shape_, device_,
-                            world_.ranks);
-        return {.config = config_,
-                .executor = executor_,
-                .device = device_,
-                .machine = std::move(machine),
-                .ranks = world_.ranks};
-    }
-
-    void make_plan(const Config& config, const Runtime& runtime) {
-        if (!executor_.simulated())
-            directories_ = std::make_unique<RankDirectories>(config, config_, world_);
-        if (ranks_) require_same_start(config);
-        planner::PlanRequest request = of_rank(request_of(config), world_);
-        request.trains = !runtime.only_evaluates;
-        planner_.emplace(request, device_, stack_.decoder(), partition_,
-                         planning_measurements(request, measurements_, world_.local_ranks), ranks_,
-                         executor_);
-        stack_.plan(planner_->plan(ranks_, executor_));
-        // Before memory is reserved and touched, which takes a minute where there is much.
-        if (!executor_.simulated() && !runtime.resume) require_room(plan_, config_);
-    }
-
-    void require_same_start(const Config& config) const {
-        if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
-        require_same_run(
-            *ranks_, executor_, device_.kind() == DeviceKind::cpu ? ops::blas_core() : "",
-            numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
-            loader_.info(), saved_ ? saved_->text() : first_weights(loaded_.get(), shape_));
-    }
-
-    void open(const Config& config, const Runtime& runtime) {
-        if (!executor_.simulated()) check_paths(config_);
-        if (runtime.resume) require_recorded_formats(config_, shape_, device_);
-        rows_.emplace(recording_, config_, world_.ranks, stack_.teams());
-        judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
-        if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
-        stack_.open(
-            {.open_volume = runtime.open_volume,
-             .run_id = numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks),
-             .resume = runtime.resume,
-             .has_ended =
-                 [&](const aio::Volume& volume) {
-                     return has_ended(volume, record_, swap::map_bytes(plan_.objects),
-                                      config_.steps);
-                 },
-             .lays_out_later = true,  // the first contents go to nearly every slot
-             .tracer = rows_->paths.tracer(),
-             .loader = &loader_,
-             .evaluation_micro_batches = config.evaluate.micro_batches,
-             .workers = &rows_->workers,
-             .recording = recording_,
-             .rows = rows_->lanes.measured(),
-             .collectives = lane_.get()});
-        state_.emplace(plan_, store(), stack_.teams().all(),
-                       StateIo::staging_of(plan_, stack_.arena()));
-    }
-
-    // As initialised, as read from the model's files, or as the resumed run left it.
-    void first_contents(const Runtime& runtime) {
-        const bool resumes = runtime.resume;
-        const auto fill = [&](const model::Layer& layer, int64_t first, std::span<float> out) {
-            if (loaded_) return loaded_->fill(layer, first, out);
-            model::initialise(shape_, layer, config_.seed, first, out);
-        };
-        const auto touch = [this](std::span<std::byte> part) {
-            stack_.pool().touch(part, stack_.teams());
-        };
-        const auto lock = [this] { stack_.lock_homes(); };
-        StartUp& start_up = stack_.start_up();
-        if (resumes) lock();
-        const StateIo::FirstMoment moment = StateIo::first_moment_of(hyper_);
-        if (resumes)
-            resume_run(fill);
-        else if (saved_)
-            resume_saved(saved_->contents(plan_, moment), {touch, lock});
-        else if (imported_)
-            go_on_from({.step = runtime.imported.step,
-                        .updates = runtime.imported.updates,
-                        .loss_scale = loss_scale_.state(),
-                        .frozen = state_->initialise(imported_->contents(moment), {touch, lock},
-                                                     start_up)});
-        else
-            frozen_ = state_->initialise({fill, moment}, {touch, lock}, start_up);
-        if (loaded_) loaded_->log_rate(start_up.seconds());
-        loaded_.reset();
-        const bool restored = resumes || saved_ || imported_;
-        saved_.reset();
-        imported_.reset();
-        start_up.done(restored ? "restored state" : "first contents", state_->bytes());
     }
 
     void measure();
@@ -518,20 +303,6 @@ private:
              .last_good_step = step_ - std::max<int64_t>(skipped_in_a_row_, 1),
              .scales = loss_scale_.scales(),
              .skipped_in_a_row = skipped_in_a_row_});
-    }
-
-    void resume_run(const StateIo::Fill& fill) {
-        if (!volume()) throw nothing_to_resume();
-        go_on_from(resume(store(), record_, [&] { return state_->restore(fill); }));
-        log_info(resumed_text(step_, volume()->noted_step()));
-    }
-
-    void resume_saved(const StateIo::Contents& contents, const StateIo::Watch& watch) {
-        RunState found = run_of(saved_->manifest());
-        found.frozen = state_->initialise(contents, watch, stack_.start_up());
-        go_on_from(found);
-        if (world_.rank == 0)
-            log_info(fmt::format("resumed after step {} from {}", step_, saved_->path()));
     }
 
     void go_on_from(const RunState& found) {
@@ -597,64 +368,20 @@ private:
             ++(report.committed ? totals_.steps_committed : totals_.steps_rolled_back);
     }
 
-    swap::Store& store() const { return stack_.store(); }
-    aio::Volume* volume() const { return stack_.volume(); }
     StepKernels& kernels() { return stack_.kernels(); }
 
-    struct Rows {  // of a trace, in this order
-        Rows(trace::Recording* recording, const Config& config, int ranks, const NodeTeams& teams)
-            : lanes(recording, swap::lanes_of(ranks)),
-              workers(recording, teams),
-              paths(recording, config) {}
-        TraceRows lanes;
-        WorkerRows workers;
-        PathRows paths;
-    };
-
     const int exceptions_ = std::uncaught_exceptions();
-    const std::shared_ptr<ComputeContext> context_;
-    comm::Communicator* const ranks_;  // null: there is only this one
-    const World world_;
-    const zero::Partition partition_;
-    const Config config_;  // of this rank
-    Executor& executor_;
-    Device& device_;
-    trace::Recording* recording_;
-    const cost::Measurements* measurements_;
-    const optim::Hyper hyper_;
-    const optim::LrSchedule schedule_;
-    model::Description described_;
-    const model::Shape& shape_ = described_.shape;
-    model::Numerics numerics_;
-    TokenLoader loader_;
-    StepReport last_{};      // of the last step
-    StepReport resumed_{};   // of the step resumed after
+    StepReport last_{};      // the last step's
+    StepReport resumed_{};   // that of the step after which the run was resumed
     std::string removed_{};  // a file of the durable state that was removed under the run
-    std::vector<model::Layer> layers_;
-    std::string checkpoint_identity_{}, description_{};  // description_: the model's config.json
-    std::unique_ptr<SavedRun> saved_;                    // until the state is initialised
-    std::unique_ptr<LoadedWeights> loaded_;              // as long
-    std::unique_ptr<ImportedState> imported_;            // as long
-    int64_t step_ = 0, last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
-    // The stack needs these until it is closed: after an error its store still finishes tasks.
-    std::unique_ptr<RankDirectories> directories_{};
-    std::optional<Rows> rows_{};
-    std::optional<OutcomeJudge> judge_{};
-    std::unique_ptr<RankLane> lane_{};  // of several ranks
-    Schedules schedules_{};
-    TierStack stack_;
-    const Plan& plan_ = stack_.plan();
-    std::optional<RankPlanner> planner_{};
-    std::optional<StateIo> state_{};
-    RunRecord record_;
+    int64_t last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
     std::span<const std::byte> committed_{};  // the record of the last step
     Timelines planned_{};                     // once the bound is known
-    LossScale loss_scale_{numerics_.compute == DType::f16};
+    LossScale loss_scale_ = first_loss_scale();
     int64_t skipped_in_a_row_ = 0;
     uint64_t frozen_ = 0;  // hash of the frozen weights
     Previous previous_ = Previous::none;
     RunReport totals_{};
-    std::span<std::byte> checkpoint_room_{};
     std::unique_ptr<BackgroundSave> save_{};  // reads the plan, the room and the teams' threads
 };
 

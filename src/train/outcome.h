@@ -18,7 +18,7 @@ namespace ferry::train {
 
 // A rank's part of an outcome, as the ranks tell each other.
 struct RankReport {
-    double squares = 0;           // of the gradients of its shards: its norm leaves in order
+    double squares = 0;           // of its shards' gradients: its norm leaves, added in order
     double loss_sum = 0;          // over its micro-batches
     int64_t gradient_layer = -1;  // the highest with a non-finite gradient; -1: none
     int64_t output_layer = -1;    // the lowest with a non-finite output; -1: none
@@ -86,7 +86,7 @@ public:
     void resume(int64_t unclipped_in_a_row) { unclipped_in_a_row_ = unclipped_in_a_row; }
 
 private:
-    double loss_sum(int64_t micro_batches) const;  // of those that the last schedule went through
+    double loss_sum(int64_t micro_batches) const;  // over the last schedule's micro-batches
     int64_t output_layer() const;                  // the lowest whose output was not finite; or -1
     std::span<const float> leaves() const {
         return {reinterpret_cast<const float*>(host_.data() + plan_.leaves_offset),

@@ -311,7 +311,7 @@ private:
     BufferOf<Content::scratch> scratch_;
     BufferOf<Content::report> report_;
     TableGradient table_gradient_;
-    std::vector<BufferOf<Content::tokens>> tokens_;  // of the group's micro-batches
+    std::vector<BufferOf<Content::tokens>> tokens_;  // by micro-batch of the group
     std::vector<Input> x_;                           // their block input on the way up
     std::vector<InputGradient> dx_;                  // and its gradient on the way down
     struct SavedOf {

@@ -14,8 +14,8 @@ using ScalarsByDecay = std::array<optim::Scalars, 2>;  // without weight decay a
 
 // A run's schedules are numbered, from 1, as they are appended; each has one of these.
 struct StepState {
-    int64_t step = 0;              // of the run, from 1
-    float gradient_scale = 0;      // of each target's loss: 1 / the step's real targets
+    int64_t step = 0;              // the run's, from 1
+    float gradient_scale = 0;      // weight of each target's loss: 1 / the step's real targets
     int64_t held_back_before = 0;  // evaluation: micro-batches before this schedule's, of all ranks
     ScalarsByDecay after_outcome{}, speculative{};  // for the updates of either kind
 };

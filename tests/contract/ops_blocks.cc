@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "ops/ops.h"
+#include "tests/support/attention_call.h"
 #include "tests/support/matrix.h"
 #include "tests/support/mirrored_ops.h"
 
@@ -93,50 +94,9 @@ protected:
         return {{sequences, sequence, heads, kv_heads, head_dim, scale, type(), window}};
     }
 
-    // Queries, keys and values side by side, as a block has them; the gradients too.
-    struct Operands {
-        explicit Operands(const Attention& s, int64_t shift = 0)
-            : query(s.heads * s.head_dim),
-              key(s.kv_heads * s.head_dim),
-              qkv(s.type, s.sequences * s.sequence, query + 2 * key, 8, shift),
-              out(s.type, s.sequences * s.sequence, query, 8, shift),
-              dout(out),
-              dqkv(qkv),
-              lse(static_cast<size_t>(s.heads * s.sequences * s.sequence)) {
-            qkv.random(1, 1.5F);
-            dout.random(2);
-        }
-        View part(Matrix& of, int i) const {
-            const int64_t first = i == 0 ? 0 : query + (i - 1) * key;
-            return of.view().col_range(first, i == 0 ? query : key);
-        }
-        int64_t query, key;
-        Matrix qkv, out, dout, dqkv;
-        std::vector<float> lse;
+    struct Operands : AttentionCall {
+        explicit Operands(const Attention& s, int64_t shift = 0) : AttentionCall(s, 8, shift) {}
     };
-
-    static void run(Ops& ops, const Attention& s, Operands& o) {
-        auto room = scratch_of(std::max(ops.attention_forward_scratch_bytes(s),
-                                        ops.attention_backward_scratch_bytes(s)));
-        ops.attention_forward(s, o.part(o.qkv, 0), o.part(o.qkv, 1), o.part(o.qkv, 2), o.out.view(),
-                              o.lse.data(), aligned(room));
-        ops.attention_backward(s, o.part(o.qkv, 0), o.part(o.qkv, 1), o.part(o.qkv, 2),
-                               o.out.view(), o.dout.view(), o.lse.data(), o.part(o.dqkv, 0),
-                               o.part(o.dqkv, 1), o.part(o.dqkv, 2), aligned(room));
-    }
-
-    // Of all elements together, relative to those that are wanted.
-    static double distance(const Matrix& actual, const Matrix& wanted) {
-        double apart = 0, all = 0;
-        for (int64_t r = 0; r < actual.rows(); ++r) {
-            for (int64_t c = 0; c < actual.cols(); ++c) {
-                const double want = wanted.get(r, c), off = actual.get(r, c) - want;
-                apart += off * off;
-                all += want * want;
-            }
-        }
-        return all == 0 ? std::sqrt(apart) : std::sqrt(apart / all);
-    }
 
     void expect_near_oracle(const Masked& masked) {
         const Attention s = masked.attention();
@@ -147,12 +107,12 @@ protected:
                      << s.documents);
         const auto oracle = make_reference_ops();
         Operands there(s);
-        run(*oracle, s, there);
+        there.run(*oracle);
         for (const auto& ops : ops_) {
             SCOPED_TRACE(ops == ops_[0] ? "this GPU's kernels" : "any GPU's kernels");
             Operands here(s), again(s, 8);
-            run(*ops, s, here);
-            run(*ops, s, again);
+            here.run(*ops);
+            again.run(*ops);
             EXPECT_TRUE(again.out.same_values(here.out));
             EXPECT_TRUE(again.dqkv.same_values(here.dqkv));
             EXPECT_EQ(again.lse, here.lse);
@@ -205,7 +165,7 @@ TEST_P(CudaBlocks, rows_that_see_nothing_are_zero) {
     const Attention s = nothing.attention();
     for (const auto& ops : ops_) {
         Operands o(s);
-        run(*ops, s, o);
+        o.run(*ops);
         for (const float lse : o.lse) EXPECT_EQ(lse, -std::numeric_limits<float>::infinity());
         for (int64_t r = 0; r < o.out.rows(); ++r) {
             for (int64_t c = 0; c < o.out.cols(); ++c) ASSERT_EQ(o.out.get(r, c), 0);
@@ -226,7 +186,7 @@ TEST_P(CudaBlocks, a_sequence_is_the_same_alone_and_among_others) {
     Attention alone = all;
     alone.sequences = 1;
     Operands together(all), one(alone);
-    run(*ops_[0], all, together);
+    together.run(*ops_[0]);
     const int64_t row = 2 * all.sequence;
     for (int64_t r = 0; r < all.sequence; ++r) {
         for (int64_t c = 0; c < one.qkv.cols(); ++c)
@@ -234,7 +194,7 @@ TEST_P(CudaBlocks, a_sequence_is_the_same_alone_and_among_others) {
         for (int64_t c = 0; c < one.dout.cols(); ++c)
             one.dout.set(r, c, together.dout.get(row + r, c));
     }
-    run(*ops_[0], alone, one);
+    one.run(*ops_[0]);
     for (int64_t r = 0; r < all.sequence; ++r) {
         for (int64_t c = 0; c < one.out.cols(); ++c)
             ASSERT_EQ(one.out.get(r, c), together.out.get(row + r, c));
@@ -249,15 +209,15 @@ TEST_P(CudaBlocks, long_sequences_are_near_dense_attention) {
     const auto dense = make_mirrored_ops(why);
     for (Masked masked : {of(1, 8192, 4, 1, 128), of(2, 5001, 4, 2, 64)}) {
         Operands there(masked.shape);
-        run(*dense, masked.shape, there);
+        there.run(*dense);
         for (const int block : {64, 128}) {
             masked.lists = {};
             const Attention s =
                 masked.cells(block, 1, [](int, int, int) { return true; }).attention();
             for (const auto& ops : ops_) {
                 Operands here(s), again(s);
-                run(*ops, s, here);
-                run(*ops, s, again);
+                here.run(*ops);
+                again.run(*ops);
                 EXPECT_TRUE(again.dqkv.same_values(here.dqkv));
                 EXPECT_LT(distance(here.out, there.out), 1.5 * unit_of(type()));
                 EXPECT_LT(distance(here.dqkv, there.dqkv), 1.5 * unit_of(type()));

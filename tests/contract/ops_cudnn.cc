@@ -8,6 +8,7 @@
 
 #include "ops/ops.h"
 #include "ops/slow_paths.h"
+#include "tests/support/attention_call.h"
 #include "tests/support/matrix.h"
 #include "tests/support/mirrored_ops.h"
 
@@ -31,37 +32,9 @@ protected:
         return {sequences, sequence, heads, kv_heads, head_dim, scale, GetParam(), window};
     }
 
-    // Queries, keys and values side by side, as a block has them; the gradients too.
-    struct Operands {
-        explicit Operands(const Attention& s, int64_t shift = 0)
-            : query(s.heads * s.head_dim),
-              key(s.kv_heads * s.head_dim),
-              qkv(s.type, s.sequences * s.sequence, query + 2 * key, 0, shift),
-              out(s.type, s.sequences * s.sequence, query, 0, shift),
-              dout(out),
-              dqkv(qkv),
-              lse(static_cast<size_t>(s.heads * s.sequences * s.sequence)) {
-            qkv.random(1, 1.5F);
-            dout.random(2);
-        }
-        View part(Matrix& of, int i) const {
-            const int64_t first = i == 0 ? 0 : query + (i - 1) * key;
-            return of.view().col_range(first, i == 0 ? query : key);
-        }
-        int64_t query, key;
-        Matrix qkv, out, dout, dqkv;
-        std::vector<float> lse;
+    struct Operands : AttentionCall {
+        explicit Operands(const Attention& s, int64_t shift = 0) : AttentionCall(s, 0, shift) {}
     };
-
-    static void run(Ops& ops, const Attention& s, Operands& o) {
-        auto room = scratch_of(std::max(ops.attention_forward_scratch_bytes(s),
-                                        ops.attention_backward_scratch_bytes(s)));
-        ops.attention_forward(s, o.part(o.qkv, 0), o.part(o.qkv, 1), o.part(o.qkv, 2), o.out.view(),
-                              o.lse.data(), aligned(room));
-        ops.attention_backward(s, o.part(o.qkv, 0), o.part(o.qkv, 1), o.part(o.qkv, 2),
-                               o.out.view(), o.dout.view(), o.lse.data(), o.part(o.dqkv, 0),
-                               o.part(o.dqkv, 1), o.part(o.dqkv, 2), aligned(room));
-    }
 
     std::unique_ptr<Ops> ops_, own_;
 };
@@ -78,8 +51,8 @@ TEST_P(CudnnAttention, is_near_the_oracle) {
                                shape_of(2, 150, 4, 2, 96), shape_of(1, 150, 2, 1, 80)}) {
         SCOPED_TRACE(testing::Message() << s.sequence << " tokens, window " << s.window);
         Operands here(s), there(s);
-        run(*ops_, s, here);
-        run(*oracle, s, there);
+        here.run(*ops_);
+        there.run(*oracle);
         const double noise = unit_of(GetParam());
         expect_near(here.out, there.out, 1, noise);
         for (size_t i = 0; i < here.lse.size(); ++i) ASSERT_NEAR(here.lse[i], there.lse[i], 1e-3);
@@ -91,11 +64,11 @@ TEST_P(CudnnAttention, same_bits_every_time_and_wherever_operands_lie) {
     for (const int64_t window : {0, 90}) {
         const Attention s = shape_of(2, 300, 6, 2, 128, window);
         Operands one(s);
-        run(*ops_, s, one);
+        one.run(*ops_);
         for (const int64_t shift : {0, 0, 8, 24}) {
             SCOPED_TRACE(testing::Message() << "window " << window << ", shift " << shift);
             Operands other(s, shift);
-            run(*ops_, s, other);
+            other.run(*ops_);
             EXPECT_TRUE(other.out.same_values(one.out));
             EXPECT_TRUE(other.dqkv.same_values(one.dqkv));
             EXPECT_EQ(other.lse, one.lse);
@@ -109,7 +82,7 @@ TEST_P(CudnnAttention, a_sequence_is_the_same_alone_and_among_others) {
     Attention alone = many;
     alone.sequences = 1;
     Operands all(many);
-    run(*ops_, many, all);
+    all.run(*ops_);
     for (const int64_t i : {0, 3, 6}) {
         Operands one(alone);
         for (int64_t r = 0; r < alone.sequence; ++r) {
@@ -118,7 +91,7 @@ TEST_P(CudnnAttention, a_sequence_is_the_same_alone_and_among_others) {
             for (int64_t c = 0; c < one.query; ++c)
                 one.dout.set(r, c, all.dout.get(i * alone.sequence + r, c));
         }
-        run(*ops_, alone, one);
+        one.run(*ops_);
         for (int64_t r = 0; r < alone.sequence; ++r) {
             for (int64_t c = 0; c < one.qkv.view().cols; ++c)
                 ASSERT_EQ(one.dqkv.get(r, c), all.dqkv.get(i * alone.sequence + r, c));
@@ -134,7 +107,7 @@ TEST_P(CudnnAttention, a_group_of_heads_is_the_same_alone_and_among_others) {
         SCOPED_TRACE(testing::Message() << many.sequence << " tokens, heads " << many.heads << "/"
                                         << many.kv_heads << ", window " << many.window);
         Operands all(many);
-        run(*ops_, many, all);
+        all.run(*ops_);
         Attention alone = many;
         alone.sequences = alone.kv_heads = 1;
         alone.heads = many.heads / many.kv_heads;
@@ -155,7 +128,7 @@ TEST_P(CudnnAttention, a_group_of_heads_is_the_same_alone_and_among_others) {
         };
         for (const int i : {0, 1, 2}) copy(&Operands::qkv, i);
         copy(&Operands::dout, -1);
-        run(*ops_, alone, one);
+        one.run(*ops_);
         for (const int i : {0, 1, 2}) {
             const View there = part(all, &Operands::dqkv, i, true);
             const View here = part(one, &Operands::dqkv, i, false);
@@ -166,19 +139,6 @@ TEST_P(CudnnAttention, a_group_of_heads_is_the_same_alone_and_among_others) {
                     << "operand " << i << ", row " << r;
         }
     }
-}
-
-// The distance of all elements together, relative to the wanted ones.
-double distance(const Matrix& actual, const Matrix& wanted) {
-    double apart = 0, all = 0;
-    for (int64_t r = 0; r < actual.rows(); ++r) {
-        for (int64_t c = 0; c < actual.cols(); ++c) {
-            const double want = wanted.get(r, c), off = actual.get(r, c) - want;
-            apart += off * off;
-            all += want * want;
-        }
-    }
-    return std::sqrt(apart / all);
 }
 
 // Windows keep the oracle's work small; ferry's own attention, which is held to the oracle for
@@ -193,10 +153,10 @@ TEST_P(CudnnAttention, long_sequences_are_near_the_oracle) {
         SCOPED_TRACE(testing::Message() << s.sequence << " tokens, heads " << s.heads << "/"
                                         << s.kv_heads << ", window " << s.window);
         Operands here(s), there(s), again(s);
-        run(*ops_, s, here);
-        run(*ops_, s, again);
+        here.run(*ops_);
+        again.run(*ops_);
         EXPECT_TRUE(again.dqkv.same_values(here.dqkv));
-        run(s.window > 0 ? *oracle : *own_, s, there);
+        there.run(s.window > 0 ? *oracle : *own_);
         const double noise = unit_of(GetParam());
         expect_near(here.out, there.out, 1, noise);
         // A key that thousands of queries of several heads see adds up as many rounded
@@ -238,10 +198,10 @@ TEST_P(CudnnTiles, are_near_the_oracle_and_the_same_every_time) {
     for (const Attention& s : shapes()) {
         SCOPED_TRACE(text(s));
         Operands here(s), again(s, 8), there(s);
-        run(*tiled_, s, here);
-        run(*tiled_, s, again);
+        here.run(*tiled_);
+        again.run(*tiled_);
         EXPECT_TRUE(again.dqkv.same_values(here.dqkv));
-        run(*oracle, s, there);
+        there.run(*oracle);
         const double noise = unit_of(GetParam());
         expect_near(here.dqkv, there.dqkv, 8, noise);
         EXPECT_LT(distance(here.dqkv, there.dqkv), 1.5 * noise);
@@ -255,7 +215,7 @@ TEST_P(CudnnTiles, a_sequence_is_the_same_alone_and_among_others) {
         Attention alone = many;
         alone.sequences = 1;
         Operands all(many), one(alone);
-        run(*tiled_, many, all);
+        all.run(*tiled_);
         const int64_t row = 2 * many.sequence;
         const auto rows_of = [&](const View& v) { return v.row_range(row, many.sequence); };
         const auto copy = [](const View& from, const View& to) {
@@ -265,7 +225,7 @@ TEST_P(CudnnTiles, a_sequence_is_the_same_alone_and_among_others) {
         };
         copy(rows_of(all.qkv.view()), one.qkv.view());
         copy(rows_of(all.dout.view()), one.dout.view());
-        run(*tiled_, alone, one);
+        one.run(*tiled_);
         for (int64_t r = 0; r < alone.sequence; ++r) {
             for (int64_t c = 0; c < one.dqkv.cols(); ++c)
                 ASSERT_EQ(one.dqkv.get(r, c), all.dqkv.get(row + r, c)) << r << ", " << c;
@@ -289,8 +249,8 @@ TEST_P(CudnnTiles, go_the_fast_way) {
 TEST_P(CudnnAttention, other_heads_fall_back) {
     const Attention s = shape_of(2, 70, 4, 2, 40);
     Operands here(s), own(s);
-    run(*ops_, s, here);
-    run(*own_, s, own);
+    here.run(*ops_);
+    own.run(*own_);
     EXPECT_TRUE(here.out.same_values(own.out));
     EXPECT_TRUE(here.dqkv.same_values(own.dqkv));
 }

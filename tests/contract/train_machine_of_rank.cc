@@ -1,7 +1,7 @@
 // The part of its host that a rank takes.
 #include <gtest/gtest.h>
 
-#include "ranks.h"
+#include "rank_share.h"
 #include "tests/support/simulated_ranks.h"
 
 namespace ferry::train {

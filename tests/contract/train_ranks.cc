@@ -12,7 +12,7 @@
 #include <stdexcept>
 
 #include "cost/traffic.h"
-#include "ranks.h"
+#include "rank_agreement.h"
 #include "tests/support/borrowed_ranks.h"
 #include "tests/support/nccl_unique_id.h"
 #include "tests/support/run_ranks.h"

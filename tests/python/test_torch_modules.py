@@ -64,7 +64,7 @@ def step_behind_a_gate(model, optimizer):
     model(batches()[0]).pow(2).mean().backward()
     for version in list(optimizer._versions.values()):
         version.job.result()
-    optimizer._on_worker(lambda: [r.square(optimizer._team) for r in optimizer._records.values()]).result()
+    optimizer._worker.submit(lambda: [r.square(optimizer._team) for r in optimizer._records.values()]).result()
     scale_of, gate = optimizer._scale_of, []
 
     def closing(active):
@@ -183,7 +183,7 @@ def test_an_update_that_failed_is_told_by_whoever_waits_for_it(make, storage):
     optimizer = make(OffloadAdamW, model, lr=1e-2, model=model, overlap=False)
     train(model, optimizer)
     model(batches()[0]).pow(2).mean().backward()
-    state, broken = optimizer._tiers[0].state, ferry.StorageError("the drive is gone")
+    state, broken = optimizer._masters.tiers[0].state, ferry.StorageError("the drive is gone")
 
     def fail(*_):
         raise broken

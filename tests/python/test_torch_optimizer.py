@@ -114,6 +114,34 @@ def test_where_the_state_lies_changes_no_bit(make, storage, name, dtype):
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.parametrize("name", ["in step", "kept", "small chunks", "nvme", "all nvme"])
+@pytest.mark.parametrize("kind", [OffloadAdamW, OffloadLion])
+def test_where_moments_of_16_bits_lie_changes_no_bit(make, storage, name, kind):
+    runs = []
+    for options in ({}, placed(name, storage)):
+        model = make_model(torch.bfloat16)
+        optimizer = make(kind, model, lr=1e-2, moments="bf16", **options)
+        runs.append((train(model, optimizer, dtype=torch.bfloat16), optimizer.state_dict()))
+    assert torch.equal(runs[0][0], runs[1][0])
+    for one, other in zip(runs[0][1]["state"].values(), runs[1][1]["state"].values()):
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_moments_of_16_bits_are_near_those_of_32_and_half_as_large(make):
+    runs = {}
+    for moments in ("fp32", "bf16"):
+        model = make_model()
+        start = weights_of(model)
+        optimizer = make(OffloadAdamW, model, lr=1e-3, moments=moments, overlap=False)
+        runs[moments] = train(model, optimizer, steps=50) - start, optimizer.stats.host_bytes, optimizer.state_dict()
+    (wide, wide_bytes, _), (narrow, narrow_bytes, state) = runs["fp32"], runs["bf16"]
+    assert 0 < (narrow - wide).norm() < 0.02 * wide.norm()
+    assert narrow_bytes < 0.75 * wide_bytes
+    for of_parameter in state["state"].values():  # exactly what is kept, in fp32
+        assert of_parameter["exp_avg"].dtype == torch.float32
+        assert torch.equal(of_parameter["exp_avg"].bfloat16().float(), of_parameter["exp_avg"])
+
+
 def test_a_budget_is_kept_to_the_byte(make, storage):
     optimizer = make(OffloadAdamW, make_model(), **placed("nvme", storage))
     assert 100_000 < optimizer.stats.host_bytes <= 120 << 10
@@ -475,18 +503,19 @@ def test_weights_that_the_program_changes_are_the_masters(make, dtype):
 
 # ---------------------------------------------------------------- saved state
 
-def resumed(make, storage, state_dict, model_state, name):
+def resumed(make, storage, state_dict, model_state, name, **options):
     model = make_model(torch.bfloat16)
     model.load_state_dict(model_state)
-    optimizer = make(OffloadAdamW, model, lr=1.0, **placed(name, storage))
+    optimizer = make(OffloadAdamW, model, lr=1.0, **placed(name, storage), **options)
     optimizer.load_state_dict(state_dict)
     return model, optimizer
 
 
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["host", "nvme"])
-def test_a_saved_state_goes_on_with_the_same_bits_anywhere(make, storage, tmp_path, name):
+def test_a_saved_state_goes_on_with_the_same_bits_anywhere(make, storage, tmp_path, name, moments):
     model, data = make_model(torch.bfloat16), Data(torch.bfloat16)
-    optimizer = make(OffloadAdamW, model, lr=1e-2)
+    optimizer = make(OffloadAdamW, model, lr=1e-2, moments=moments)
 
     def steps(model, optimizer, count):
         for _ in range(count):
@@ -499,7 +528,7 @@ def test_a_saved_state_goes_on_with_the_same_bits_anywhere(make, storage, tmp_pa
     steps(model, optimizer, 3)
     saved = torch.load(tmp_path / "run")
     data.generator.set_state(saved[2])
-    other, again = resumed(make, storage, saved[1], saved[0], name)
+    other, again = resumed(make, storage, saved[1], saved[0], name, moments=moments)
     assert again.param_groups[0]["lr"] == 1e-2
     steps(other, again, 3)
     assert torch.equal(weights_of(model), weights_of(other))
@@ -580,6 +609,7 @@ def parameter(*shape, **options):
     (lambda: OffloadAdamW([{"params": [parameter(3)], "amsgrad": True}]), "amsgrad"),
     (lambda: OffloadAdamW([parameter(3)], accumulation_steps=0), "accumulation_steps"),
     (lambda: OffloadAdamW([parameter(3)], host="a lot"), "a lot"),
+    (lambda: OffloadAdamW([parameter(3)], moments="fp16"), "fp16"),
     (lambda: OffloadAdamW([parameter(3, device="meta")]), "meta"),
     (lambda: OffloadAdamW([parameter(100_000)], host="1MB"), "does not fit|no room"),
     (lambda: OffloadAdamW([parameter(100_000)], host="300KB"), "no room"),

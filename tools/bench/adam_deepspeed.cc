@@ -51,7 +51,7 @@ std::vector<Row> compare_deepspeed(const AdamBench& what, const std::vector<Row>
     std::string reason = "the script printed nothing";
     for (const std::string& line : lines_of(command.str())) {
         const auto found = parse_json_if_it_is(line, {.where = script}).value_or(nlohmann::json());
-        if (!found.is_object()) continue;  // what a library says
+        if (!found.is_object()) continue;  // a line that some library printed
         reason = found.value("missing", "ferry's own row, in place from fp32, was not asked for");
         const Row* mine = in_place_fp32(ours, found.value("threads", 0));
         if (!mine) continue;

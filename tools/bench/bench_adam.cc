@@ -63,7 +63,7 @@ struct Buffers {
     }
     Array gradient, weight;
     std::vector<Array> state{};
-    std::vector<Array> scales{};  // of coded m and v
+    std::vector<Array> scales{};  // where m and v are coded
 };
 
 using Work = std::function<void()>;

@@ -87,7 +87,7 @@ std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks,
 }
 
 CommRates comm_rates(std::span<const Row> rows) {
-    constexpr double kLeast = 1e-6;  // of an overhead
+    constexpr double kLeast = 1e-6;  // the least overhead that is believed, in seconds
     const auto gathers = rows.first(rows.size() / 2);
     const auto [few, many] = std::ranges::minmax_element(gathers, {}, bytes_of);
     const double slope =

@@ -15,7 +15,7 @@ namespace ferry::tools {
 struct CommBench {
     std::vector<int64_t> sizes{};  // bytes of what is gathered, of all ranks together
     int rounds = 20;               // operations in a row, of which the time is taken
-    int repeats = 5;               // of that; the median counts
+    int repeats = 5;               // how often that is timed; the median counts
 };
 
 // Rows of all-gather and exchange at every size: bus bandwidth as nccl-tests defines it, the bytes

@@ -15,7 +15,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr int kRounds = 3;      // of a point, whose result is the median
+constexpr int kRounds = 3;      // runs of a point; its result is their median
 constexpr int kSustained = 4;   // times as long as a point
 constexpr int kCandidates = 3;  // settings tried: the best of the sweep, more rings, a backend
 // Settings that reach so much of the best bandwidth are good enough. Of those the one with the

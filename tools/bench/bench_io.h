@@ -82,7 +82,7 @@ struct IoResult {
     std::vector<IoPoint> points{};
     std::vector<IoSettings> settings{};  // one a path; empty unless read, write and mixed are known
     std::vector<std::string> left_out{};  // for want of room
-    std::optional<Error> ended_by{};      // what kept it from measuring the rest
+    std::optional<Error> ended_by{};      // why the rest was not measured
 };
 
 // Ends early, with what it has, when interrupted or when something fails. Throws Error where

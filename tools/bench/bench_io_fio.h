@@ -12,7 +12,7 @@ namespace ferry::tools {
 struct FioRows {
     std::vector<Row> rows{};
     std::vector<std::string> left_out{};  // for want of room
-    std::optional<Error> ended_by{};      // what kept it from measuring the rest
+    std::optional<Error> ended_by{};      // why the rest was not measured
 };
 
 // Rows of bandwidth and of CPU time for every access, block size and depth of the bench, each

@@ -16,7 +16,7 @@ struct Row {
     std::string unit{};
     double reference = 0;
     double ratio = 0;
-    std::vector<double> ratios{};                        // of each pair
+    std::vector<double> ratios{};                        // one for each pair
     std::vector<std::pair<std::string, double>> more{};  // further values, by name
 };
 

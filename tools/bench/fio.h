@@ -15,7 +15,7 @@ struct FioJob {
     std::vector<std::string> files{};  // exist and are written; dealt out to the jobs
     AccessPattern access{};
     int64_t block_bytes = kMiB;
-    int depth = 32;  // of each job
+    int depth = 32;  // requests that each job has under way
     int jobs = 1;
     bool direct = true;
     double seconds = 1.5;

@@ -58,7 +58,7 @@ struct RigOptions {
     std::vector<std::string> directories{};
     int64_t bytes_per_path = kGiB;
     int depth = 32;  // transfers in flight on each ring
-    int rings = 1;   // of each path
+    int rings = 1;   // rings for each path
     aio::BackendKind backend = aio::BackendKind::automatic;
     bool direct = true;
     int hashers = 1;  // threads that seal and verify; 1: the one that submits

@@ -1,7 +1,8 @@
 """ferry for PyTorch: optimizers whose state lies in host memory and on NVMe, and what else of a training may lie there."""
 
 from .activations import ActivationStats, offload_activations
-from .optimizer import OffloadAdam, OffloadAdamW, OffloadLion, OffloadOptimizer, OffloadSGD, Stats
+from .methods import OffloadAdam, OffloadAdamW, OffloadLion, OffloadSGD
+from .optimizer import OffloadOptimizer, Stats
 from .streaming import StreamedModel, StreamStats, stream_model
 from .tensor_store import NVMeTensorStore
 

@@ -18,14 +18,14 @@ class Resident:
     """`rows`: masters first and then each moment, as in a chunk. Its gradient stays in .grad until step(), and the
     numbers are those of every other place."""
 
-    def __init__(self, record: Record, moments: int) -> None:
+    def __init__(self, record: Record, moments: int, moment_type: torch.dtype) -> None:
         weights = record.weights
-        self.rows = torch.zeros(1 + moments, record.count, device=weights.device)
-        self.rows[0].copy_(weights.reshape(-1))
+        self.rows = [weights.reshape(-1).to(torch.float32, copy=True)]
+        self.rows += [torch.zeros(record.count, dtype=moment_type, device=weights.device) for _ in range(moments)]
 
     @staticmethod
-    def bytes_for(record: Record, moments: int) -> int:
-        return (1 + moments) * record.count * 4
+    def bytes_for(record: Record, moments: int, moment_type: torch.dtype) -> int:
+        return record.count * (4 + moments * moment_type.itemsize)
 
     def begin_square(self, gradient: torch.Tensor) -> Any:
         """Sums of squares on their way to the host: finish_square() waits for them."""
@@ -51,7 +51,7 @@ class Resident:
         with torch.cuda.device(weights.device):
             stream = torch.cuda.current_stream().cuda_stream
             update_on_stream(hyper, step, gradient.reshape(-1), self.rows[0], weight=into, gradient_scale=scale,
-                             stream=stream, **dict(zip(("m", "v"), self.rows[1:])))
+                             layer=record.index, stream=stream, **dict(zip(("m", "v"), self.rows[1:])))
         if into.data_ptr() != weights.data_ptr():
             weights.copy_(into.view(weights.shape))
 

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import dataclasses
 import math
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,15 +14,18 @@ from typing import Any
 
 import torch
 
-from .._core import Hyper, Team, clip_factor, update
+from .._core import Team, clip_factor
 from ..errors import error_of, message, usage
 from ..sizes import to_bytes
-from ..tiered_state import Chunk, Piece, TieredState
+from ..tiered_state import MOMENT_TYPES, Chunk, TieredState
 from ._departed import DepartedGradient
+from ._masters import Masters, Tier, chunks_of
 from ._modules import land_before_use
+from ._options import default_threads, name_of, refuse_options
 from ._records import Record, local
 from ._resident import Resident
 from ._transfers import Transfers
+from ._updates import Finish, Version, Work
 from ._worker import Worker
 
 
@@ -40,16 +42,6 @@ class Stats:
     nvme_bytes: int = 0
     norm: float = 0.0  # of the last step's gradient
     clip_factor: float = 1.0
-
-
-class _Tier:
-    """Parameters that were there at the same time: their state has one store."""
-
-    def __init__(self, records: list[Record], state: TieredState) -> None:
-        self.records, self.state = records, state
-        for chunk in state.chunks:
-            for piece in chunk.pieces:
-                records[piece.parameter].chunks.append((self, chunk))
 
 
 class _Home:
@@ -89,6 +81,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     keep_grads         with overlap: .grad keeps the gradient, and what changes it there counts
     model              step() does not wait for the end of the update: a module of this model waits for its own
                        weights when it is called, and synchronize() for all of them
+    moments            "fp32", or "bf16": half of their memory and traffic, rounded stochastically with random bits that
+                       follow from the element and the step alone (docs/numerics.md)
     gpu_state          so much of the state stays on the GPU of its parameters, in the order in which they are given:
                        those that are used first get their gradients last
     """
@@ -97,9 +91,13 @@ class OffloadOptimizer(torch.optim.Optimizer):
     _moments: tuple[str, ...] = ()
     _step_supports_amp_scaling = True  # GradScaler says by what to divide, and does not touch gradients
 
-    def __init__(self, params: Any, defaults: dict[str, Any], *, max_norm: float | None, host: int | str,
-                 nvme: Sequence[Any], overlap: bool, accumulation_steps: int, keep_grads: bool,
-                 model: torch.nn.Module | None, gpu_state: int | str, threads: int, chunk_elements: int | None) -> None:
+    def __init__(self, params: Any, defaults: dict[str, Any], *, max_norm: float | None = None,
+                 host: int | str = "40GiB", nvme: Sequence[Any] = (), overlap: bool = True, accumulation_steps: int = 1,
+                 keep_grads: bool = False, model: torch.nn.Module | None = None, gpu_state: int | str = 0,
+                 moments: str = "fp32", threads: int = 0, chunk_elements: int | None = None) -> None:
+        if moments not in MOMENT_TYPES:
+            raise usage("moments have no such type", measured=repr(moments), limit=" or ".join(map(repr, MOMENT_TYPES)))
+        self._moment_type = moments
         if accumulation_steps < 1:
             raise usage("accumulation_steps is too small", measured=accumulation_steps, limit="1 or more")
         self.max_norm, self.accumulation_steps, self.stats = max_norm, accumulation_steps, Stats()
@@ -108,48 +106,26 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._threads, self._chunk_elements = threads, chunk_elements
         self._transfers, self._worker = Transfers(), Worker()
         self._records: dict[torch.Tensor, Record] = {}
-        self._tiers: list[_Tier] = []
-        self._versions: dict[int, _Version] = {}  # by id(chunk): what was made of it ahead of step()
+        self._masters = Masters(self._moments, self._worker)
+        self._versions: dict[int, Version] = {}  # by id(chunk): what was made of it ahead of step()
         self._lock = threading.Lock()  # hooks may run on several threads
         self._accumulating, self._failed, self._built = False, "", False
         self._gradient_scale = 1.0  # of the last step, by GradScaler: likely of the next one too
         super().__init__(params, defaults)
-        self._team = Team(threads or self._default_threads())
+        self._team = Team(threads or default_threads(self.param_groups))
         self._built = True
         self._lands_late = model is not None
         self._adopt()
         hooks = land_before_use(model, self) if model is not None else []
-        self._closes = weakref.finalize(self, _close, self._worker, self._tiers, self._transfers, self._records, hooks)
-
-    def _default_threads(self) -> int:
-        """A thread a core. Where a GPU computes meanwhile, those that launch its work have two of them."""
-        cores = len(os.sched_getaffinity(0))
-        on_gpu = any(p.device.type == "cuda" for group in self.param_groups for p in group["params"])
-        return max(1, cores - 2) if on_gpu else cores
+        self._closes = weakref.finalize(self, _close, self._worker, self._masters.tiers, self._transfers, self._records, hooks)
 
     # ---- parameters
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._refuse_options()
+        refuse_options(self.param_groups)
         if self._built:
             self._adopt()
-
-    def _refuse_options(self) -> None:
-        for group in self.param_groups:
-            for option in ("amsgrad", "maximize", "differentiable", "dampening"):
-                if group.get(option):
-                    raise usage(f"{option} is not done", measured=group[option], limit=0)
-            for p in group["params"]:  # _adopt() makes its state as soon as it wants gradients
-                Record(-1, p, 0, self._name_of(p))
-
-    def _name_of(self, parameter: torch.Tensor) -> str:
-        for g, group in enumerate(self.param_groups):
-            for i, p in enumerate(group["params"]):
-                if p is parameter:
-                    names = group.get("param_names")
-                    return names[i] if names else f"parameter {i} of group {g}, shape {tuple(p.shape)}"
-        return "a parameter"
 
     def _adopt(self) -> None:
         """State for parameters that want gradients and have none: new ones, and those that were frozen."""
@@ -159,7 +135,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 if p in self._records:
                     self._records[p].group = g
                 elif p.requires_grad and local(p).numel() > 0:
-                    new.append(Record(len(self._records) + len(new), p, g, self._name_of(p)))
+                    new.append(Record(len(self._records) + len(new), p, g, name_of(self.param_groups, p)))
         if self._lands_late and any(r.is_sharded for r in new):
             raise usage("model= is for parameters that are not sharded", where=new[0].name, measured="DTensor",
                         remedy="leave model= out: FSDP gathers weights in hooks of its own")
@@ -171,11 +147,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
             raise error_of(3, "does not fit", message(
                 "host memory has no room for gradients and weights on their way", "", f"{fixed} bytes",
                 f"{self._host_left} bytes are left of `host`", "give more"))
-        state = TieredState([r.count for r in new], len(self._moments), host_bytes=self._host_left - fixed,
-                            nvme=self._nvme, speculative=self._overlap, chunk_elements=self._chunk_elements,
+        state = TieredState([r.count for r in new], len(self._moments), moment_type=self._moment_type,
+                            host_bytes=self._host_left - fixed, nvme=self._nvme, speculative=self._overlap, chunk_elements=self._chunk_elements,
                             threads=self._threads)
-        tier = _Tier(new, state)
-        self._tiers.append(tier)
+        tier = self._masters.add(new, state)
         speculative = {r.index for r in new if self._overlap and any(state.can_speculate(c) for _, c in r.chunks)}
         self._host_left -= self._transfers.reserve(new, speculative) + state.host_bytes
         self._count_bytes()
@@ -183,27 +158,27 @@ class OffloadOptimizer(torch.optim.Optimizer):
             self._records[r.parameter] = r
             if self._overlap:
                 self._hook(r)
-        for chunk in state.chunks:
-            self._on_worker(lambda c=chunk: state.write(c, lambda *rows: _begin(new, *rows), "overwrite")).result()
+        self._masters.begin(tier)
 
     def _keep_on_gpu(self, new: list[Record]) -> list[Record]:
         """Makes the state of those that gpu_state has room for, and returns the others."""
         others = []
+        moments = len(self._moments), torch.bfloat16 if self._moment_type == "bf16" else torch.float32
         for r in new:
-            size = Resident.bytes_for(r, len(self._moments))
+            size = Resident.bytes_for(r, *moments)
             if r.weights.device.type != "cuda" or size > self._gpu_left:
                 others.append(r)
                 continue
             self._gpu_left -= size
             self.stats.gpu_bytes += size
-            r.resident = Resident(r, len(self._moments))
+            r.resident = Resident(r, *moments)
             self._records[r.parameter] = r
         return others
 
     def _count_bytes(self) -> None:
-        self.stats.nvme_bytes = sum(tier.state.nvme_bytes for tier in self._tiers)
+        self.stats.nvme_bytes = self._masters.nvme_bytes
         staged = [*self._transfers.weights.values(), *self._transfers.gradients.values()]
-        self.stats.host_bytes = sum(tier.state.host_bytes for tier in self._tiers) + sum(t.nbytes for t in staged)
+        self.stats.host_bytes = self._masters.host_bytes + sum(t.nbytes for t in staged)
 
     def _hook(self, record: Record) -> None:
         me = weakref.ref(self)
@@ -247,7 +222,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         it in .grad."""
         record = self._records.get(parameter)
         if record is None or record.resident is not None or not self._overlap or self._keep:
-            raise usage("a gradient arrives that no update waits for", where=self._name_of(parameter),
+            raise usage("a gradient arrives that no update waits for", where=name_of(self.param_groups, parameter),
                         measured="no state of its own" if record is None else "overlap=False, keep_grads or gpu_state",
                         limit="parameters of this optimizer, with overlap")
         self._before_arrival(record)
@@ -300,8 +275,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 if id(chunk) in self._versions or any(r.arrivals < self.accumulation_steps for r in records):
                     continue
                 key = self._key(chunk, records, self._gradient_scale)
-                work = _Work(self, self._gradient_scale, {r.index: r for r in records})
-                version = self._versions[id(chunk)] = _Version(tier, chunk, key, work)
+                work = Work(self, self._gradient_scale, {r.index: r for r in records})
+                version = self._versions[id(chunk)] = Version(tier, chunk, key, work)
                 self._worker.make_ahead(version)
 
     def _withdraw(self, record: Record) -> None:
@@ -318,9 +293,6 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """Everything that an update's numbers follow from."""
         return scale, [(r.index, r.generation, r.version, self._step_of(r), self._constants(self.param_groups[r.group]))
                        for r in records]
-
-    def _on_worker(self, job: Callable[[], Any]) -> concurrent.futures.Future[Any]:
-        return self._worker.submit(job)
 
     # ---- step
 
@@ -345,8 +317,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._take_over_weights()
         scale = self._scale_of(active)
         try:
-            for tier in self._tiers:
-                tier.state.check()
+            self._masters.check()
             self._update_all(active, scale)
         except Exception as error:
             self._failed = str(error)
@@ -379,21 +350,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def _take_over_weights(self) -> None:
         """Weights that were changed by somebody else are the master's from now on."""
-        changed = {r.index: r for r in self._records.values() if r.weights._version != r.version}
-        for r in changed.values():
+        changed = [r for r in self._records.values() if r.weights._version != r.version]
+        for r in changed:
             self._withdraw(r)
-            if r.resident is not None:
-                r.resident.take_over(r)
-
-        def apply(tier: _Tier, piece: Piece, _: Any, new: Any) -> None:
-            r = tier.records[piece.parameter]
-            if r.index in changed:
-                ours, theirs = torch.from_numpy(new[0]), _host_part(r, piece)
-                ours.copy_(torch.where(ours.to(theirs.dtype) == theirs, ours, theirs.float()))
-
-        for tier, chunk in self._chunks_of(list(changed.values())):
-            self._on_worker(lambda t=tier, c=chunk: t.state.write(c, lambda *rows: apply(t, *rows))).result()
-        for r in changed.values():
+        self._masters.take_over(changed)
+        for r in changed:
             r.version = r.weights._version
 
     def _scale_of(self, active: list[Record]) -> float:
@@ -404,7 +365,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         for r in active:
             r.wait()  # here: the worker makes updates meanwhile
         missing = [r for r in active if r.resident is None and not r.has_square]
-        self._on_worker(lambda: [r.square(self._team) for r in missing]).result()
+        self._worker.submit(lambda: [r.square(self._team) for r in missing]).result()
         squares = [r.square(self._team) if r.resident is None else r.resident.finish_square(begun[r.index]) for r in active]
         norm = math.sqrt(self._sum_over_ranks(sum(squares), active)) * self._gradient_scale
         if not math.isfinite(norm):
@@ -427,30 +388,26 @@ class OffloadOptimizer(torch.optim.Optimizer):
         torch.distributed.all_reduce(total, group=mesh.get_group())
         return float(total)
 
-    def _chunks_of(self, records: list[Record]) -> list[tuple[_Tier, Chunk]]:
-        found = {id(chunk): (tier, chunk) for r in records for tier, chunk in r.chunks}
-        return list(found.values())
-
     def _update_all(self, active: list[Record], scale: float) -> None:
-        work = _Work(self, scale, {r.index: r for r in active if r.resident is None})
+        work = Work(self, scale, {r.index: r for r in active if r.resident is None})
         work.after = Transfers.now(list(work.records.values()))
         for r in active:
             if r.resident is not None:
                 assert r.parameter.grad is not None
                 r.resident.update(r, local(r.parameter.grad), work.hypers[r.group], self._step_of(r) + 1, scale)
         committed, others = [], []
-        for tier, chunk in self._chunks_of(list(work.records.values())):
+        for tier, chunk in chunks_of(list(work.records.values())):
             version = self._versions.pop(id(chunk), None)
             if version is None or self._worker.take_back(version):
-                others.append(_Finish(work, tier, chunk))
+                others.append(Finish(work, tier, chunk))
             else:
                 records = [tier.records[piece.parameter] for piece in chunk.pieces]
-                committed.append(_Finish(work, tier, chunk, version, self._key(chunk, records, scale)))
+                committed.append(Finish(work, tier, chunk, version, self._key(chunk, records, scale)))
         for i, finish in enumerate(others):
             finish.next_ones = others[i + 1:i + 3]
-        self._on_worker(self._transfers.wait_until_sent)
+        self._worker.submit(self._transfers.wait_until_sent)
         for finish in committed + others:
-            job = self._on_worker(finish)
+            job = self._worker.submit(finish)
             for r in finish.records():
                 r.landing.append(job)
         for r in active:
@@ -499,28 +456,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         try:
             for r in self._records.values():
                 if r.parameter in self.state:
-                    self.state[r.parameter].update(self._read(r))
+                    self.state[r.parameter].update(self._masters.read(r))
             return super().state_dict()
         finally:
             self.state.clear()
             self.state.update(steps)
-
-    def _read(self, record: Record) -> dict[str, torch.Tensor]:
-        rows = torch.empty(1 + len(self._moments), record.count)
-        if record.resident is not None:
-            rows.copy_(record.resident.rows)
-
-        def apply(tier: _Tier, piece: Piece, values: Any) -> None:
-            if tier.records[piece.parameter] is record:
-                rows[:, piece.start:piece.start + piece.count] = torch.from_numpy(values.copy())
-
-        for tier, chunk in record.chunks:
-            self._on_worker(lambda t=tier, c=chunk: t.state.read(c, lambda *rows: apply(t, *rows))).result()
-        weights = record.weights
-        found = {name: rows[1 + i].view(weights.shape) for i, name in enumerate(self._moments)}
-        if weights.dtype != torch.float32:
-            found["master"] = rows[0].view(weights.shape)
-        return {name: _like(record.parameter, value) for name, value in found.items()}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -530,42 +470,19 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self.synchronize()
         self.zero_grad()
         super().load_state_dict({"state": {}, "param_groups": groups})
-        self._refuse_options()
+        refuse_options(self.param_groups)
         self._adopt()
         numbers = [number for group in groups for number in group["params"]]
         mine = [p for group in self.param_groups for p in group["params"]]
         self.state.clear()
         given = {p: loaded[number] for number, p in zip(numbers, mine) if number in loaded}
-        for tier in self._tiers:
-            for chunk in tier.state.chunks:
-                self._on_worker(lambda t=tier, c=chunk: t.state.write(c, lambda *rows: self._load(t, given, *rows))).result()
-        for r in self._records.values():
-            if r.resident is not None:
-                whole = Piece(r.index, 0, r.count, 0)
-                self._load_piece(r, given, whole, r.resident.rows)
+        self._masters.load(given, [r for r in self._records.values() if r.resident is not None])
         for p, values in given.items():
             if p in self._records:
                 self.state[p] = {"step": torch.tensor(float(values["step"] if "step" in values else 1))}
         for r in self._records.values():
             r.version = r.weights._version
         self._failed = ""
-
-    def _load(self, tier: _Tier, given: dict[torch.Tensor, Any], piece: Piece, _: Any, new: Any) -> None:
-        self._load_piece(tier.records[piece.parameter], given, piece, torch.from_numpy(new))
-
-    def _load_piece(self, r: Record, given: dict[torch.Tensor, Any], piece: Piece, rows: torch.Tensor) -> None:
-        values = given.get(r.parameter, {})
-        for row, name in enumerate(("master", *self._moments)):
-            value = values.get(name)
-            if value is not None and local(value).numel() != r.count:
-                raise usage(f"{name} has another size than its parameter", where=r.name,
-                            measured=tuple(value.shape), limit=tuple(r.weights.shape))
-            if value is not None:
-                rows[row].copy_(local(value).reshape(-1)[piece.start:piece.start + piece.count])
-            elif row == 0:
-                rows[row].copy_(_host_part(r, piece))
-            else:
-                rows[row].zero_()
 
     def close(self) -> None:
         """Gives back memory, files and hooks. Gradients that have left are gone."""
@@ -576,144 +493,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._closes()
 
 
-class _Work:
-    """The numbers of an update: what it needs is what was there when it was asked for."""
-
-    def __init__(self, optimizer: OffloadOptimizer, scale: float, records: dict[int, Record]) -> None:
-        self.optimizer, self.scale, self.records = optimizer, scale, records
-        self.transfers, self.team, self.stats = optimizer._transfers, optimizer._team, optimizer.stats
-        self.hypers = {g: Hyper(optimizer.method, **optimizer._constants(group))
-                       for g, group in enumerate(optimizer.param_groups)}
-        self.given = {index: (r.gradient, optimizer._step_of(r) + 1) for index, r in records.items()}
-        self.left = {index: r.count for index, r in records.items()}  # elements without new weights yet
-        self.after: dict[torch.device, Any] = {}  # events: weights may change on their GPU
-
-    def apply(self, tier: _Tier, speculative: bool) -> Callable[[Piece, Any, Any], None]:
-        def one(piece: Piece, old: Any, new: Any) -> None:
-            r = tier.records[piece.parameter]
-            if r.index not in self.records:
-                return
-            gradient, step = self.given[r.index]
-            assert gradient is not None
-            here = slice(piece.start, piece.start + piece.count)
-            weight = self.transfers.target(r, speculative)[here]
-            moments = dict(zip(("m", "v"), new[1:])) | dict(zip(("m_in", "v_in"), old[1:]))
-            update(self.hypers[r.group], step, gradient[here], new[0], weight=weight, p_in=old[0],
-                   gradient_scale=self.scale, team=self.team, **moments)
-
-        return one
-
-
-@dataclasses.dataclass(eq=False)
-class _Version:
-    """Of a chunk, made ahead of step()."""
-
-    tier: _Tier
-    chunk: Chunk
-    key: Any
-    work: _Work
-    job: Any = None
-
-    def _pieces(self) -> Iterator[tuple[Record, int]]:
-        for piece in self.chunk.pieces:
-            yield self.tier.records[piece.parameter], piece.start + piece.count
-
-    def has_arrived(self) -> bool:
-        return all(r.has_arrived(stop) for r, stop in self._pieces())
-
-    def wait(self) -> None:
-        for r, stop in self._pieces():
-            r.wait(stop)
-
-    def make(self) -> None:
-        self.work.transfers.wait_until_sent()
-        for piece in self.chunk.pieces:
-            r = self.tier.records[piece.parameter]
-            if piece.count == r.count:  # of a larger one step() makes it
-                r.square(self.work.team)
-        self.tier.state.speculate(self.chunk, self.work.apply(self.tier, speculative=True))
-
-
-@dataclasses.dataclass(eq=False)
-class _Finish:
-    """The job that ends a chunk's update: the version made ahead of step() stands, or it is made now. Returns what
-    tells that the weights are there: a device and an event for each."""
-
-    work: _Work
-    tier: _Tier
-    chunk: Chunk
-    version: _Version | None = None
-    key: Any = None
-    next_ones: list[_Finish] = dataclasses.field(default_factory=list)
-
-    def records(self) -> list[Record]:
-        records = [self.tier.records[piece.parameter] for piece in self.chunk.pieces]
-        return [r for r in records if r.index in self.work.records]
-
-    def __call__(self) -> list[tuple[torch.device, Any]]:
-        try:
-            commits = self._commits()
-            if not commits:
-                self._update()
-            return self._send(commits)
-        except BaseException as error:
-            self.work.optimizer._failed = str(error)
-            raise
-
-    def _commits(self) -> bool:
-        if self.version is None:
-            return False
-        if self.version.job.exception() is None and self.version.key == self.key:
-            self.tier.state.commit(self.chunk)
-            self.work.stats.updates_committed += 1
-            return True
-        self.tier.state.roll_back(self.chunk)
-        self.work.stats.updates_rolled_back += 1
-        return False
-
-    def _update(self) -> None:
-        for later in self.next_ones:
-            later.tier.state.prefetch([later.chunk])
-        self.tier.state.write(self.chunk, self.work.apply(self.tier, speculative=False))
-        self.work.stats.updates_in_step += 1
-
-    def _send(self, committed: bool) -> list[tuple[torch.device, Any]]:
-        sent = []
-        for piece in self.chunk.pieces:
-            r = self.tier.records[piece.parameter]
-            if r.index not in self.work.records:
-                continue
-            self.work.left[r.index] -= piece.count
-            if not committed and Transfers.is_direct(r.weights):
-                continue
-            if r.weights.is_contiguous() or self.work.left[r.index] == 0:
-                # What is made now may be needed before what was made ahead.
-                event = self.work.transfers.send(r, piece.start, piece.count, self.work.after,
-                                                 "weights" if committed else "late weights")
-                if event is not None:
-                    sent.append((r.weights.device, event))
-        return sent
-
-
-def _begin(records: list[Record], piece: Piece, _: Any, new: Any) -> None:
-    torch.from_numpy(new[0]).copy_(_host_part(records[piece.parameter], piece))
-    new[1:] = 0
-
-
-def _host_part(record: Record, piece: Piece) -> torch.Tensor:
-    return record.weights.reshape(-1)[piece.start:piece.start + piece.count].cpu()
-
-
-def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A shard's values as the DTensor that the parameter is, for torch.distributed.checkpoint."""
-    if not hasattr(parameter, "device_mesh"):
-        return value
-    from torch.distributed.tensor import DTensor
-    return DTensor.from_local(value.to(parameter.device), parameter.device_mesh, parameter.placements,
-                              shape=parameter.shape, stride=parameter.stride(), run_check=False)
-
-
-def _close(worker: Worker, tiers: list[_Tier], transfers: Transfers, records: dict[torch.Tensor, Record],
+def _close(worker: Worker, tiers: list[Tier], transfers: Transfers, records: dict[torch.Tensor, Record],
            hooks: list[Any]) -> None:
     worker.shutdown(wait=False)  # it may run here; jobs there are none, for they hold the optimizer
     for hook in hooks:
@@ -726,70 +506,3 @@ def _close(worker: Worker, tiers: list[_Tier], transfers: Transfers, records: di
     for tier in tiers:
         tier.state.close()
     transfers.close()
-
-
-class OffloadAdamW(OffloadOptimizer):
-    """torch.optim.AdamW on fp32 masters."""
-
-    method = "adamw"
-    _moments = ("exp_avg", "exp_avg_sq")
-
-    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 1e-2, *, max_norm: float | None = None, host: int | str = "40GiB",
-                 nvme: Sequence[Any] = (), overlap: bool = True, accumulation_steps: int = 1, keep_grads: bool = False,
-                 model: torch.nn.Module | None = None, gpu_state: int | str = 0, threads: int = 0,
-                 chunk_elements: int | None = None) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, max_norm=max_norm,
-                         host=host, nvme=nvme, overlap=overlap, accumulation_steps=accumulation_steps,
-                         keep_grads=keep_grads, model=model, gpu_state=gpu_state, threads=threads,
-                         chunk_elements=chunk_elements)
-
-    def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
-        beta1, beta2 = group["betas"]
-        return {"lr": float(group["lr"]), "beta1": float(beta1), "beta2": float(beta2), "eps": group["eps"],
-                "weight_decay": group["weight_decay"]}
-
-
-class OffloadAdam(OffloadAdamW):
-    """torch.optim.Adam on fp32 masters: weight_decay is a term of the gradient."""
-
-    method = "adam"
-
-    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.0, **options: Any) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, **options)
-
-
-class OffloadLion(OffloadOptimizer):
-    """Lion (Chen et al. 2023) on fp32 masters."""
-
-    method = "lion"
-    _moments = ("exp_avg",)
-
-    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0,
-                 **options: Any) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, **{**_OPTIONS, **options})
-
-    def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
-        beta1, beta2 = group["betas"]
-        return {"lr": float(group["lr"]), "beta1": float(beta1), "beta2": float(beta2), "weight_decay": group["weight_decay"]}
-
-
-class OffloadSGD(OffloadOptimizer):
-    """torch.optim.SGD on fp32 masters; dampening is not done."""
-
-    method = "sgd"
-    _moments = ("momentum_buffer",)
-
-    def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0, *,
-                 nesterov: bool = False, **options: Any) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov},
-                         **{**_OPTIONS, **options})
-
-    def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
-        return {"lr": float(group["lr"]), "momentum": group["momentum"], "weight_decay": group["weight_decay"],
-                "nesterov": group["nesterov"]}
-
-
-_OPTIONS: dict[str, Any] = {"max_norm": None, "host": "40GiB", "nvme": (), "overlap": True, "accumulation_steps": 1,
-                            "keep_grads": False, "model": None, "gpu_state": 0, "threads": 0, "chunk_elements": None}

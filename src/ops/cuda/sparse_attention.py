@@ -118,11 +118,11 @@ def attend(sums, total, top, queries, k, v, entries, begin, whole, whole_end, en
     return sums, total, top
 
 
-@triton.jit(do_not_specialize=SIZES)
-def forward(q, k, v, out, lse, spans, order, entries, low_of, q_ld, k_ld, v_ld, out_ld, heads, kv_heads, layouts,
-            sequence, head_dim, blocks, early, section, own_shift, step_shift, scale_log2, OWN: tl.constexpr,
-            STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr):
-    """A program a tile of OWN queries of one head of one sequence."""
+@triton.jit
+def query_tile(spans, order, low_of, heads, kv_heads, layouts, sequence, blocks, early, section, own_shift,
+               OWN: tl.constexpr):
+    """The OWN queries that a program works for: their head, the first row, the borders of their block, and each
+    query's `low`."""
     rank, turn = turn_of(early << own_shift, section, blocks << own_shift)
     batch, head = turn // heads, turn % heads
     kv_head = head // (heads // kv_heads)
@@ -133,6 +133,16 @@ def forward(q, k, v, out, lse, spans, order, entries, low_of, q_ld, k_ld, v_ld, 
     query = row + tl.arange(0, OWN)
     inside = query < sequence
     low = tl.load(low_of + batch * sequence + query, mask=inside, other=0)
+    return turn, batch, head, kv_head, row, begin, whole, whole_end, end, query, inside, low
+
+
+@triton.jit(do_not_specialize=SIZES)
+def forward(q, k, v, out, lse, spans, order, entries, low_of, q_ld, k_ld, v_ld, out_ld, heads, kv_heads, layouts,
+            sequence, head_dim, blocks, early, section, own_shift, step_shift, scale_log2, OWN: tl.constexpr,
+            STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr):
+    """A program a tile of OWN queries of one head of one sequence."""
+    turn, batch, head, kv_head, row, begin, whole, whole_end, end, query, inside, low = query_tile(
+        spans, order, low_of, heads, kv_heads, layouts, sequence, blocks, early, section, own_shift, OWN)
     queries = own_tile(q, row, batch, head, q_ld, sequence, head_dim, OWN, D, TMA)
     sums = tl.zeros([OWN, D], tl.float32)
     total = tl.zeros([OWN], tl.float32)
@@ -170,16 +180,8 @@ def backward_queries(q, k, v, dout, lse, delta, dq, spans, order, entries, low_o
                      heads, kv_heads, layouts, sequence, head_dim, blocks, early, section, own_shift, step_shift,
                      scale_log2, OWN: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr):
     """A program a tile of OWN queries of one head of one sequence."""
-    rank, turn = turn_of(early << own_shift, section, blocks << own_shift)
-    batch, head = turn // heads, turn % heads
-    kv_head = head // (heads // kv_heads)
-    first_list = (batch * layouts + head % layouts) * blocks
-    block = tl.load(order + first_list + (rank >> own_shift))
-    row = ((block << own_shift) + (rank & ((1 << own_shift) - 1))) * OWN
-    begin, whole, whole_end, end = span_of(spans, first_list + block)
-    query = row + tl.arange(0, OWN)
-    inside = query < sequence
-    low = tl.load(low_of + batch * sequence + query, mask=inside, other=0)
+    turn, batch, head, kv_head, row, begin, whole, whole_end, end, query, inside, low = query_tile(
+        spans, order, low_of, heads, kv_heads, layouts, sequence, blocks, early, section, own_shift, OWN)
     at = turn.to(tl.int64) * sequence + query
     lse_of = tl.load(lse + at, mask=inside, other=0.0) * LOG2E
     delta_of = tl.load(delta + at, mask=inside, other=0.0)

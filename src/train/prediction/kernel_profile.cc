@@ -34,7 +34,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 struct Plans {
-    Plan run{}, buffers{};  // of a step, and the same buffers with nothing else
+    Plan run{}, buffers{};  // a step's plan, and one of the same buffers alone
 };
 
 Plans plans_of(const Config& config) {
@@ -51,7 +51,7 @@ struct Kernel {
     swap::Call call{};
     int64_t count = 0;
     std::vector<OpCall> calls{};
-    std::vector<std::vector<double>> seconds{};  // of each call
+    std::vector<std::vector<double>> seconds{};  // by call: one a round
 };
 
 double median_of(std::vector<double> values) {

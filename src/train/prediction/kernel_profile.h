@@ -11,17 +11,17 @@
 namespace ferry::train {
 
 struct ProfiledOp {
-    std::string kernel{};  // of the step's, as KernelTimes names it
+    std::string kernel{};  // the step's kernel, as KernelTimes names it
     ops::OpCall call{};    // its seconds: the median over rounds, of one call
-    int64_t calls = 0;     // of a step
+    int64_t calls = 0;     // in a step
 };
 
 struct KernelProfile {
     std::vector<ProfiledOp> ops{};   // in the order in which a step first calls them
-    double product_flops_per_s = 0;  // of one large product in the compute type; 0: not known
-    double copy_bytes_per_s = 0;     // of a large copy within the device's memory, read and written
-    std::string device{};            // "cuda sm_90"
-    int64_t tokens = 0;              // of a step
+    double product_flops_per_s = 0;  // one large product's in the compute type; 0: not known
+    double copy_bytes_per_s = 0;  // one large copy's within the device's memory, reads and writes
+    std::string device{};         // "cuda sm_90"
+    int64_t tokens = 0;           // in a step
     int64_t attention_saved = 0, mlp_saved = 0;  // blocks that do not compute it again
 };
 

@@ -74,8 +74,8 @@ double time_device_copies(const Bench& on);
 // Bytes of state, gradients and weights that a step's updates go over, wherever they live.
 int64_t updated_bytes(const planner::Plan& plan);
 struct UpdateRates {
-    double bytes_per_s = 0;  // of memory, beside the overhead
-    double overhead_s = 0;   // of each update
+    double bytes_per_s = 0;  // rate over memory, beside the overhead
+    double overhead_s = 0;   // each update's
     double out_of_place = 1;
 };
 // The optimizer's update of one chunk after another, on memory of its own: `working_bytes` or

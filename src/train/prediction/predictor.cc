@@ -17,7 +17,7 @@
 #include "train/from_config.h"
 #include "train/loader_of.h"
 #include "train/model_of.h"
-#include "train/ranks.h"
+#include "train/rank_share.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
@@ -156,7 +156,7 @@ public:
             longer.plan(request_of(config));
             return true;
         } catch (const Error& error) {
-            // What the model or a layout does not take: a longer one it takes no more.
+            // The model or a layout refuses this length; it refuses longer ones too.
             if (error.trouble() == Trouble::does_not_fit || error.trouble() == Trouble::usage)
                 return false;
             throw;
@@ -269,9 +269,9 @@ private:
     const World world_;
     const decltype(RankCount::gpu) gpu_;
     const zero::Partition partition_;
-    const Config config_;  // of the run
+    const Config config_;  // the whole run's
     const std::optional<AbsentDevice> absent_;
-    Team team_{1};  // of operations that only say how much scratch they need
+    Team team_{1};  // for operations that only say how much scratch they need
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<ops::Ops> ops_;

@@ -34,7 +34,7 @@ struct StateShares {
 };
 
 struct Prediction {
-    swap::Schedule schedule{};  // of a step among many
+    swap::Schedule schedule{};  // a step's, with steps before and after it
     swap::Timeline timeline{};  // its `step_seconds` is the prediction
     bool speculative = false;   // speculative updates that are committed; else none
     std::vector<LinkPrediction> links{};
@@ -65,14 +65,14 @@ constexpr int64_t kSequenceUnit = 1024, kSequenceMost = int64_t{1} << 20;
 // Refuses tokens that a run would refuse by the header of their file, so that planning reads no
 // tokens. False: there is no such file yet.
 bool check_token_header(const Config& config);
-// What is left of the causal mask where attention has a pattern; empty: it has none.
+// The part of the causal mask that a pattern of attention leaves.
 struct PatternShare {
     std::string name{};
     int64_t block = 0;                // tokens
     int64_t layers = 0, layouts = 0;  // that have it; of a layer: 1, or one a query head
-    double pairs = 1;                 // of query and key, of the causal mask's, in those layers
+    double pairs = 1;                 // the part of the causal mask's pairs that those layers see
     double blocks = 1;                // the same of blocks
-    std::shared_ptr<const ops::BlockLists> lists{};  // of the first of them
+    std::shared_ptr<const ops::BlockLists> lists{};  // the first of these layers'
 };
 std::optional<PatternShare> pattern_share(const Config& config);
 // Refuses reserved cores that a run on this machine would refuse.
@@ -81,7 +81,7 @@ void check_reserved_cores(const Config& config);
 // The ranks of a run: how many there are, and how many of them share a host.
 struct RankCount {
     int ranks = 1, on_a_host = 1;
-    int gpu = 0;  // of this one's host: which it opens
+    int gpu = 0;  // the GPU of its host that this rank opens
 };
 
 // A device of another machine, as that one's measurements describe it. 0: not known.
@@ -89,8 +89,8 @@ struct AbsentDevice {
     std::string architecture{};  // "cuda sm_90"
     int64_t memory_bytes = 0;    // that a process can have of it, all told
     planner::DeviceNeeds needs{};
-    int threads = 1;            // of the team beside it
-    cost::KernelsOf kernels{};  // of the model there; of none: not known
+    int threads = 1;            // threads of the team beside it
+    cost::KernelsOf kernels{};  // times of the model there; none: not known
 };
 
 // Plans one model on one device again and again, with other budgets, and says what a step would

@@ -25,7 +25,7 @@ using planner::Plan;
 
 namespace {
 
-constexpr double kForwardPart = 0.25;  // of a block's time: backward recomputes
+constexpr double kForwardPart = 0.25;  // forward's part of a block's time: backward recomputes
 
 // One segment each, as a block's matrices are; embedding and head as small as a layer can be.
 std::vector<model::Layer> layers_for(const RehearsalOptions& options) {
@@ -294,7 +294,7 @@ private:
 
     // Positive numbers of one size in any type: state wherever p, m and v are cut out of them.
     void fill_words(std::span<std::byte> host) {
-        constexpr int64_t kPart = 64 * kKiB;  // of words, a thread's at a time
+        constexpr int64_t kPart = 64 * kKiB;  // bytes that a thread fills at a time
         auto* words = reinterpret_cast<uint32_t*>(host.data());
         const int64_t count = std::ssize(host) / 4;
         stack_.teams().all().parallel(ceil_div(count, kPart), [&](int64_t part) {

@@ -24,7 +24,7 @@ constexpr int kPasses = 4;
 struct RehearsalOptions {
     int64_t parameters = 0;      // rounded up to 4,096 in each layer
     int64_t layers = 8;          // blocks, alike
-    double compute_seconds = 0;  // of a step: a quarter forward, the rest backward
+    double compute_seconds = 0;  // a step's: a quarter forward, the rest backward
 };
 
 struct PassReport {

@@ -18,7 +18,7 @@ std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& tea
 // Operations that give each block's activations that can be saved, of a micro-batch: of attention
 // with the keys that a query sees.
 model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder);
-model::OfSaved<double> most_saved_flops(const model::Decoder& decoder);  // of a block
+model::OfSaved<double> most_saved_flops(const model::Decoder& decoder);  // the most of any block
 model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder);
 // Bytes that this process will hold on a GPU beside its arena: as measured now, with room for
 // kernels that are loaded at their first call. 0 on the CPU device.

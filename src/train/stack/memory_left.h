@@ -12,8 +12,8 @@ namespace ferry::train {
 // the run later.
 planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
                             const Device& device);
-// What the run may take beside its plan: of budgets.host and of the machine, of which a part stays
-// free for pages of files.
+// The memory that the run may take beside its plan, within budgets.host and what the machine has
+// left. A part of the machine's stays free for pages of files.
 int64_t memory_beside(const planner::Plan& plan, const Config& config, const Topology& machine,
                       const Device& device);
 // The machine with what is left of its memory by now, beside what the run still needs: for

@@ -24,7 +24,7 @@ public:
             log_info(fmt::format("{}: {} in {:.1f} s", stage, format_bytes(bytes), seconds()));
         next();
     }
-    double seconds() const { return seconds_since(began_); }  // of this stage
+    double seconds() const { return seconds_since(began_); }  // since this stage began
     void next() { began_ = said_ = executor_.now(); }
 
 private:

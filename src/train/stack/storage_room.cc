@@ -35,7 +35,7 @@ struct Room {
 
 // Not known, as on ramfs or of a path that opening will refuse: as much as anybody asks for.
 Room room_at(const std::string& path) {
-    constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max() / 1024;  // of paths
+    constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max() / 1024;  // sums fit
     struct stat status {};
     struct statvfs room {};
     if (::stat(path.c_str(), &status) != 0 || ::statvfs(path.c_str(), &room) != 0)

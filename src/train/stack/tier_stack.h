@@ -41,7 +41,7 @@ class TierStack {
 public:
     // Borrowed: all of it outlives the stack.
     struct Ground {
-        const Config& config;  // of this rank
+        const Config& config;  // this rank's
         Executor& executor;
         Device& device;
         Topology machine{};  // that this rank may use

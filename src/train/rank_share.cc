@@ -1,6 +1,5 @@
-#include "ranks.h"
+#include "rank_share.h"
 
-#include <dlfcn.h>
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
@@ -8,14 +7,10 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 
 #include "base/checksum.h"
 #include "base/log.h"
-#include "outcome.h"
-#include "schedules.h"
 #include "train/stack/volume_options.h"
 
 namespace ferry::train {
@@ -46,25 +41,6 @@ void check_batch(int64_t all, std::optional<int64_t> groups, int ranks) {
     }
 }
 
-std::string hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
-template <class Values>
-uint64_t hash_of(const Values& values) {
-    return checksum(std::as_bytes(std::span(values)));
-}
-
-// The hash of the file that this code was loaded from: another build may round otherwise, or know
-// other keys.
-std::string program_hash() {
-    static const char kHere = 0;
-    Dl_info loaded{};
-    if (::dladdr(&kHere, &loaded) == 0) return "";
-    // A program has the name that it was called by; where it lies the kernel knows.
-    const bool is_program = std::string_view(loaded.dli_fname) == program_invocation_name;
-    std::ifstream file(is_program ? "/proc/self/exe" : loaded.dli_fname, std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>(file), {});
-    return hex(hash_of(bytes));
-}
-
 // Launchers bind ranks to a core or a socket unless told otherwise. `sharing`: ranks that see the
 // same cores as this one.
 void warn_of_binding(const Topology& machine, int sharing, const comm::Communicator& ranks) {
@@ -80,27 +56,6 @@ void warn_of_binding(const Topology& machine, int sharing, const comm::Communica
         sharing > 1 ? fmt::format(" and {} more", sharing - 1) : "", seen, machine.host_cores,
         ranks.local_size()));
 }
-
-void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
-    const auto refuse = [](const char* measured, const char* remedy) {
-        throw Error(Trouble::usage, {.what = "ranks by an NCCL unique id cannot be used here",
-                                     .where = "Runtime::nccl",
-                                     .measured = measured,
-                                     .remedy = remedy});
-    };
-    if (others) refuse("Runtime::ranks is given as well", "give one of the two");
-    if (kind != DeviceKind::cuda)
-        refuse("device is \"cpu\"", "set device to \"cuda\", or give Runtime::ranks");
-    if (gpu < 0) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
-    if (ranks.rank < 0 || ranks.rank >= ranks.size)
-        refuse("numbers that contradict each other", "see train::NcclRanks");
-}
-
-}  // namespace
-
-// ---------------------------------------------------------------- shares
-
-namespace {
 
 BudgetConfig budgets_of_rank(BudgetConfig budgets, const World& world) {
     budgets.host_bytes = share_of(budgets.host_bytes, world.local_ranks);
@@ -191,84 +146,13 @@ RankDirectories::~RankDirectories() {
     for (const std::string& path : made_) ::rmdir(path.c_str());
 }
 
-int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor) {
-    if (!ranks || config.device != DeviceKind::cuda) return 0;
-    return comm::gpu_of_rank(*ranks, executor);
-}
-
-namespace {
-
-// This rank's GPU. What keeps one rank's from opening often keeps all of them. So every rank tries
-// before any gives up, and each ends with its own error instead of the news of another's.
-std::unique_ptr<Device> open_gpu(int gpu, comm::Communicator* ranks, Executor& executor) {
-    const auto wait_for_all = [&] {
-        if (ranks) gather(*ranks, executor, char{}, "the GPUs that open");
-    };
-    std::unique_ptr<Device> device;
-    try {
-        device = Device::open(DeviceKind::cuda, executor, gpu);
-    } catch (...) {
-        try {
-            wait_for_all();
-        } catch (const Error&) {
-            // This rank's own error says more.
-        }
-        throw;
-    }
-    wait_for_all();
-    return device;
-}
-
-}  // namespace
-
-MetRanks::MetRanks() noexcept = default;
-MetRanks::MetRanks(std::unique_ptr<comm::Communicator> met) noexcept
-    : communicator(std::move(met)) {}
-MetRanks::MetRanks(MetRanks&&) noexcept = default;
-MetRanks& MetRanks::operator=(MetRanks&&) noexcept = default;
-MetRanks::~MetRanks() = default;
-
-void ComputeContext::open(const Config& config, Runtime& runtime) {
-    Executor& executor = *runtime.executor;
-    std::unique_ptr<comm::Communicator>& met = runtime.ranks.communicator;
-    if (met && met->size() > 1) ranks = std::move(met);
-    if (ranks) require_same_config(*ranks, executor, config);
-    const DeviceKind kind = config.device;
-    if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu, kind, ranks != nullptr);
-    int gpu = runtime.gpu;
-    if (gpu < 0) gpu = gpu_of_rank(config, ranks.get(), executor);
-    if (kind != DeviceKind::cuda) {
-        device = Device::open(kind, executor);
-        return;
-    }
-    device = open_gpu(gpu, ranks.get(), executor);
-    const comm::CommOptions options{.timeout_seconds = config.zero.timeout_seconds};
-    if (ranks)
-        ranks = comm::make_nccl(*device, executor, std::move(ranks), options);
-    else if (runtime.nccl && runtime.nccl->size > 1) {
-        const NcclRanks& given = *runtime.nccl;
-        ranks =
-            comm::make_nccl(*device, executor, {given.unique_id, given.rank, given.size}, options);
-        require_same_config(*ranks, executor, config);
-    }
-}
-
-World ComputeContext::world() const {
-    if (!ranks) return {};
-    return {ranks->rank(), ranks->size(), ranks->local_size()};
-}
-
-void ComputeContext::abandon(const char* why) const noexcept {
-    if (ranks) ranks->abandon(why);
-}
-
 Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communicator* ranks,
                          Executor& executor) {
     if (!ranks) return machine;
     uint64_t cores = 0;
     for (const NumaNode& node : machine.nodes) {
-        const std::array<uint64_t, 2> pair{cores, hash_of(node.cores)};
-        cores = hash_of(pair);
+        const std::array<uint64_t, 2> pair{cores, checksum(std::as_bytes(std::span(node.cores)))};
+        cores = checksum(std::as_bytes(std::span(pair)));
     }
     // Parts of the cores follow the nodes, and so do the ranks that take them.
     const auto nearest =
@@ -279,52 +163,6 @@ Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communica
     warn_of_binding(machine, part.of, *ranks);
     return with_part_of_limits(with_part_of_cores(std::move(machine), part.index, part.of),
                                ranks->local_size());
-}
-
-// ---------------------------------------------------------------- the same on every rank
-
-void require_same_config(comm::Communicator& ranks, Executor& executor, const Config& config) {
-    static const std::string kProgram = program_hash();
-    std::vector<comm::Fact> facts{{"the program", kProgram}};
-    for (KeyValue& known : describe_values(config))
-        facts.push_back({std::move(known.key), std::move(known.value)});
-    comm::require_same(ranks, executor, facts);
-}
-
-void require_same_kernels(comm::Communicator& ranks, Executor& executor,
-                          const std::string& kernels) {
-    try {
-        const comm::Fact fact{"OpenBLAS's kernels", kernels};
-        comm::require_same(ranks, executor, {&fact, 1});
-    } catch (const Error& error) {
-        if (error.trouble() != Trouble::usage) throw;  // a rank was lost meanwhile
-        Problem problem = error.problem();
-        problem.remedy =
-            "name the older processor's for every rank: mpirun -x OPENBLAS_CORETYPE=NAME, or set "
-            "it for ferry launch";
-        throw Error(Trouble::usage, std::move(problem));
-    }
-}
-
-void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& kernels,
-                      const std::string& numerics, const TokenFileInfo& tokens,
-                      const std::string& first_weights) {
-    require_same_kernels(ranks, executor, kernels);
-    const std::array<comm::Fact, 3> facts{{{"the numerics record", numerics},
-                                           {"the contents of data.tokens", hex(tokens.checksum)},
-                                           {"the weights to start from", first_weights}}};
-    comm::require_same(ranks, executor, facts);
-}
-
-void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
-                            std::span<const swap::Schedule* const> schedules) {
-    std::vector<std::array<int64_t, 3>> all;
-    for (const swap::Schedule* schedule : schedules) {
-        const auto its = exchanges_of(*schedule);
-        all.insert(all.end(), its.begin(), its.end());
-    }
-    const comm::Fact order{"the plan: the order of the exchanges", hex(hash_of(all))};
-    comm::require_same(ranks, executor, {&order, 1});
 }
 
 }  // namespace ferry::train

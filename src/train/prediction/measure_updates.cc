@@ -1,0 +1,136 @@
+// How fast the optimizer's update goes over memory: the host's, by the team, or the device's own.
+#include <algorithm>
+
+#include "base/log.h"
+#include "ferry/pinned_mem.h"
+#include "measure.h"
+#include "seconds_of.h"
+#include "train/state/state_io.h"
+
+namespace ferry::train {
+namespace {
+
+// Chunks of state with their gradients and weights, one after the other in memory.
+class ColdUpdates {
+public:
+    ColdUpdates(NodeTeams& teams, const optim::Scalars& scalars, const planner::Plan& plan,
+                std::span<std::byte> memory)
+        : teams_(teams), scalars_(scalars), plan_(plan), memory_(memory) {}
+
+    // Seconds of an update of so many elements, by a pass over all of the memory.
+    double seconds(int64_t elements, bool in_place) {
+        const int64_t chunks = std::ssize(memory_) / (elements * bytes_each(plan_));
+        const auto pass = [&] {
+            return seconds_of([&] {
+                for (int64_t i = 0; i < chunks; ++i)
+                    update(elements, i, in_place ? i : (i + 1) % chunks);
+            });
+        };
+        pass();
+        return std::min({pass(), pass(), pass()}) / static_cast<double>(chunks);
+    }
+
+    static int64_t bytes_each(const planner::Plan& plan) {
+        return ceil_div(plan.state.bytes(optim::kLeaf), optim::kLeaf) + size_of(plan.wire) +
+               size_of(plan.compute);
+    }
+
+private:
+    void update(int64_t elements, int64_t from, int64_t to) {
+        std::byte* in = memory_.data() + from * elements * bytes_each(plan_);
+        std::byte* out = memory_.data() + to * elements * bytes_each(plan_);
+        optim::Span span = state_span(plan_.state, elements, in, out);
+        const int64_t state = round_up(plan_.state.bytes(elements), 64);  // a cache line
+        span.gradient = in + state;
+        span.gradient_type = plan_.wire;
+        const auto weight_at = state + elements * size_of(plan_.wire);
+        span.weight = out + weight_at;
+        span.weight_type = plan_.compute;
+        if (plan_.state.split) span.weight_in = reinterpret_cast<uint16_t*>(in + weight_at);
+        optim::update(teams_, span, scalars_);
+    }
+
+    NodeTeams& teams_;
+    const optim::Scalars& scalars_;
+    const planner::Plan& plan_;
+    std::span<std::byte> memory_;
+};
+
+}  // namespace
+
+int64_t updated_bytes(const planner::Plan& plan) {
+    int64_t elements = 0;
+    for (const planner::Chunk& chunk : plan.chunks) elements += chunk.trainable ? chunk.count : 0;
+    return elements * ColdUpdates::bytes_each(plan);
+}
+
+UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
+                         const planner::Plan& plan, int64_t working_bytes,
+                         std::span<std::byte> buffers) {
+    constexpr int64_t kMost = 512 * kMiB;
+    constexpr int64_t kTogether = 64;  // elements: every array begins at a cache line
+    const int64_t each = ColdUpdates::bytes_each(plan);
+    // As much lies in the caches between two updates as in a run, and no more.
+    const int64_t enough = std::min({working_bytes, 2 * machine.l3_bytes, kMost});
+    const int64_t wanted = std::max(enough, 2 * plan.chunk_elements * each);
+    const int64_t bytes = std::min(wanted, machine.memory_left_bytes);
+    pinned_mem::Pool pool(machine, bytes);
+    const std::span<std::byte> memory =
+        bytes > std::ssize(buffers) ? pool.reserve("updates", bytes, teams) : buffers;
+    if (std::ssize(memory) < wanted) {
+        log_warn("updates are timed in " + format_bytes(std::ssize(memory)) + ", not in " +
+                 format_bytes(wanted) +
+                 ", for want of memory: the caches may make them, and so "
+                 "the bound, faster than a step's are");
+    }
+    const int64_t large =
+        std::min(plan.chunk_elements, round_down(std::ssize(memory) / (2 * each), kTogether));
+    const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
+    ColdUpdates updates(teams, scalars, plan, memory);
+    const double whole_s = updates.seconds(large, true);
+    const double part_s = large > small ? updates.seconds(small, true) : whole_s;
+    // A line through both: seconds = overhead + elements * slope.
+    const double slope = large > small ? (whole_s - part_s) / static_cast<double>(large - small)
+                                       : whole_s / static_cast<double>(large);
+    const double overhead_s =
+        std::clamp(whole_s - slope * static_cast<double>(large), 0.0, whole_s / 2);
+    return {.bytes_per_s = static_cast<double>(update_bytes(plan, large)) / (whole_s - overhead_s),
+            .overhead_s = overhead_s,
+            .out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s)};
+}
+
+double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
+    const auto largest = std::ranges::max_element(on.plan.buffers, {}, [](const auto& b) {
+        return b.tier == swap::Tier::device ? b.bytes * b.count : 0;
+    });
+    const StateFormat& kept = on.plan.state;
+    const int64_t weight = size_of(on.plan.compute), wire = size_of(on.plan.wire);
+    const int64_t each = ceil_div(kept.bytes(optim::kLeaf), optim::kLeaf) + wire + weight;
+    const int64_t count = round_down(largest->bytes * largest->count / each, kMomentBlock);
+    std::byte* state = on.device.memory().data() + largest->offset;
+    struct Update {
+        optim::Span span;
+        const optim::Scalars& scalars;
+        Stream& stream;
+    } update{state_span(on.plan.state, count, state, state), scalars,
+             on.device.stream(StreamKind::compute)};
+    optim::Span& span = update.span;
+    span.weight = state + kept.bytes(count);
+    span.weight_type = on.plan.compute;
+    if (kept.split) span.weight_in = static_cast<const uint16_t*>(span.weight);
+    span.gradient = state + kept.bytes(count) + count * weight;
+    span.gradient_type = on.plan.wire;
+    const Job job{[](void* context, uint64_t) {
+                      const Update& u = *static_cast<const Update*>(context);
+                      optim::cuda::update(u.span, u.scalars, u.stream.native());
+                  },
+                  &update};
+    const auto time = [&] {
+        return seconds_on(update.stream, on.executor, 20,
+                          [&](int64_t) { update.stream.launch(job); });
+    };
+    time();
+    return static_cast<double>(update_bytes(on.plan, count)) / std::min({time(), time(), time()});
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,37 @@
+// What the ranks of a run tell each other, and what must be the same on all of them.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "data/tokens.h"
+#include "ferry/config.h"
+#include "swap/schedule.h"
+
+namespace ferry::train {
+
+// Gathers each rank's fact to all ranks. Blocking.
+template <class Fact>
+std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fact& mine,
+                         const char* of) {
+    std::vector<Fact> all(static_cast<size_t>(ranks.size()));
+    comm::agree(ranks, executor, std::as_bytes(std::span(&mine, 1)),
+                std::as_writable_bytes(std::span(all)), {.of = of});
+    return all;
+}
+
+// Compares the program and the keys of the configuration, before anything else is done with them.
+// Throws usage on every rank, naming the rank and what differs.
+void require_same_config(comm::Communicator& ranks, Executor& executor, const Config& config);
+// Compares the rest of what fixes the numbers. `kernels` are OpenBLAS's, where it computes: it
+// chooses different ones on different processors.
+void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& kernels,
+                      const std::string& numerics, const TokenFileInfo& tokens,
+                      const std::string& first_weights);
+// The same for what the ranks will say to each other, of all schedules.
+void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
+                            std::span<const swap::Schedule* const> schedules);
+
+}  // namespace ferry::train

@@ -1,0 +1,47 @@
+// What of a run's configuration, and of a host, is one rank's own.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/comm.h"
+#include "ferry/config.h"
+#include "planner/request.h"
+#include "topology/topology.h"
+
+namespace ferry::train {
+
+// A rank among those of the run and among those of its host.
+struct World {
+    int rank = 0, ranks = 1, local_ranks = 1;
+};
+
+// The configuration as one of its ranks goes by it: its micro-batches, and its part of what the
+// ranks of a host share. Throws usage where the micro-batches cannot be divided.
+Config config_of_rank(const Config& config, const World& world);
+// The same of what a plan of the whole run is asked for. Throws usage as well.
+planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);
+
+// Directories of this rank's own below the paths of the configuration, as config_of_rank names
+// them; removed at the end.
+class RankDirectories {
+public:
+    RankDirectories(const Config& config, const Config& of_rank, const World& world);
+    ~RankDirectories();
+    RankDirectories(const RankDirectories&) = delete;
+    RankDirectories& operator=(const RankDirectories&) = delete;
+
+private:
+    std::vector<std::string> made_;
+};
+
+// The cores and the memory of this rank; `ranks` is null where there is only one. Ranks of a host
+// that may run on the same cores share those out in equal parts, in the order of the nodes that
+// their GPUs (`gpu`: PCI address, or empty) hang off; others have been given their own. The host's
+// memory and its quota are everybody's in any case. Warns where ranks were bound to less than their
+// part of the host's cores.
+Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communicator* ranks,
+                         Executor& executor);
+
+}  // namespace ferry::train

@@ -1,0 +1,250 @@
+#include "started_run.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "ops/blas_kernels.h"
+#include "rank_agreement.h"
+#include "train/from_config.h"
+#include "train/prediction/planning_measurements.h"
+#include "train/stack/memory_left.h"
+#include "train/stack/storage_room.h"
+#include "train/stack/threads.h"
+#include "train/stack/volume_options.h"
+#include "train/state/numerics_record.h"
+#include "train/state/resumed_formats.h"
+#include "train/state/resumed_kernels.h"
+#include "train/state/save.h"
+
+namespace ferry::train {
+namespace {
+
+std::unique_ptr<SavedRun> open_saved(const std::string& checkpoint, const std::string& identity,
+                                     int64_t steps) {
+    if (checkpoint.empty()) return nullptr;
+    auto saved = std::make_unique<SavedRun>(checkpoint);
+    saved->require(identity, steps);
+    return saved;
+}
+
+std::unique_ptr<ImportedState> import(const Imported& imported, const model::Shape& shape,
+                                      const std::vector<model::Layer>& layers, int ranks) {
+    if (imported.directory.empty()) return nullptr;
+    FERRY_CHECK(ranks == 1, "state is imported by one rank");
+    return std::make_unique<ImportedState>(imported.directory, shape, layers);
+}
+
+}  // namespace
+
+StartedRun::StartedRun(const Config& config, const Runtime& runtime,
+                       std::shared_ptr<ComputeContext> context)
+    : context_(std::move(context)),
+      ranks_(context_->ranks.get()),
+      world_(context_->world()),
+      partition_(zero::partition_of(config.zero.stage, world_.rank, world_.ranks)),
+      config_(config_of_rank(config, world_)),
+      executor_(*runtime.executor),
+      device_(*context_->device),
+      recording_(runtime.recording),
+      measurements_(runtime.measurements),
+      hyper_(hyper_of(config)),
+      schedule_(schedule_of(config)),
+      described_(model_of(config)),
+      numerics_(numerics_of(config, shape_)),
+      loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
+      layers_(layers_of(config, shape_, world_.ranks)),
+      checkpoint_identity_(checkpoint_identity_of(config, shape_, loader_.info())),
+      description_(config.checkpoint.dir.empty() ? "" : description_of(config, numerics_.compute)),
+      saved_(open_saved(runtime.checkpoint, checkpoint_identity_, config.steps)),
+      loaded_(first_weights_of(config, runtime)),
+      imported_(import(runtime.imported, shape_, layers_, world_.ranks)),
+      stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
+      record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
+    make_plan(config, runtime);
+    prove_first_state();
+    stack_.reserve({.host_budget_bytes = config_.budgets.host_bytes});
+    if (world_.rank == 0) reserve_checkpoint_room();
+    open(config, runtime);
+    if (world_.rank == 0) warn_of_text(config_, described_);
+    log_machine(config_, stack_.machine(), device_, executor_);
+    if (!executor_.simulated()) log_planned_by(measurements_, config_);
+    schedules_.record(plan_, config_.evaluate.micro_batches);
+    if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
+    stack_.warm(schedules_.steady(), judge_->scalars(1, 1.0));  // of zeros
+    stack_.fill([&] { first_contents(runtime); });
+}
+
+std::string StartedRun::numerics_record() const {
+    const std::string machine = machine_text(device_, config_);
+    return fmt::format("{:016x} ({})", numerics_id(),
+                       numerics_text(config_, shape_, machine, world_.ranks));
+}
+
+uint64_t StartedRun::numerics_id() const {
+    return numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks);
+}
+
+std::unique_ptr<LoadedWeights> StartedRun::first_weights_of(const Config& config,
+                                                            const Runtime& runtime) const {
+    check_vocabulary(config, described_, loader_.info());
+    if (saved_ || !runtime.imported.directory.empty()) return nullptr;
+    return LoadedWeights::of(config.model, shape_, layers_);
+}
+
+TierStack::Ground StartedRun::ground(const Config& config, bool resumes) {
+    Topology machine =
+        machine_of_rank(machine_for(config), device_.pci_address(), ranks_, executor_);
+    if (resumes && !ranks_) take_recorded_kernels(config_, shape_, device_);
+    if (saved_)
+        take_kernels_of(saved_->manifest().numerics_hash, config_, shape_, device_, world_.ranks);
+    return {.config = config_,
+            .executor = executor_,
+            .device = device_,
+            .machine = std::move(machine),
+            .ranks = world_.ranks};
+}
+
+void StartedRun::make_plan(const Config& config, const Runtime& runtime) {
+    if (!executor_.simulated())
+        directories_ = std::make_unique<RankDirectories>(config, config_, world_);
+    if (ranks_) require_same_start(config);
+    planner::PlanRequest request = of_rank(request_of(config), world_);
+    request.trains = !runtime.only_evaluates;
+    planner_.emplace(request, device_, stack_.decoder(), partition_,
+                     planning_measurements(request, measurements_, world_.local_ranks), ranks_,
+                     executor_);
+    stack_.plan(planner_->plan(ranks_, executor_));
+    // Before memory is reserved and touched, which takes a minute where there is much.
+    if (!executor_.simulated() && !runtime.resume) require_room(plan_, config_);
+}
+
+// All of its bytes, before memory is taken. The ranks read a part each.
+void StartedRun::prove_first_state() {
+    Team& team = stack_.teams().all();
+    if (saved_) {
+        saved_->require(plan_);
+        saved_->prove(team, world_.rank, world_.ranks, stack_.start_up());
+        if (world_.rank == 0 && saved_->manifest().numerics != numerics_record())
+            log_info("the checkpoint was written under other numerics (" +
+                     saved_->manifest().numerics +
+                     "): from here on numbers may differ from those of that run");
+    }
+    if (imported_) {
+        imported_->require(plan_);
+        imported_->prove(team, stack_.start_up());
+    }
+    if (loaded_) loaded_->prove(team, world_.rank, world_.ranks, stack_.start_up());
+}
+
+void StartedRun::require_same_start(const Config& config) const {
+    if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
+    require_same_run(*ranks_, executor_, device_.kind() == DeviceKind::cpu ? ops::blas_core() : "",
+                     numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
+                     loader_.info(),
+                     saved_ ? saved_->text() : first_weights(loaded_.get(), shape_));
+}
+
+void StartedRun::open(const Config& config, const Runtime& runtime) {
+    if (!executor_.simulated()) check_paths(config_);
+    if (runtime.resume) require_recorded_formats(config_, shape_, device_);
+    rows_.emplace(recording_, config_, world_.ranks, stack_.teams());
+    judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
+    if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
+    stack_.open({.open_volume = runtime.open_volume,
+                 .run_id = numerics_id(),
+                 .resume = runtime.resume,
+                 .has_ended =
+                     [&](const aio::Volume& volume) {
+                         return has_ended(volume, record_, swap::map_bytes(plan_.objects),
+                                          config_.steps);
+                     },
+                 .lays_out_later = true,  // the first contents go to nearly every slot
+                 .tracer = rows_->paths.tracer(),
+                 .loader = &loader_,
+                 .evaluation_micro_batches = config.evaluate.micro_batches,
+                 .workers = &rows_->workers,
+                 .recording = recording_,
+                 .rows = rows_->lanes.measured(),
+                 .collectives = lane_.get()});
+    state_.emplace(plan_, store(), stack_.teams().all(),
+                   StateIo::staging_of(plan_, stack_.arena()));
+}
+
+// As initialised, as read from the model's files, or as the resumed run left it.
+void StartedRun::first_contents(const Runtime& runtime) {
+    const bool resumes = runtime.resume;
+    const auto fill = [&](const model::Layer& layer, int64_t first, std::span<float> out) {
+        if (loaded_) return loaded_->fill(layer, first, out);
+        model::initialise(shape_, layer, config_.seed, first, out);
+    };
+    const auto touch = [this](std::span<std::byte> part) {
+        stack_.pool().touch(part, stack_.teams());
+    };
+    const auto lock = [this] { stack_.lock_homes(); };
+    StartUp& start_up = stack_.start_up();
+    if (resumes) lock();
+    const StateIo::FirstMoment moment = StateIo::first_moment_of(hyper_);
+    if (resumes)
+        resume_run(fill);
+    else if (saved_)
+        resume_saved(saved_->contents(plan_, moment), {touch, lock});
+    else if (imported_)
+        import_state(runtime.imported, moment, {touch, lock});
+    else
+        found_.frozen = state_->initialise({fill, moment}, {touch, lock}, start_up);
+    if (loaded_) loaded_->log_rate(start_up.seconds());
+    loaded_.reset();
+    const bool restored = resumes || saved_ || imported_;
+    saved_.reset();
+    imported_.reset();
+    start_up.done(restored ? "restored state" : "first contents", state_->bytes());
+}
+
+// For what waits to be written; touched by the first checkpoint.
+void StartedRun::reserve_checkpoint_room() {
+    const CheckpointConfig& saved = config_.checkpoint;
+    if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0)) return;
+    const int64_t bytes = checkpoint_bytes(plan_, {});
+    const int64_t left = memory_beside(plan_, config_, stack_.machine(), device_);
+    const int64_t room = std::min(saved.memory_bytes.value_or(left), bytes);
+    if (room > left)
+        throw Error(Trouble::does_not_fit,
+                    {.what = "host memory for checkpoints on their way does not fit",
+                     .where = "checkpoint.memory",
+                     .measured = format_bytes(room),
+                     .limit = format_bytes(left) + " beside the plan",
+                     .remedy = "lower it, raise budgets.host, or set it to auto"});
+    try {
+        checkpoint_room_ = stack_.pool().reserve("checkpoint", room, 0, stack_.teams());
+    } catch (const Error&) {
+        if (saved.memory_bytes) throw;
+    }
+    if (std::ssize(checkpoint_room_) < bytes)
+        log_info(
+            fmt::format("checkpoints of {}: host memory holds {} while it is written; "
+                        "training waits until the rest is (checkpoint.memory)",
+                        format_bytes(bytes), format_bytes(std::ssize(checkpoint_room_))));
+}
+
+void StartedRun::resume_run(const StateIo::Fill& fill) {
+    if (!volume()) throw nothing_to_resume();
+    found_ = resume(store(), record_, [&] { return state_->restore(fill); });
+    log_info(resumed_text(found_.step, volume()->noted_step()));
+}
+
+void StartedRun::resume_saved(const StateIo::Contents& contents, const StateIo::Watch& watch) {
+    found_ = run_of(saved_->manifest());
+    found_.frozen = state_->initialise(contents, watch, stack_.start_up());
+    if (world_.rank == 0)
+        log_info(fmt::format("resumed after step {} from {}", found_.step, saved_->path()));
+}
+
+void StartedRun::import_state(const Imported& imported, const StateIo::FirstMoment& moment,
+                              const StateIo::Watch& watch) {
+    found_.step = imported.step;
+    found_.updates = imported.updates;
+    found_.frozen = state_->initialise(imported_->contents(moment), watch, stack_.start_up());
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,123 @@
+// A run up to its first step: what it stands on, and the state from which it goes on.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compute_context.h"
+#include "cost/measurements.h"
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "ferry/executor.h"
+#include "ferry/optim.h"
+#include "ferry/train.h"
+#include "loader_of.h"
+#include "loss_scale.h"
+#include "model_of.h"
+#include "outcome.h"
+#include "rank_lane.h"
+#include "rank_planner.h"
+#include "rank_share.h"
+#include "schedules.h"
+#include "train/stack/path_rows.h"
+#include "train/stack/tier_stack.h"
+#include "train/stack/trace_rows.h"
+#include "train/state/durable.h"
+#include "train/state/imported_state.h"
+#include "train/state/loaded_weights.h"
+#include "train/state/saved_run.h"
+#include "train/state/state_io.h"
+#include "zero/zero.h"
+
+namespace ferry::train {
+
+// Its constructor is the start-up: the tier stack goes through its stages, schedules are recorded,
+// and the state has its first contents. Throws what Engine::make does. Who derives from it takes
+// the steps, from `found_` on.
+class StartedRun {
+public:
+    StartedRun(const StartedRun&) = delete;
+    StartedRun& operator=(const StartedRun&) = delete;
+
+protected:
+    StartedRun(const Config& config, const Runtime& runtime,
+               std::shared_ptr<ComputeContext> context);
+    ~StartedRun() = default;
+
+    // The numbers' record and its hash, as a manifest has them.
+    std::string numerics_record() const;
+    uint64_t numerics_id() const;
+
+    LossScale first_loss_scale() const { return LossScale(numerics_.compute == DType::f16); }
+
+    swap::Store& store() const { return stack_.store(); }
+    aio::Volume* volume() const { return stack_.volume(); }
+
+    struct Rows {  // of a trace, in this order
+        Rows(trace::Recording* recording, const Config& config, int ranks, const NodeTeams& teams)
+            : lanes(recording, swap::lanes_of(ranks)),
+              workers(recording, teams),
+              paths(recording, config) {}
+        TraceRows lanes;
+        WorkerRows workers;
+        PathRows paths;
+    };
+
+    const std::shared_ptr<ComputeContext> context_;
+    comm::Communicator* const ranks_;  // null: there is only this one
+    const World world_;
+    const zero::Partition partition_;
+    const Config config_;  // of this rank
+    Executor& executor_;
+    Device& device_;
+    trace::Recording* recording_;
+    const cost::Measurements* measurements_;
+    const optim::Hyper hyper_;
+    const optim::LrSchedule schedule_;
+    const model::Description described_;
+    const model::Shape& shape_ = described_.shape;
+    const model::Numerics numerics_;
+    TokenLoader loader_;
+    const std::vector<model::Layer> layers_;
+    const std::string checkpoint_identity_;
+    // The model's config.json, where checkpoints are written: the model's directory may be gone
+    // by then.
+    const std::string description_;
+    std::unique_ptr<SavedRun> saved_;          // until the state is initialised
+    std::unique_ptr<LoadedWeights> loaded_;    // as long
+    std::unique_ptr<ImportedState> imported_;  // as long
+    int64_t step_ = 0;                         // the last that was begun
+    // The stack needs these until it is closed: after an error its store still finishes tasks.
+    std::unique_ptr<RankDirectories> directories_{};
+    std::optional<Rows> rows_{};
+    std::optional<OutcomeJudge> judge_{};
+    std::unique_ptr<RankLane> lane_{};  // of several ranks
+    Schedules schedules_{};
+    TierStack stack_;
+    const planner::Plan& plan_ = stack_.plan();
+    std::optional<RankPlanner> planner_{};
+    std::optional<StateIo> state_{};
+    RunRecord record_;
+    std::span<std::byte> checkpoint_room_{};                    // for what waits to be written
+    RunState found_{.loss_scale = first_loss_scale().state()};  // where the run goes on
+
+private:
+    TierStack::Ground ground(const Config& config, bool resumes);
+    std::unique_ptr<LoadedWeights> first_weights_of(const Config& config,
+                                                    const Runtime& runtime) const;
+    void make_plan(const Config& config, const Runtime& runtime);
+    void require_same_start(const Config& config) const;
+    void prove_first_state();
+    void reserve_checkpoint_room();
+    void open(const Config& config, const Runtime& runtime);
+    void first_contents(const Runtime& runtime);
+    void resume_run(const StateIo::Fill& fill);
+    void resume_saved(const StateIo::Contents& contents, const StateIo::Watch& watch);
+    void import_state(const Imported& imported, const StateIo::FirstMoment& moment,
+                      const StateIo::Watch& watch);
+};
+
+}  // namespace ferry::train

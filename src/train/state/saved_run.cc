@@ -1,0 +1,157 @@
+#include "saved_run.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "base/checksum.h"
+#include "base/log.h"
+#include "prove_files.h"
+
+namespace ferry::train {
+
+using planner::Plan;
+
+namespace {
+
+void refuse_another(const std::string& path, const std::string& mine, const std::string& theirs) {
+    std::istringstream mine_lines(mine), their_lines(theirs);
+    std::string line, their;
+    // Where a key was added or removed, that line differs from its neighbour.
+    while (std::getline(their_lines, their) && std::getline(mine_lines, line) && line == their) {
+    }
+    constexpr std::string_view kFollows = "schedule.total_steps";  // steps, where it is not set
+    if (line.starts_with(kFollows) && their.starts_with(kFollows))
+        throw Error(
+            Trouble::usage,
+            {.what = "the run cannot be resumed: its learning rate has another course",
+             .where = path + ", " + std::string(kFollows),
+             .measured = line + " (as many as steps, where it is not set)",
+             .limit = "the checkpoint has " + their,
+             .remedy = "steps may differ if the schedule stays: --set " + std::string(kFollows) +
+                       "=" + their.substr(std::string_view(" = ").size() + kFollows.size())});
+    throw Error(Trouble::usage,
+                {.what = "the run cannot be resumed: the checkpoint is of another configuration",
+                 .where = path + ", " + line.substr(0, line.find(" = ")),
+                 .measured = line,
+                 .limit = "the checkpoint has " + their,
+                 .remedy = "resume with the configuration it was written by; steps, budgets.*, "
+                           "swap.*, io.*, evaluate.*, checkpoint.*, zero.*, device and the number "
+                           "of ranks may differ. To start a new run from its weights, set "
+                           "model.path to it"});
+}
+
+// Offsets within `layer` of what a tensor and [first, first + count) have in common.
+struct Common {
+    int64_t from = 0, to = 0;
+};
+Common common_of(const model::Tensor& tensor, int64_t first, int64_t count) {
+    return {std::max(first, tensor.offset), std::min(first + count, tensor.offset + tensor.count)};
+}
+
+}  // namespace
+
+template <class Work>
+void SavedRun::naming_another(const Work& work) const {
+    try {
+        work();
+    } catch (const Error& error) {
+        if (error.trouble() != Trouble::io) throw;
+        log_warn(path_ + " is damaged; looking for a checkpoint before it that is whole");
+        const auto whole = checkpoint::whole_before(path_);
+        throw checkpoint::with_remedy(
+            error, whole ? "the newest that is whole: --resume " + *whole
+                         : "there is none before it that is whole: start afresh, in another "
+                           "checkpoint.dir");
+    }
+}
+
+SavedRun::SavedRun(std::string path) : path_(std::move(path)) {
+    naming_another([this] { saved_ = std::make_unique<checkpoint::Saved>(path_); });
+}
+
+std::string SavedRun::text() const {
+    const std::string all = write_manifest(manifest());
+    return fmt::format("the checkpoint of step {}, {:016x}", manifest().step,
+                       checksum(std::as_bytes(std::span(all))));
+}
+
+void SavedRun::require(const std::string& identity, int64_t steps) const {
+    if (manifest().training != identity) refuse_another(path_, identity, manifest().training);
+    if (manifest().step <= steps) return;
+    throw Error(Trouble::usage,
+                {.what = "the run cannot be resumed: the checkpoint is beyond its last step",
+                 .where = "steps",
+                 .measured = fmt::format("steps = {}", steps),
+                 .limit = fmt::format("{} is of step {}", path_, manifest().step),
+                 .remedy = fmt::format("set steps to {} or more, or resume from an older one",
+                                       manifest().step)});
+}
+
+void SavedRun::require(const Plan& plan) const {
+    for (const model::Layer& layer : plan.layers)
+        for (const model::Tensor& tensor : layer.tensors)
+            for (const StateArray& array : state_arrays_of(plan, layer, tensor))
+                require(tensor, array);
+}
+
+void SavedRun::require(const model::Tensor& tensor, const StateArray& array) const {
+    const std::string name = tensor.name + std::string(array.suffix);
+    const auto* found = saved_->find(name);
+    const std::vector<int64_t> shape = array.shape(tensor.shape);
+    if (found && found->stored->dtype == array.dtype && found->stored->shape == shape) return;
+    const auto shown_of = [](std::string_view type, const std::vector<int64_t>& sizes) {
+        return fmt::format("{} [{}]", type, fmt::join(sizes, ", "));
+    };
+    throw Error(
+        Trouble::usage,
+        {.what = "the checkpoint's arrays are not those of this run",
+         .where = path_ + ": " + name,
+         .measured = found ? shown_of(found->stored->dtype, found->stored->shape) : "missing",
+         .limit = shown_of(array.dtype, shape),
+         .remedy = "resume with the configuration it was written by"});
+}
+
+void SavedRun::prove(Team& team, int part, int parts, StartUp& start_up) const {
+    naming_another([&] { prove_files(path_, manifest().shards, team, part, parts, start_up); });
+}
+
+void SavedRun::fill(const model::Layer& layer, const StateArray& array, int64_t first,
+                    std::span<std::byte> out) const {
+    const Width width = array.width;
+    const int64_t count = std::ssize(out) / width.bytes * width.elements;
+    for (const model::Tensor& tensor : layer.tensors) {
+        const auto [from, to] = common_of(tensor, first, count);
+        if (from >= to) continue;
+        saved_->read(*saved_->find(tensor.name + std::string(array.suffix)),
+                     width.of(from - tensor.offset),
+                     out.subspan(static_cast<size_t>(width.of(from - first)),
+                                 static_cast<size_t>(width.of(to - from))));
+    }
+}
+
+StateIo::Contents SavedRun::contents(const Plan& plan,
+                                     const StateIo::FirstMoment& first_moment) const {
+    const bool narrow = plan.compute != DType::f32;
+    return {.master =
+                [this, narrow](const model::Layer& layer, int64_t first, std::span<float> out) {
+                    std::ranges::fill(out, 0.0f);
+                    for (const model::Tensor& tensor : layer.tensors) {
+                        const auto [from, to] = common_of(tensor, first, std::ssize(out));
+                        if (from >= to) continue;
+                        const bool master = narrow && tensor.trainable;
+                        const auto* array =
+                            saved_->find(master ? tensor.name + ".master" : tensor.name);
+                        array->shard->read(*array->stored, from - tensor.offset,
+                                           out.subspan(static_cast<size_t>(from - first),
+                                                       static_cast<size_t>(to - from)));
+                    }
+                },
+            .first_moment = first_moment,
+            .moments = [this](const model::Layer& layer, const StateArray& array, int64_t first,
+                              std::span<std::byte> out) { fill(layer, array, first, out); }};
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,51 @@
+// A checkpoint as the state of a run that goes on from it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/saved.h"
+#include "ferry/team.h"
+#include "model/model.h"
+#include "planner/planner.h"
+#include "state_arrays.h"
+#include "state_io.h"
+#include "train/stack/start_up.h"
+
+namespace ferry::train {
+
+// The checkpoint that a run goes on from.
+class SavedRun {
+public:
+    // Opens it. Throws usage and io (checkpoint/saved.h); beside io it names the newest checkpoint
+    // that is whole.
+    explicit SavedRun(std::string path);
+
+    const std::string& path() const { return path_; }
+    const checkpoint::Manifest& manifest() const { return saved_->manifest(); }
+    std::string text() const;  // equal for equal checkpoints
+    // Throws usage, naming what differs, where it is of another run.
+    void require(const std::string& identity, int64_t steps) const;
+    // Throws usage where an array of these layers is missing or of another kind.
+    void require(const planner::Plan& plan) const;
+    // Reads part `part` of `parts` of it, whole; throws io as above.
+    void prove(Team& team, int part, int parts, StartUp& start_up) const;
+    // Padding's moments are as in a run that begins.
+    StateIo::Contents contents(const planner::Plan& plan,
+                               const StateIo::FirstMoment& first_moment) const;
+
+private:
+    template <class Work>
+    void naming_another(const Work& work) const;
+    void require(const model::Tensor& tensor, const StateArray& array) const;
+    void fill(const model::Layer& layer, const StateArray& array, int64_t first,
+              std::span<std::byte> out) const;
+
+    std::string path_;
+    std::unique_ptr<checkpoint::Saved> saved_;
+};
+
+}  // namespace ferry::train
