@@ -55,7 +55,7 @@ struct Backward {
     View dx;
     Runs runs;
     double share;    // 1 / n
-    float* partial;  // partial sums of the weight's gradient
+    float* partial;  // of the weight's gradient
 };
 
 // The shared memory of a row.
