@@ -100,7 +100,7 @@ private:
     bool resumed_ = false;
     bool owned_ = false;  // the header is ours: we remove what lies here
     int file_count_ = 1;  // at most, until the probe has spoken
-    int kept_ = 0;        // how many a killed run left and this one took over
+    int kept_ = 0;        // of them, taken over from a killed run
     bool only_copies_ = false;
     Probe probe_{};
     int64_t kept_bytes_ = 0;

@@ -35,7 +35,7 @@ private:
     std::string name_;
     std::vector<ArrayInfo> arrays_;
     size_t at_ = 0;     // the array that is being written
-    int64_t left_ = 0;  // of its bytes
+    int64_t left_ = 0;  // bytes of it that are still to come
     Draft file_;
     RunningChecksum whole_{};
     std::unique_ptr<RunningChecksum> of_array_{};

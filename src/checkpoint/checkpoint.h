@@ -20,7 +20,7 @@ namespace ferry::checkpoint {
 struct TensorInfo {
     std::string name{};
     std::vector<int64_t> shape{};
-    int64_t count() const;  // of elements
+    int64_t count() const;  // how many elements it has
 };
 
 // ---------------------------------------------------------------- reading
@@ -29,7 +29,7 @@ struct StoredTensor : TensorInfo {
     std::string dtype{};          // as the file says: F32, BF16, I64, ...
     std::optional<DType> type{};  // none: ferry reads no tensors of this type
     size_t file = 0;              // index of the shard
-    int64_t offset = 0;           // of its first byte in the file
+    int64_t offset = 0;           // where its first byte lies in the file
 };
 
 // The tensors of one .safetensors file, or of a directory with model.safetensors or with shards and

@@ -50,13 +50,13 @@ struct Manifest {
     std::string ferry{};     // the version that wrote it
     std::string model{};     // the directory that the run started from; may be empty
     std::string training{};  // all that decides the run's numbers, a line each
-    std::string numerics{};  // what orders its operations
+    std::string numerics{};  // what orders and rounds the run's operations
     uint64_t numerics_hash = 0;
     int ranks = 1;
     std::vector<Shard> shards{};
 
     bool finished() const { return step == steps; }
-    int64_t bytes() const;  // of all shards
+    int64_t bytes() const;  // all shards'
 };
 
 std::string write_manifest(const Manifest& manifest);

@@ -47,7 +47,7 @@ std::optional<Manifest> manifest_of_model(const std::filesystem::path& directory
 struct Keep {
     int64_t last = 2;   // the newest
     int64_t every = 0;  // those of steps that it divides
-    int64_t best = 0;   // of the lowest held-back loss
+    int64_t best = 0;   // checkpoints with the lowest held-back loss
 };
 struct Candidate {
     int64_t step = 0;

@@ -28,14 +28,14 @@ namespace ferry::comm {
 struct Gather {
     const std::byte* mine = nullptr;
     std::byte* all = nullptr;
-    int64_t bytes = 0;  // of a rank; 0 is allowed
+    int64_t bytes = 0;  // each rank's; 0 is allowed
 };
 // Both are size() * bytes, apart from each other: the part for rank r leaves from r * bytes of
 // `to`, the part of rank r arrives at r * bytes of `from`. A rank's own part is copied.
 struct Exchange {
     const std::byte* to = nullptr;
     std::byte* from = nullptr;
-    int64_t bytes = 0;  // of a part; 0 is allowed
+    int64_t bytes = 0;  // each part's; 0 is allowed
 };
 
 // The purpose of a call, as an error names it: "all-gather of the weights of block 3, step 12".
@@ -110,7 +110,7 @@ int gpu_of_rank(Communicator& communicator, Executor& executor);
 struct CommOptions {
     // How long a rank waits for the others in one operation, the slowest rank's lag included.
     double timeout_seconds = 300;
-    int64_t message_bytes = kGiB;  // of one message of MPI, which counts in an int; more are cut
+    int64_t message_bytes = kGiB;  // the most in one message of MPI, which counts in an int
 };
 // One rank. Host memory: where a GPU has no other ranks, nothing is gathered on it.
 std::unique_ptr<Communicator> make_solo(Executor& executor);

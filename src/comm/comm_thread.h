@@ -103,7 +103,7 @@ private:
     std::atomic<bool> asked_waiting_ = false;  // by whoever this is the watch of
     std::vector<std::atomic<bool>> waits_;
 
-    Watchdog watchdog_;  // of the comm thread's turns; it looks at all the rest
+    Watchdog watchdog_;  // watches the comm thread's turns; that thread watches the rest
 };
 
 }  // namespace ferry::comm

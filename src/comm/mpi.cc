@@ -340,7 +340,7 @@ private:
     MPI_Comm world_ = MPI_COMM_NULL;
     Place place_{};
     std::array<Flight, kWindow> flights_{};
-    std::vector<pollfd> processes_{};  // of the other ranks of this machine
+    std::vector<pollfd> processes_{};  // the other ranks' of this machine
     std::vector<int> process_ranks_{};
     News heard_{};
     MPI_Request hearing_ = MPI_REQUEST_NULL;

@@ -19,10 +19,10 @@ struct Operation {
     enum class Kind : uint8_t { all_gather, exchange, all_gather_host, signal };
 
     Kind kind = Kind::signal;
-    size_t count = 0;  // of transfers
+    size_t count = 0;  // transfers in it
     std::array<Transfer, Communicator::kTransfers> transfers{};
     Topic topic{};
-    std::atomic<uint64_t>* counter = nullptr;  // of a signal
+    std::atomic<uint64_t>* counter = nullptr;  // what a signal sets
 
     static Operation gather(std::span<const Gather> transfers, Topic topic);
     static Operation exchange(std::span<const Exchange> transfers, Topic topic);

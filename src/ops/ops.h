@@ -28,7 +28,7 @@ enum class Form : uint8_t { nn, nt, tn };
 // c = round(a b + bias + addend + (accumulate ? c : 0)).
 struct Gemm {
     Form form = Form::nn;
-    ConstView a{}, b{};  // of one type
+    ConstView a{}, b{};  // both have one type
     View c{};
     bool accumulate = false;  // needs fp32 c
     ConstView bias{};         // [1, n], optional

@@ -398,7 +398,7 @@ private:
     }
 
     static bool sees(const Attention& shape, int64_t head, int64_t token, int64_t key) {
-        const int64_t first = token / shape.sequence * shape.sequence;  // of the sequence
+        const int64_t first = token / shape.sequence * shape.sequence;  // its sequence's
         const int64_t at = token - first, of_key = key - first;
         if (of_key < shape.first_key(at) || of_key > at) return false;
         if (shape.documents && of_key < shape.document_start[token]) return false;

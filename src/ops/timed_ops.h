@@ -14,7 +14,7 @@ namespace ferry::ops {
 struct OpCall {
     std::string name{};     // "product nt", "attention forward"
     std::string shape{};    // "16384 x 5120 x 3072, bf16"
-    double flops = 0;       // of products, and of attention over the keys that are seen
+    double flops = 0;       // products', and attention's over the keys that are seen
     double bytes = 0;       // each operand read or written once
     double seconds = 0;     // with the gap before it, between two events of the stream
     int64_t launches = -1;  // kernels, copies and fills; -1: not known

@@ -11,7 +11,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace ferry::optim::HWY_NAMESPACE {
 
-constexpr int64_t kLanes = 16;  // of the tree
+constexpr int64_t kLanes = 16;  // lanes of the tree of sums
 
 template <DType kType>
 HWY_INLINE VF add_square(VF sum, const void* gradient, int64_t i) {

@@ -13,6 +13,7 @@
 #include "loss_scale.h"
 #include "outcome.h"
 #include "rank_agreement.h"
+#include "run_report.h"
 #include "schedules.h"
 #include "started_run.h"
 #include "step_kernels.h"
@@ -253,7 +254,7 @@ private:
     }
 
     void measure();
-    void judge(const cost::Measurements& measured);
+    void predict(const cost::Measurements& measured);
 
     void replay(StepReport& report) {
         StepState& state = kernels().states()[++sequence_];
@@ -386,7 +387,7 @@ private:
 };
 
 void Engine::Run::measure() {
-    if (measurements_) return judge(cost::of_rank(*measurements_, world_.local_ranks));
+    if (measurements_) return predict(cost::of_rank(*measurements_, world_.local_ranks));
     totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
     const trace::Recording::Pause pause(recording_);
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
@@ -396,13 +397,13 @@ void Engine::Run::measure() {
     time_storage(config_, plan_, store(), executor_, measured);
     if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
     if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
-    judge(measured);
+    predict(measured);
     store().reset_report();
 }
 
-void Engine::Run::judge(const cost::Measurements& measured) {
+void Engine::Run::predict(const cost::Measurements& measured) {
     planned_ = predict_all(schedules_, plan_, measured);
-    train::judge(totals_, planned_, config_, plan_, stack_.decoder(), schedules_, measured);
+    note_predicted(totals_, planned_, config_, plan_, stack_.decoder(), schedules_, measured);
     if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, measured);
 }
 

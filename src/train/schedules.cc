@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "train/prediction/step_timeline.h"
+#include "ferry/error.h"
 
 namespace ferry::train {
 
@@ -37,51 +37,6 @@ std::vector<const swap::Schedule*> Schedules::all() const {
     for (const auto& step : steps) found.push_back(step.data());
     for (const swap::Schedule& drain : drains) found.push_back(&drain);
     return found;
-}
-
-Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
-                      const cost::Measurements& measured) {
-    Timelines planned{};
-    for (size_t p = 0; p < kPrevious; ++p) {
-        for (const bool speculative : {false, true}) {
-            if (speculative && !plan.speculative) continue;
-            planned[p][speculative ? 1 : 0] =
-                predict_steps(plan, schedules.step(Previous::none, speculative),
-                              schedules.step(static_cast<Previous>(p), speculative), measured);
-        }
-    }
-    return planned;
-}
-
-void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ranks) {
-    const auto lanes = store.report();
-    links.resize(swap::lanes_of(ranks));
-    for (size_t lane = 0; lane < links.size(); ++lane) {
-        LinkReport& link = links[lane];
-        link.link = swap::name_of(static_cast<swap::Lane>(lane));
-        link.bytes += lanes[lane].bytes;
-        link.busy_seconds += static_cast<double>(lanes[lane].busy_ns) * 1e-9;
-        link.exposed_seconds += static_cast<double>(lanes[lane].exposed_ns) * 1e-9;
-    }
-}
-
-void judge(RunReport& report, const Timelines& planned, const Config& config,
-           const planner::Plan& plan, const model::Decoder& decoder, const Schedules& schedules,
-           const cost::Measurements& measured) {
-    report.predicted_seconds =
-        planned[static_cast<size_t>(Previous::not_speculative)][0].step_seconds;
-    if (plan.speculative)
-        report.predicted_speculative_seconds =
-            planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
-    report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
-    const swap::Schedule& step = schedules.steady();
-    const double peaks = bound_by_peaks(config.budgets, plan, decoder, step, measured).seconds;
-    if (report.peak_bound_seconds == 0 || peaks < report.peak_bound_seconds)
-        report.peak_bound_seconds = peaks;
-    const cost::Bound bound = bound_of(config.budgets, plan, decoder.shape(), step, measured);
-    if (report.bound_seconds > 0 && bound.seconds >= report.bound_seconds) return;
-    report.bound_seconds = bound.seconds;
-    report.binding = bound.binding;
 }
 
 }  // namespace ferry::train

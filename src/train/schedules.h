@@ -1,12 +1,11 @@
-// All schedules of a run, recorded once at start-up, and what each should take.
+// All schedules of a run, recorded once at start-up.
 #pragma once
 
 #include <array>
 #include <vector>
 
-#include "ferry/train.h"
 #include "step.h"
-#include "swap/store.h"
+#include "swap/schedule.h"
 
 namespace ferry::train {
 
@@ -27,18 +26,5 @@ struct Schedules {
     const swap::Schedule& steady() const { return step(Previous::not_speculative, false); }
     std::vector<const swap::Schedule*> all() const;
 };
-
-// The steps' timelines, as measurements of the machine predict them.
-using Timelines = std::array<std::array<swap::Timeline, 2>, kPrevious>;
-Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
-                      const cost::Measurements& measured);
-
-// Adds what each lane has moved since the store's report was reset, and how long it took.
-void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ranks);
-
-// Takes the predicted seconds, and the bounds where they are lower than those that are known.
-void judge(RunReport& report, const Timelines& planned, const Config& config,
-           const planner::Plan& plan, const model::Decoder& decoder, const Schedules& schedules,
-           const cost::Measurements& measured);
 
 }  // namespace ferry::train

@@ -34,18 +34,18 @@ struct CudnnCall {
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     // The last query sees the last key, each before it one less; else all see all.
     bool causal = true;
-    int64_t window = 0;  // of a causal call; 0: none
+    int64_t window = 0;  // keys that a causal call's query sees; 0: all
     DType type = DType::bf16;
     double scale = 0;
     std::array<int64_t, kOperands> row{};  // elements from one token to the next
     auto operator<=>(const CudnnCall&) const = default;
 };
 
-constexpr int64_t kMostWorkspace = kGiB + kGiB / 4;  // of a graph; one that wants more is none
+constexpr int64_t kMostWorkspace = kGiB + kGiB / 4;  // the most that a graph may want
 
 struct CudnnGraph {
     std::shared_ptr<cudnn_frontend::graph::Graph> graph{};  // null: cuDNN has none
-    int64_t bytes = 0;                                      // of its workspace
+    int64_t bytes = 0;                                      // its workspace's
     std::string why{};                                      // there is none
 };
 

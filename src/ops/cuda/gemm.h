@@ -36,7 +36,7 @@ private:
         DType operands{}, output{};
         bool adds = false, biased = false;
         std::array<int64_t, 3> sizes{};    // rows, columns, depth
-        std::array<int64_t, 4> strides{};  // of cuBLASLt's A, B, C, D
+        std::array<int64_t, 4> strides{};  // for cuBLASLt's A, B, C, D
         std::array<int, 4> alignments{};   // the same; a bias counts as D
         auto operator<=>(const Key&) const = default;
     };

@@ -30,7 +30,7 @@ void plain_gemm(const Gemm& gemm, cudaStream_t stream);
 
 // ---------------------------------------------------------------- norms
 
-constexpr int64_t kNormRows = 16;  // of a partial sum of the weight's gradient
+constexpr int64_t kNormRows = 16;  // rows that a partial sum of the weight's gradient takes
 void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
                   cudaStream_t stream);
 // partial: [ceil(tokens * runs / kNormRows), weight.cols], where the weight trains.

@@ -8,7 +8,7 @@ namespace ferry::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLanes = 16;  // of the tree
+constexpr int kLanes = 16;  // lanes of the tree of sums
 constexpr int kLeaf = 4096;
 
 // A block a leaf. All threads round; the squares wait in shared memory for the few that add them in

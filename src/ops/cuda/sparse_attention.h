@@ -50,7 +50,7 @@ private:
                int64_t heads, int64_t section);
 
     cudaStream_t stream_;
-    int architecture_ = 0;  // of the images that run here; 0: none do
+    int architecture_ = 0;  // that of the images that run here; 0: none do
     std::map<const SparseImage*, Loaded> loaded_{};
 };
 

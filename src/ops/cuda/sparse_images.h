@@ -14,7 +14,7 @@ struct SparseImage {
     SparseKernel kernel;
     int architecture;  // 90: machine code; 80: PTX, for every GPU from there on
     DType type;
-    int width;      // of heads that it does; narrower ones are padded
+    int width;      // elements of a head; narrower heads are padded
     int own, step;  // rows of a tile that it sums for, and of one that it sums over
     int warps, shared_bytes;
     const char* name;

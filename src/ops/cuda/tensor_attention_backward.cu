@@ -27,7 +27,7 @@ struct Room {
     static_assert(2 * sizeof(float) * kQ * kScoreRow <= kScoreBytes);
     T *queries, *douts, *keys, *values;
     float *scores, *slopes, *lse, *delta;
-    T* halves[4];  // of probabilities, high and low, and of slopes, in the place of both
+    T* halves[4];  // high and low of probabilities and slopes, in their place
 
     __device__ explicit Room(float4* memory) {
         queries = reinterpret_cast<T*>(memory);

@@ -14,7 +14,7 @@ namespace ferry::ops::cuda {
 
 namespace wmma = nvcuda::wmma;
 
-constexpr int kSide = 16;  // of a product of one warp
+constexpr int kSide = 16;  // rows and columns of one warp's product
 
 // Volta multiplies fp16, Ampere bf16 too.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800

@@ -49,7 +49,7 @@ __device__ Encoded encode(const NearMap& map, const float (&moments)[kOfThread])
     for (const float moment : moments) bits = max(bits, __float_as_uint(fabsf(moment)));
     bits = largest_of_warp(bits);
     Encoded found;
-    const bool finite = bits < 0x7f800000u;  // of NaN and infinity the bits are above all others'
+    const bool finite = bits < 0x7f800000u;  // the bits of NaN and infinity are above all others
     found.scale = finite ? fmaxf(__uint_as_float(bits), kLeastScale) : __uint_as_float(0x7fc00000u);
     for (int k = 0; k < kOfThread; ++k)
         found.codes[k] = finite ? code_of(map, moments[k] / found.scale) : kNotFinite;

@@ -7,7 +7,7 @@
 
 namespace ferry::optim::cuda {
 
-constexpr int kThreads = 256;  // of a block
+constexpr int kThreads = 256;  // threads of a thread block
 
 __device__ inline int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 

@@ -11,7 +11,7 @@
 namespace ferry::optim::cuda {
 namespace {
 
-constexpr int kLanes = 16;    // of the norm's tree: half a warp
+constexpr int kLanes = 16;    // lanes of the norm's tree of sums: half a warp
 constexpr int kTogether = 8;  // elements of a thread where both arrays allow it
 
 // count is a multiple of kCount.

@@ -105,7 +105,7 @@ bool TierStack::finds_ended(const Opening& opening, const aio::VolumeOptions& op
     try {
         return opening.has_ended(*opening.open_volume(std::move(looking), ground_.executor));
     } catch (const Error&) {
-        return false;  // whoever takes the volume over says what is wrong
+        return false;  // what is there is said by whoever takes it over
     }
 }
 

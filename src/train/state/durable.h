@@ -23,7 +23,7 @@ struct RunState {
     LossScale::State loss_scale{};
     int64_t skipped_in_a_row = 0, unclipped_in_a_row = 0;
     uint64_t frozen = 0;  // hash of the frozen weights
-    StepReport report{};  // of the step
+    StepReport report{};  // that step's
 };
 
 // All that decides the run's numbers, a line each: two runs with the same text are the same run.
@@ -32,7 +32,7 @@ std::string identity_of(const Config& config, const std::string& numerics,
 
 // Ranks do not publish their steps together: what one has durable, another may have lost.
 Error several_ranks_not_durable(int ranks);
-Error nothing_to_resume();                                        // of a run without NVMe
+Error nothing_to_resume();                                        // the run stores nothing on NVMe
 Error nothing_durable(const std::string& removed, int64_t step);  // seen after it
 
 // Where a run is when something fails: `step` is the last that was begun, `last_good` the last that

@@ -71,7 +71,7 @@ void write_companions(const std::string& directory, const ExportDirectory& claim
     }
 }
 
-constexpr std::string_view kWeightFiles = "model";  // of a checkpoint (state_arrays)
+constexpr std::string_view kWeightFiles = "model";  // as a checkpoint names them
 
 // A tensor and the index of its layer.
 struct Read {
@@ -173,7 +173,7 @@ void ExportDirectory::claim() {
     try {
         const Draft trial(std::filesystem::path(path_) / "config.json");
     } catch (const Error& error) {
-        if (!error.problem().limit.empty()) throw;  // of the process, and not of that place
+        if (!error.problem().limit.empty()) throw;  // the process's limit, no fault of the place
         refuse(path_, "nothing can be written there", error.problem().measured);
     }
 }
@@ -201,7 +201,7 @@ void ExportDirectory::check_still_claimed() const {
     if (!leads_to(path_, lock_))
         lost("the export's directory was removed or replaced during the run",
              ::access(path_.c_str(), F_OK) == 0 ? "another one is there" : std::strerror(errno));
-    std::error_code unknown;  // what cannot be listed may be written to
+    std::error_code unknown;  // such a directory may yet be written to
     for (const auto& entry : std::filesystem::directory_iterator(path_, unknown)) {
         const std::string name = entry.path().filename();
         if (name == "config.json" || name.ends_with(".safetensors") ||

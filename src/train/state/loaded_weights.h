@@ -31,7 +31,7 @@ public:
     // Equal weights have equal digests; other weights almost certainly have another. It is of all
     // names and types, and of each tensor's first and last values and some in between.
     uint64_t digest() const;
-    void log_rate(double seconds) const;  // at which all were filled
+    void log_rate(double seconds) const;  // logs the rate at which all were filled
     // Where the directory is a checkpoint, compares what its manifest says of the model's files:
     // reads part `part` of `parts`. Throws io, naming file and tensor.
     void prove(Team& team, int part, int parts, StartUp& start_up) const;
@@ -43,7 +43,7 @@ private:
 
     std::string path_;
     checkpoint::Weights weights_;
-    int64_t bytes_ = 0;  // of the model's tensors in the files
+    int64_t bytes_ = 0;  // what the model's tensors take in the files
     std::map<std::string, const checkpoint::StoredTensor*, std::less<>>
         stored_{};  // by ferry's name
 };

@@ -36,7 +36,7 @@ public:
 private:
     struct Piece {
         std::vector<std::span<const std::byte>> arrays{};  // none: the tensor ends
-        int64_t end = 0;                                   // of its bytes, as `tail_` counts
+        int64_t end = 0;                                   // where its bytes end, as `tail_` counts
     };
     // Where `bytes` may be copied to, counted as `tail_`. Below 0: there is no room by now.
     int64_t place_for(int64_t bytes);

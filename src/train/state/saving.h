@@ -14,10 +14,10 @@ namespace ferry::train {
 // The first rank has the directory; it is null on the others.
 struct Saving {
     checkpoint::Steps* directory = nullptr;
-    std::optional<double> held_back_loss{};  // of the weights as they are
+    std::optional<double> held_back_loss{};  // the loss of these weights, where it was evaluated
     std::function<void(int64_t bytes, int64_t of)> progress{};
     std::string program{};             // the version that writes it
-    int64_t shard_bytes = 16LL << 30;  // of a tensor's arrays together, in files of one number
+    int64_t shard_bytes = 16LL << 30;  // the most that the files of one number hold together
 };
 
 // Of all its files but the manifest.

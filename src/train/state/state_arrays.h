@@ -26,7 +26,7 @@ struct StateArray {
         weight,
         master,
         first_moment,
-        first_scale,  // of int8 moments: of each of their blocks
+        first_scale,  // where moments are int8: one for each moment block
         second_moment,
         second_scale
     };

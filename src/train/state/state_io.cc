@@ -197,7 +197,7 @@ StateIo::FirstMoment StateIo::first_moment_of(const optim::Hyper& hyper) {
 }
 
 uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, StartUp& start_up) {
-    std::vector<uint64_t> sums(plan_.chunks.size());  // of the frozen ones
+    std::vector<uint64_t> sums(plan_.chunks.size());  // hashes of the frozen chunks
     std::vector<int64_t> begun(staging_.size());      // puts from each, the last time
     int64_t filled = 0;
     const int64_t all = bytes();
@@ -333,7 +333,7 @@ void StateIo::fill_moments(void* array, float* scales, MomentType type, int64_t 
 }
 
 uint64_t StateIo::hash() {
-    constexpr size_t kArrays = 6;  // of a leaf: master, moments, their scales, compute weight
+    constexpr size_t kArrays = 6;  // a leaf's: master, moments, their scales, compute weight
     uint64_t hash = 0;
     std::vector<std::array<uint64_t, kArrays>> sums;
     for (const Chunk& chunk : plan_.chunks) {

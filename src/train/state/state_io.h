@@ -38,7 +38,7 @@ public:
     // The plan's buffers of a chunk in its host arena.
     static std::vector<Staging> staging_of(const planner::Plan& plan, std::span<std::byte> arena);
 
-    int64_t bytes() const;  // of weights and state
+    int64_t bytes() const;  // weights and state together
     // fp32 values of elements [first, first + out.size()) of a layer; called by any thread.
     using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
     // The first moment's start value, and the map of its codes; the second starts as zero.
@@ -60,7 +60,7 @@ public:
     };
     // Weights in the compute type, each chunk to its home. The hash of the frozen weights.
     struct Watch {
-        std::function<void(std::span<std::byte>)> before_filled;  // of host memory
+        std::function<void(std::span<std::byte>)> before_filled;  // gets that part of host memory
         std::function<void()> copied;  // once: the last copy to the device is under way
     };
     uint64_t initialise(const Contents& contents, const Watch& watch, StartUp& start_up);

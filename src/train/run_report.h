@@ -1,0 +1,30 @@
+// Fills a run's report: what its lanes moved, and what its steps should have taken.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "cost/measurements.h"
+#include "ferry/config.h"
+#include "ferry/train.h"
+#include "model/model.h"
+#include "planner/planner.h"
+#include "schedules.h"
+#include "swap/store.h"
+
+namespace ferry::train {
+
+// The steps' timelines, as measurements of the machine predict them.
+using Timelines = std::array<std::array<swap::Timeline, 2>, kPrevious>;
+Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
+                      const cost::Measurements& measured);
+
+// Adds what each lane has moved since the store's report was reset, and how long it took.
+void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ranks);
+
+// Notes the predicted seconds, and the bounds where they are lower than those that are known.
+void note_predicted(RunReport& report, const Timelines& planned, const Config& config,
+                    const planner::Plan& plan, const model::Decoder& decoder,
+                    const Schedules& schedules, const cost::Measurements& measured);
+
+}  // namespace ferry::train
