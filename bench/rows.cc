@@ -317,11 +317,18 @@ private:
         const auto* at = on_device.as<int32_t>();
         report("embed", 2 * x.bytes(),
                [&] { ops_->embed(at, table.view(), {}, nullptr, x.view()); });
-        report("embed backward", x.bytes() + unique * s.hidden * 8,
-               [&] { ops_->embed_backward(at, x.view(), gradient.as<float>()); });
+        Memory room(ops_->embed_backward_scratch_bytes(s.rows));
+        report("embed backward", x.bytes() + unique * s.hidden * 8, [&] {
+            ops_->embed_backward(at, x.view(), gradient.as<float>(), room.as<std::byte>());
+        });
         if (!s.layer_norm) return;
         report("positions backward", x.bytes() + s.sequence * s.hidden * 8, [&] {
-            ops_->positions_backward(x.view(), s.sequence, nullptr, gradient.as<float>());
+            ops_->positions_backward(x.view(), s.sequence, nullptr, gradient.as<float>(), nullptr);
+        });
+        Memory starts(s.rows * 4);  // one document a sequence
+        report("positions backward, documents", x.bytes() + s.sequence * s.hidden * 8, [&] {
+            ops_->positions_backward(x.view(), s.sequence, starts.as<int32_t>(),
+                                     gradient.as<float>(), room.as<std::byte>());
         });
     }
 

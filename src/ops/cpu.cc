@@ -221,7 +221,9 @@ public:
         });
     }
 
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+    int64_t embed_backward_scratch_bytes(int64_t) const override { return 0; }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
+                        std::byte*) override {
         for_columns(dx, [&](int64_t t, int64_t col, int64_t count) {
             add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data, dx.type,
                     count);
@@ -229,7 +231,7 @@ public:
     }
 
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
+                            float* gradient, std::byte*) override {
         if (document_start != nullptr) {
             return for_columns(dx, [&](int64_t t, int64_t col, int64_t count) {
                 const int64_t position = t % sequence - document_start[t];

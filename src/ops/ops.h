@@ -151,11 +151,13 @@ public:
     virtual void embed(const int32_t* tokens, ConstView table, ConstView positions,
                        const int32_t* document_start, View x) = 0;
     // gradient[tokens[t]] += dx[t], in the order of t. gradient: fp32 [vocab, hidden].
-    virtual void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) = 0;
+    virtual int64_t embed_backward_scratch_bytes(int64_t tokens) const = 0;
+    virtual void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
+                                std::byte* scratch) = 0;
     // gradient[t % sequence - document_start[t]] += dx[t], in the order of t; document_start null:
-    // all 0. gradient: fp32 [sequence, hidden].
+    // all 0. gradient: fp32 [sequence, hidden]. Scratch as embed_backward's.
     virtual void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                                    float* gradient) = 0;
+                                    float* gradient, std::byte* scratch) = 0;
 
     // Softmax cross-entropy of a tile of logits (fp32 [tokens, vocab]); targets -1 are ignored.
     // *loss_sum += the tile's losses, in double, in token order. dlogits (optional; may be `logits`

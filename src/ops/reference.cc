@@ -295,7 +295,9 @@ public:
         }
     }
 
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+    int64_t embed_backward_scratch_bytes(int64_t) const override { return 0; }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
+                        std::byte*) override {
         for (int64_t t = 0; t < dx.rows; ++t) {
             float* row = gradient + tokens[t] * dx.cols;
             for (int64_t c = 0; c < dx.cols; ++c) row[c] += static_cast<float>(get(dx, t, c));
@@ -303,7 +305,7 @@ public:
     }
 
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
+                            float* gradient, std::byte*) override {
         for (int64_t t = 0; t < dx.rows; ++t) {
             float* row = gradient + position_of(t, sequence, document_start) * dx.cols;
             for (int64_t c = 0; c < dx.cols; ++c) row[c] += static_cast<float>(get(dx, t, c));

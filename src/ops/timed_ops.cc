@@ -203,18 +203,22 @@ public:
               .bytes = 2 * bytes_of(x) + bytes_of(positions)},
              [&] { ops_.embed(tokens, table, positions, document_start, x); });
     }
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+    int64_t embed_backward_scratch_bytes(int64_t tokens) const override {
+        return ops_.embed_backward_scratch_bytes(tokens);
+    }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
+                        std::byte* scratch) override {
         note({.name = "embedding backward",
               .shape = shape_of(dx),
               .bytes = bytes_of(dx) + 2 * floats(dx.rows * dx.cols)},
-             [&] { ops_.embed_backward(tokens, dx, gradient); });
+             [&] { ops_.embed_backward(tokens, dx, gradient, scratch); });
     }
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
+                            float* gradient, std::byte* scratch) override {
         note({.name = "positions backward",
               .shape = shape_of(dx),
               .bytes = bytes_of(dx) + 2 * floats(sequence * dx.cols)},
-             [&] { ops_.positions_backward(dx, sequence, document_start, gradient); });
+             [&] { ops_.positions_backward(dx, sequence, document_start, gradient, scratch); });
     }
 
     int64_t cross_entropy_scratch_bytes(int64_t tokens) const override {

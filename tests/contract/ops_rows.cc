@@ -206,14 +206,18 @@ TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
 
 // Rows of a token among many others, some of them next to each other.
 TEST_P(OpsRows, gradient_of_an_embedding_is_summed_in_the_order_of_its_tokens) {
-    for (const int64_t hidden : {5, 96, 1032}) {
+    // More rows than a GPU sorts in one block, too.
+    for (const auto& [rows, hidden] : {std::pair{1300, 5}, {1300, 96}, {1300, 1032}, {20011, 20}}) {
         std::vector<int32_t> tokens;
-        for (int64_t t = 0; t < 1300; ++t)
+        for (int64_t t = 0; t < rows; ++t)
             tokens.push_back(static_cast<int32_t>(t % 3 == 0 ? 7 : t * t % 41));
         const Matrix dx = Matrix(type(), std::ssize(tokens), hidden).random(2);
+        SCOPED_TRACE(hidden);
         Matrix g = Matrix(DType::f32, 41, hidden, 0).random(3), g0 = g;
-        ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));
-        oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data));
+        ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data),
+                         nullptr);
+        oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data),
+                         nullptr);
         EXPECT_TRUE(g.same_bytes(g0));
     }
 }
@@ -300,8 +304,8 @@ TEST_P(OpsRows, positions_are_added_and_their_gradient_summed) {
     oracle().embed(tokens.data(), table.view(), positions.view(), nullptr, x0.view());
     EXPECT_TRUE(x.same_bytes(x0));
     Matrix g = Matrix(DType::f32, 3, 150, 0).random(4), g0 = g;
-    ops().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g.view().data));
-    oracle().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g0.view().data));
+    ops().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g.view().data), nullptr);
+    oracle().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g0.view().data), nullptr);
     EXPECT_TRUE(g.same_bytes(g0));
 }
 
@@ -322,9 +326,9 @@ TEST_P(OpsRows, positions_begin_anew_with_each_document) {
     Matrix g = Matrix(DType::f32, 5, 150, 0).random(4), g0 = g;
     const Matrix before = g;
     ops().positions_backward(dx.view(), 5, kDocumentStarts.data(),
-                             static_cast<float*>(g.view().data));
+                             static_cast<float*>(g.view().data), nullptr);
     oracle().positions_backward(dx.view(), 5, kDocumentStarts.data(),
-                                static_cast<float*>(g0.view().data));
+                                static_cast<float*>(g0.view().data), nullptr);
     EXPECT_TRUE(g.same_bytes(g0));
     EXPECT_NEAR(g.get(3, 7) - before.get(3, 7), dx.get(8, 7), 1e-5);  // one row is that far
 }
@@ -359,8 +363,10 @@ TEST_P(OpsRows, embedding_rows_and_their_gradient) {
     oracle().embed(tokens.data(), table.view(), {}, nullptr, x0.view());
     EXPECT_TRUE(x.same_bytes(x0));
     Matrix g = Matrix(DType::f32, 7, 150, 0).random(3), g0 = g;
-    ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));
-    oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data));
+    ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data),
+                         nullptr);
+    oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data),
+                         nullptr);
     EXPECT_TRUE(g.same_bytes(g0));
 }
 

@@ -151,18 +151,24 @@ public:
         ops_->embed(m(tokens), m(table), m(positions), m(document_start), m(x));
         m.finish();
     }
+    int64_t embed_backward_scratch_bytes(int64_t tokens) const override {
+        return ops_->embed_backward_scratch_bytes(tokens);
+    }
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
+                            float* gradient, std::byte*) override {
         Mirror m({of(dx),
                   {document_start, dx.rows * 4},
-                  {gradient, std::min(sequence, dx.rows) * dx.cols * 4}});
-        ops_->positions_backward(m(dx), sequence, m(document_start), m(gradient));
+                  {gradient, std::min(sequence, dx.rows) * dx.cols * 4}},
+                 ops_->embed_backward_scratch_bytes(dx.rows));
+        ops_->positions_backward(m(dx), sequence, m(document_start), m(gradient), m.scratch());
         m.finish();
     }
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
+                        std::byte*) override {
         const int32_t last = *std::max_element(tokens, tokens + dx.rows);
-        Mirror m({{tokens, dx.rows * 4}, of(dx), {gradient, (last + 1) * dx.cols * 4}});
-        ops_->embed_backward(m(tokens), m(dx), m(gradient));
+        Mirror m({{tokens, dx.rows * 4}, of(dx), {gradient, (last + 1) * dx.cols * 4}},
+                 ops_->embed_backward_scratch_bytes(dx.rows));
+        ops_->embed_backward(m(tokens), m(dx), m(gradient), m.scratch());
         m.finish();
     }
 

@@ -157,12 +157,16 @@ public:
                const int32_t* document_start, View x) override {
         cuda::embed(tokens, table, positions, document_start, x, stream_);
     }
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
-        cuda::embed_backward(tokens, dx, gradient, stream_);
+    int64_t embed_backward_scratch_bytes(int64_t tokens) const override {
+        return cuda::embed_backward_scratch_bytes(tokens);
+    }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
+                        std::byte* scratch) override {
+        cuda::embed_backward(tokens, dx, gradient, scratch, stream_);
     }
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
-        cuda::positions_backward(dx, sequence, document_start, gradient, stream_);
+                            float* gradient, std::byte* scratch) override {
+        cuda::positions_backward(dx, sequence, document_start, gradient, scratch, stream_);
     }
 
     int64_t cross_entropy_scratch_bytes(int64_t tokens) const override { return tokens * 8; }

@@ -77,9 +77,11 @@ void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream);
 
 void embed(const int32_t* tokens, ConstView table, ConstView positions,
            const int32_t* document_start, View x, cudaStream_t stream);
+int64_t embed_backward_scratch_bytes(int64_t tokens);
 void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                        float* gradient, cudaStream_t stream);
-void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, cudaStream_t stream);
+                        float* gradient, std::byte* scratch, cudaStream_t stream);
+void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte* scratch,
+                    cudaStream_t stream);
 
 // losses: one double a row.
 void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
