@@ -203,22 +203,28 @@ private:
         Matrix x(residual, s.rows, s.hidden), dx(residual, s.rows, s.hidden);
         Matrix w(DType::bf16, 1, s.hidden), b(DType::bf16, 1, s.hidden);
         Matrix y(DType::bf16, s.rows, s.hidden);
-        Memory stats(2 * s.rows * 4), dw(s.hidden * 4),
-            room(ops_->norm_backward_scratch_bytes(s.rows, s.hidden));
+        Memory stats(2 * s.rows * 4), dw(s.hidden * 4), db(s.hidden * 4),
+            room(ops_->layer_norm_backward_scratch_bytes(s.rows, s.hidden));
         auto* r = stats.as<float>();
         report(kind + " forward" + with, x.bytes() + y.bytes(), [&] {
             s.layer_norm ? ops_->layer_norm_forward(x.view(), w.view(), b.view(), 1e-5, y.view(), r)
                          : ops_->norm_forward(x.view(), w.view(), 1e-5, y.view(), r);
         });
-        const auto backward = [&](float* gradient) {
-            s.layer_norm ? ops_->layer_norm_backward(y.view(), x.view(), w.view(), r, dx.view(),
-                                                     dx.view(), gradient, room.as<std::byte>())
-                         : ops_->norm_backward(y.view(), x.view(), w.view(), r, dx.view(),
-                                               dx.view(), gradient, room.as<std::byte>());
+        const auto backward = [&](float* gradient, float* of_bias) {
+            s.layer_norm
+                ? ops_->layer_norm_backward(y.view(), x.view(), w.view(), r, dx.view(), dx.view(),
+                                            gradient, of_bias, room.as<std::byte>())
+                : ops_->norm_backward(y.view(), x.view(), w.view(), r, dx.view(), dx.view(),
+                                      gradient, room.as<std::byte>());
         };
         const int64_t bytes = x.bytes() + y.bytes() + 2 * dx.bytes();
-        report(kind + " backward" + with, bytes, [&] { backward(dw.as<float>()); });
-        report(kind + " backward, frozen weight" + with, bytes, [&] { backward(nullptr); });
+        report(kind + " backward" + with, bytes, [&] { backward(dw.as<float>(), nullptr); });
+        if (s.layer_norm) {
+            report(kind + " backward, bias" + with, bytes,
+                   [&] { backward(dw.as<float>(), db.as<float>()); });
+        }
+        report(kind + " backward, frozen weight" + with, bytes,
+               [&] { backward(nullptr, nullptr); });
     }
 
     void head_norms(const Shape& s) {
@@ -236,6 +242,23 @@ private:
         report("norm of heads backward, queries", 3 * bytes, [&] {
             ops_->norm_backward(dq, q, w.view(), rstd.as<float>(), {}, dq, dw.as<float>(),
                                 room.as<std::byte>());
+        });
+        const std::vector<double> frequencies(static_cast<size_t>(s.head_dim / 2), 0.01);
+        ops::Rope rope{.sequence = s.sequence,
+                       .heads = s.heads,
+                       .head_dim = s.head_dim,
+                       .frequencies = frequencies.data()};
+        Memory angles(ops_->rope_angles_floats(rope) * 4);
+        report("angles of rope", ops_->rope_angles_floats(rope) * 4,
+               [&] { ops_->rope_angles(rope, angles.as<float>()); });
+        report("norm of heads and rope forward, queries", 2 * bytes, [&] {
+            ops_->norm_rope_forward(q, w.view(), 1e-6, out.view().col_range(0, query),
+                                    rstd.as<float>(), rope, angles.as<float>());
+        });
+        rope.inverse = true;
+        report("norm of heads and rope backward, queries", 3 * bytes, [&] {
+            ops_->norm_rope_backward(dq, q, w.view(), rstd.as<float>(), dw.as<float>(), rope,
+                                     angles.as<float>(), room.as<std::byte>());
         });
     }
 
@@ -264,7 +287,11 @@ private:
         const int64_t forward = inner.bytes() + active.bytes();
         if (s.layer_norm) {
             report("gelu forward", forward, [&] { ops_->gelu_forward(i, a); });
-            report("gelu backward", 2 * forward, [&] { ops_->gelu_backward(a, i); });
+            report("gelu backward", 2 * forward,
+                   [&] { ops_->gelu_backward(a, i, nullptr, nullptr); });
+            Memory sums(s.inner * 4), room(ops_->norm_backward_scratch_bytes(s.rows, s.inner));
+            report("gelu backward, bias", 2 * forward,
+                   [&] { ops_->gelu_backward(a, i, sums.as<float>(), room.as<std::byte>()); });
         } else {
             report("swiglu forward", forward, [&] { ops_->swiglu_forward(i, a); });
             report("swiglu backward", 2 * forward, [&] { ops_->swiglu_backward(a, i); });

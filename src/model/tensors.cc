@@ -28,9 +28,9 @@ void Norm::forward(ops::Ops& ops, ConstView x, View y, float* stats) const {
 
 void Norm::backward(ops::Ops& ops, ConstView dy, ConstView x, const float* stats, ConstView addend,
                     View dx, std::byte* scratch) const {
-    if (bias.trains()) ops.sum_rows(dy, bias.gradient, scratch);
     if (bias.exists()) {
-        ops.layer_norm_backward(dy, x, weight.value, stats, addend, dx, weight.gradient, scratch);
+        ops.layer_norm_backward(dy, x, weight.value, stats, addend, dx, weight.gradient,
+                                bias.gradient, scratch);
     } else {
         ops.norm_backward(dy, x, weight.value, stats, addend, dx, weight.gradient, scratch);
     }
@@ -127,10 +127,17 @@ void Projection::apply_transposed(ops::Ops& ops, ConstView dy, View dx, std::byt
 }
 
 void Projection::add_gradient(ops::Ops& ops, ConstView dy, ConstView x, std::byte* scratch) const {
+    add_weight_gradient(ops, dy, x, scratch);
     for (const Part& part : parts()) {
-        if (part.weight.trains()) ops.gemm(gradient(part, dy, x), scratch);
         if (part.bias.trains())
             ops.sum_rows(dy.col_range(part.column, part.outputs), part.bias.gradient, scratch);
+    }
+}
+
+void Projection::add_weight_gradient(ops::Ops& ops, ConstView dy, ConstView x,
+                                     std::byte* scratch) const {
+    for (const Part& part : parts()) {
+        if (part.weight.trains()) ops.gemm(gradient(part, dy, x), scratch);
     }
 }
 

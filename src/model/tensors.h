@@ -46,7 +46,8 @@ struct Norm {
     // rows: tokens times runs.
     int64_t stats_floats(int64_t rows) const { return bias.exists() ? 2 * rows : rows; }
     int64_t scratch_bytes(int64_t rows, const ops::Ops& ops) const {
-        return ops.norm_backward_scratch_bytes(rows, weight.value.cols);
+        return bias.exists() ? ops.layer_norm_backward_scratch_bytes(rows, weight.value.cols)
+                             : ops.norm_backward_scratch_bytes(rows, weight.value.cols);
     }
     void forward(ops::Ops& ops, ops::ConstView x, ops::View y, float* stats) const;
     // As Ops::norm_backward.
@@ -74,6 +75,10 @@ public:
     void apply_transposed(ops::Ops& ops, ops::ConstView dy, ops::View dx, std::byte* scratch) const;
     // gradients += dy^T x and the sums of dy, of the parts that train.
     void add_gradient(ops::Ops& ops, ops::ConstView dy, ops::ConstView x, std::byte* scratch) const;
+    // The same in two: what has dy at hand may add the sums, where all of them go to one bias.
+    float* only_bias_gradient() const { return count_ == 1 ? parts_[0].bias.gradient : nullptr; }
+    void add_weight_gradient(ops::Ops& ops, ops::ConstView dy, ops::ConstView x,
+                             std::byte* scratch) const;
     // Scratch that is enough for each of the three, on so many tokens. `output`: y's type.
     int64_t scratch_bytes(const ops::Ops& ops, int64_t tokens, DType output) const;
 

@@ -95,9 +95,13 @@ public:
         });
     }
 
+    int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return norm_backward_scratch_bytes(rows, n);
+    }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
                              ConstView addend, View dx, float* weight_gradient,
-                             std::byte* scratch) override {
+                             float* bias_gradient, std::byte* scratch) override {
+        if (bias_gradient != nullptr) sum_rows(dy, bias_gradient, scratch);
         const int64_t blocks = ceil_div(x.rows, kNormRows);
         auto* partial = weight_gradient == nullptr ? nullptr : reinterpret_cast<float*>(scratch);
         const NormBackward args{dy, x, weight, stats, stats + x.rows, addend, dx, partial};
@@ -200,9 +204,10 @@ public:
                  [&](int64_t first, int64_t count) { gelu_forward_rows(x, y, first, count); });
     }
 
-    void gelu_backward(View dy, View x) override {
+    void gelu_backward(View dy, View x, float* bias_gradient, std::byte* scratch) override {
         for_rows(dy.rows, dy.cols,
                  [&](int64_t first, int64_t count) { gelu_backward_rows(dy, x, first, count); });
+        if (bias_gradient != nullptr) sum_rows(x, bias_gradient, scratch);
     }
 
     void embed(const int32_t* tokens, ConstView table, ConstView positions,
@@ -222,8 +227,7 @@ public:
     }
 
     int64_t embed_backward_scratch_bytes(int64_t) const override { return 0; }
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
-                        std::byte*) override {
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte*) override {
         for_columns(dx, [&](int64_t t, int64_t col, int64_t count) {
             add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data, dx.type,
                     count);

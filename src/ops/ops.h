@@ -113,16 +113,37 @@ public:
     // x, y: [tokens, n]; weight, bias: [1, n]; stats: [2, tokens], means and then rstds.
     virtual void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps,
                                     View y, float* stats) = 0;
-    // Like norm_backward. The bias's gradient is sum_rows of dy.
+    // Like norm_backward. bias_gradient (fp32 [n], optional): adds the sum over tokens of dy.
+    virtual int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const = 0;
     virtual void layer_norm_backward(ConstView dy, ConstView x, ConstView weight,
                                      const float* stats, ConstView addend, View dx,
-                                     float* weight_gradient, std::byte* scratch) = 0;
+                                     float* weight_gradient, float* bias_gradient,
+                                     std::byte* scratch) = 0;
 
     // sums += the sum over rows of x. sums: fp32 [cols]. Scratch as norm_backward's.
     virtual void sum_rows(ConstView x, float* sums, std::byte* scratch) = 0;
 
     // Works in place on x: [tokens, heads * head_dim].
     virtual void rope(View x, const Rope& rope) = 0;
+
+    // norm_forward of every head of x and then rope of what it gave, to the bit, where they can be
+    // in one pass. angles: what rope_angles made of the same rope, which way it turns and its
+    // documents aside.
+    virtual int64_t rope_angles_floats(const Rope&) const { return 0; }
+    virtual void rope_angles(const Rope&, float* /*angles*/) {}
+    virtual void norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                                   const Rope& rope, const float* /*angles*/) {
+        norm_forward(x, weight, eps, y, rstd);
+        this->rope(y, rope);
+    }
+    // rope of d, and then norm_backward of what it gave, to the bit. d: d(y), becomes d(x). Scratch
+    // as norm_backward's.
+    virtual void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                                    float* weight_gradient, const Rope& rope,
+                                    const float* /*angles*/, std::byte* scratch) {
+        this->rope(d, rope);
+        norm_backward(d, x, weight, rstd, {}, d, weight_gradient, scratch);
+    }
 
     // Causal, grouped queries: head h reads key/value head h / (heads / kv_heads).
     // q, out: [tokens, heads * head_dim]; k, v: [tokens, kv_heads * head_dim]; lse: the log-sum-exp
@@ -143,8 +164,9 @@ public:
 
     // y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))). x, y: [tokens, n].
     virtual void gelu_forward(ConstView x, View y) = 0;
-    // x becomes d(x), and dy the y that forward gave.
-    virtual void gelu_backward(View dy, View x) = 0;
+    // x becomes d(x), and dy the y that forward gave. bias_gradient (fp32 [n], optional): adds
+    // sum_rows of d(x). Scratch as norm_backward's.
+    virtual void gelu_backward(View dy, View x, float* bias_gradient, std::byte* scratch) = 0;
 
     // x[t] = table[tokens[t]] + positions[t % positions.rows - document_start[t]]; positions
     // optional; document_start as Attention's, null: all 0.

@@ -308,7 +308,8 @@ std::vector<Matrix> all_sums(Ops* ops, int64_t shift, DType type) {
     for (int i = 0; i < 2; ++i) outs.emplace_back(DType::f32, 1, 96, 1, shift);
     ops->layer_norm_forward(q.view(), w.view(), w.view(), 1e-5, outs[7].view(), stats.data());
     ops->layer_norm_backward(dout.view(), q.view(), w.view(), stats.data(), {}, outs[7].view(),
-                             static_cast<float*>(outs[8].fill(0).view().data), aligned(room));
+                             static_cast<float*>(outs[8].fill(0).view().data), nullptr,
+                             aligned(room));
     ops->sum_rows(dout.view(), static_cast<float*>(outs[9].fill(0).view().data), aligned(room));
     outs.push_back(Matrix(type, 270, 400, 1, shift).random(9));
     const Matrix bias = in(1, 400, 10);

@@ -67,18 +67,24 @@ public:
         ops_->layer_norm_forward(m(x), m(weight), m(bias), eps, m(y), m(stats));
         m.finish();
     }
+    int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return ops_->layer_norm_backward_scratch_bytes(rows, n);
+    }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                             ConstView addend, View dx, float* gradient, std::byte*) override {
+                             ConstView addend, View dx, float* gradient, float* bias_gradient,
+                             std::byte*) override {
+        const bool sums = gradient != nullptr || bias_gradient != nullptr;
         Mirror m({of(dy),
                   of(x),
                   of(weight),
                   {stats, x.rows * 8},
                   of(addend),
                   of(dx),
-                  {gradient, x.cols * 4}},
-                 gradient ? ops_->norm_backward_scratch_bytes(x.rows, x.cols) : 0);
+                  {gradient, x.cols * 4},
+                  {bias_gradient, x.cols * 4}},
+                 sums ? ops_->layer_norm_backward_scratch_bytes(x.rows, x.cols) : 0);
         ops_->layer_norm_backward(m(dy), m(x), m(weight), m(stats), m(addend), m(dx), m(gradient),
-                                  m.scratch());
+                                  m(bias_gradient), m.scratch());
         m.finish();
     }
     void sum_rows(ConstView x, float* sums, std::byte*) override {
@@ -92,6 +98,44 @@ public:
         Rope there = rope;
         there.document_start = m(rope.document_start);
         ops_->rope(m(x), there);
+        m.finish();
+    }
+    int64_t rope_angles_floats(const Rope& rope) const override {
+        return ops_->rope_angles_floats(rope);
+    }
+    void rope_angles(const Rope& rope, float* angles) override {
+        Mirror m({{angles, ops_->rope_angles_floats(rope) * 4}});
+        ops_->rope_angles(rope, m(angles));
+        m.finish();
+    }
+    void norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                           const Rope& rope, const float* angles) override {
+        Mirror m({of(x),
+                  of(weight),
+                  of(y),
+                  {rstd, runs_of(x, weight) * 4},
+                  {rope.document_start, x.rows * 4},
+                  {angles, ops_->rope_angles_floats(rope) * 4}});
+        Rope there = rope;
+        there.document_start = m(rope.document_start);
+        ops_->norm_rope_forward(m(x), m(weight), eps, m(y), m(rstd), there, m(angles));
+        m.finish();
+    }
+    void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                            float* gradient, const Rope& rope, const float* angles,
+                            std::byte*) override {
+        Mirror m({of(d),
+                  of(x),
+                  of(weight),
+                  {rstd, runs_of(x, weight) * 4},
+                  {gradient, weight.cols * 4},
+                  {rope.document_start, x.rows * 4},
+                  {angles, ops_->rope_angles_floats(rope) * 4}},
+                 gradient ? ops_->norm_backward_scratch_bytes(runs_of(x, weight), weight.cols) : 0);
+        Rope there = rope;
+        there.document_start = m(rope.document_start);
+        ops_->norm_rope_backward(m(d), m(x), m(weight), m(rstd), m(gradient), there, m(angles),
+                                 m.scratch());
         m.finish();
     }
 
@@ -138,9 +182,10 @@ public:
         ops_->gelu_forward(m(x), m(y));
         m.finish();
     }
-    void gelu_backward(View dy, View x) override {
-        Mirror m({of(dy), of(x)});
-        ops_->gelu_backward(m(dy), m(x));
+    void gelu_backward(View dy, View x, float* bias_gradient, std::byte*) override {
+        Mirror m({of(dy), of(x), {bias_gradient, x.cols * 4}},
+                 bias_gradient ? ops_->norm_backward_scratch_bytes(x.rows, x.cols) : 0);
+        ops_->gelu_backward(m(dy), m(x), m(bias_gradient), m.scratch());
         m.finish();
     }
 
@@ -163,8 +208,7 @@ public:
         ops_->positions_backward(m(dx), sequence, m(document_start), m(gradient), m.scratch());
         m.finish();
     }
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
-                        std::byte*) override {
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte*) override {
         const int32_t last = *std::max_element(tokens, tokens + dx.rows);
         Mirror m({{tokens, dx.rows * 4}, of(dx), {gradient, (last + 1) * dx.cols * 4}},
                  ops_->embed_backward_scratch_bytes(dx.rows));

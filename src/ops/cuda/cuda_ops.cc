@@ -95,10 +95,13 @@ public:
                             float* stats) override {
         cuda::layer_norm_forward(x, weight, bias, eps, y, stats, stream_);
     }
+    int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return 2 * norm_backward_scratch_bytes(rows, n);
+    }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
                              ConstView addend, View dx, float* weight_gradient,
-                             std::byte* scratch) override {
-        cuda::layer_norm_backward(dy, x, weight, stats, addend, dx, weight_gradient,
+                             float* bias_gradient, std::byte* scratch) override {
+        cuda::layer_norm_backward(dy, x, weight, stats, addend, dx, weight_gradient, bias_gradient,
                                   floats(scratch), stream_);
     }
     void sum_rows(ConstView x, float* sums, std::byte* scratch) override {
@@ -108,6 +111,24 @@ public:
     void rope(View x, const Rope& rope) override {
         FERRY_CHECK(rope.head_dim <= SparseAttention::kMaxHeadDim);
         cuda::rope(x, rope, stream_);
+    }
+    int64_t rope_angles_floats(const Rope& rope) const override {
+        return cuda::rope_angles_floats(rope);
+    }
+    void rope_angles(const Rope& rope, float* angles) override {
+        if (cuda::rope_angles_floats(rope) > 0) cuda::rope_angles(rope, angles, stream_);
+    }
+    void norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                           const Rope& rope, const float* angles) override {
+        if (!cuda::norm_rope_forward(x, weight, eps, y, rstd, rope, angles, stream_))
+            Ops::norm_rope_forward(x, weight, eps, y, rstd, rope, angles);
+    }
+    void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                            float* weight_gradient, const Rope& rope, const float* angles,
+                            std::byte* scratch) override {
+        if (!cuda::norm_rope_backward(d, x, weight, rstd, weight_gradient, rope, angles,
+                                      floats(scratch), stream_))
+            Ops::norm_rope_backward(d, x, weight, rstd, weight_gradient, rope, angles, scratch);
     }
 
     int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
@@ -151,7 +172,9 @@ public:
     }
 
     void gelu_forward(ConstView x, View y) override { cuda::gelu_forward(x, y, stream_); }
-    void gelu_backward(View dy, View x) override { cuda::gelu_backward(dy, x, stream_); }
+    void gelu_backward(View dy, View x, float* bias_gradient, std::byte* scratch) override {
+        cuda::gelu_backward(dy, x, bias_gradient, floats(scratch), stream_);
+    }
 
     void embed(const int32_t* tokens, ConstView table, ConstView positions,
                const int32_t* document_start, View x) override {

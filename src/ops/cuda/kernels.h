@@ -38,9 +38,10 @@ void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rst
                    View dx, float* weight_gradient, float* partial, cudaStream_t stream);
 void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
                         float* stats, cudaStream_t stream);
+// partial: twice as much where the bias trains.
 void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                         ConstView addend, View dx, float* weight_gradient, float* partial,
-                         cudaStream_t stream);
+                         ConstView addend, View dx, float* weight_gradient, float* bias_gradient,
+                         float* partial, cudaStream_t stream);
 void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream);
 
 // ---------------------------------------------------------------- attention
@@ -66,10 +67,19 @@ void tensor_attention_backward(const Attention& shape, ConstView q, ConstView k,
 // ---------------------------------------------------------------- rows
 
 void rope(View x, const Rope& rope, cudaStream_t stream);
+// Of heads of so many elements a norm turns what it has at hand; the two behind it return false,
+// and do nothing, where it does not.
+int64_t rope_angles_floats(const Rope& rope);
+void rope_angles(const Rope& rope, float* angles, cudaStream_t stream);
+bool norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                       const Rope& rope, const float* angles, cudaStream_t stream);
+bool norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                        float* weight_gradient, const Rope& rope, const float* angles,
+                        float* partial, cudaStream_t stream);
 void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream);
 void swiglu_backward(View dy, View gate_up, cudaStream_t stream);
 void gelu_forward(ConstView x, View y, cudaStream_t stream);
-void gelu_backward(View dy, View x, cudaStream_t stream);
+void gelu_backward(View dy, View x, float* bias_gradient, float* partial, cudaStream_t stream);
 void cast(ConstView from, View to, cudaStream_t stream);
 void add(float* a, const float* b, int64_t count, cudaStream_t stream);
 void add(ConstView part, View sums, cudaStream_t stream);  // sums += part, of any types

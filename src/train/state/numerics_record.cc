@@ -73,7 +73,7 @@ std::string shape_text(const model::Shape& s) {
 
 std::string library_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
-    return "ops 7; " + ops::cuda_library_versions(config.numerics.attention);
+    return "ops 8; " + ops::cuda_library_versions(config.numerics.attention);
 }
 
 std::string machine_text(const Device& device, const Config& config) {
