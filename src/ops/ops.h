@@ -90,6 +90,8 @@ struct Rope {
     const int32_t* document_start = nullptr;  // as Attention's; null: all 0
 };
 
+class ProductTable;
+
 class Ops {
 public:
     virtual ~Ops() = default;
@@ -222,12 +224,14 @@ std::unique_ptr<Ops> make_cpu_ops(Team& team);
 // most_slope_bytes: what a call of cuDNN's deterministic backward attention may keep for its pairs
 // of query and key. What needs more takes several calls. Long sequences' bits depend on it: a test
 // makes it small, nothing else changes it. any_gpu: for tests too, the kernels over lists of blocks
-// that every GPU runs, in place of its own.
+// that every GPU runs, in place of its own. products: which algorithms do which products, where a
+// table says so (ops/product_table.h); null: the library's first. Throws usage for one of another
+// GPU or library.
 constexpr int64_t kMostSlopeBytes = int64_t{1} << 30;
 std::unique_ptr<Ops> make_cuda_ops(Device& device,
                                    AttentionKernels attention = AttentionKernels::best,
-                                   int64_t most_slope_bytes = kMostSlopeBytes,
-                                   bool any_gpu = false);
+                                   int64_t most_slope_bytes = kMostSlopeBytes, bool any_gpu = false,
+                                   const ProductTable* products = nullptr);
 
 // The libraries that the operations' bits depend on. CPU: the BLAS with the processor type that it
 // chose kernels for, and the SIMD target.

@@ -13,17 +13,24 @@
 
 #include "ferry/units.h"
 #include "ops/ops.h"
+#include "ops/product_table.h"
 
 #ifdef FERRY_CUDA
 #include <cuda_runtime.h>
 
 namespace ferry::ops {
 
-class MirroredOps final : public Ops {
+class MirroredOps final : public Ops, public TunesProducts {
 public:
-    MirroredOps(AttentionKernels attention, int64_t most_slope_bytes, bool any_gpu)
+    MirroredOps(AttentionKernels attention, int64_t most_slope_bytes, bool any_gpu,
+                const ProductTable* products)
         : device_(Device::open(DeviceKind::cuda, *executor_)),
-          ops_(make_cuda_ops(*device_, attention, most_slope_bytes, any_gpu)) {}
+          ops_(make_cuda_ops(*device_, attention, most_slope_bytes, any_gpu, products)) {}
+
+    void tune_products() override { tuner_of(*ops_)->tune_products(); }
+    const ProductTable& tuned_products() const override {
+        return tuner_of(*ops_)->tuned_products();
+    }
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override { return ops_->gemm_scratch_bytes(g); }
     void gemm(const Gemm& g, std::byte*) override {
@@ -395,9 +402,10 @@ private:
 inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
                                               AttentionKernels attention = AttentionKernels::ferry,
                                               int64_t most_slope_bytes = kMostSlopeBytes,
-                                              bool any_gpu = false) {
+                                              bool any_gpu = false,
+                                              const ProductTable* products = nullptr) {
     try {
-        return std::make_unique<MirroredOps>(attention, most_slope_bytes, any_gpu);
+        return std::make_unique<MirroredOps>(attention, most_slope_bytes, any_gpu, products);
     } catch (const Error& error) {
         why = error.what();
         return nullptr;
@@ -412,7 +420,8 @@ namespace ferry::ops {
 
 inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
                                               AttentionKernels = AttentionKernels::ferry,
-                                              int64_t = kMostSlopeBytes, bool = false) {
+                                              int64_t = kMostSlopeBytes, bool = false,
+                                              const ProductTable* = nullptr) {
     why = "built without CUDA";
     return nullptr;
 }

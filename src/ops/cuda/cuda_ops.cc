@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "launch.h"
 #include "ops/ops.h"
+#include "ops/product_table.h"
 #include "slow_notes.h"
 #include "sparse_attention.h"
 
@@ -27,21 +28,30 @@ void check_launch(const char* kernel) {
 
 namespace {
 
+std::string cublas_version() {
+    const size_t version = cublasLtGetVersion();
+    return "cuBLASLt " + std::to_string(version / 10000) + "." +
+           std::to_string(version % 10000 / 100) + "." + std::to_string(version % 100);
+}
+
 float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 
-class CudaOps final : public Ops, public KnowsSlowPaths {
+class CudaOps final : public Ops, public KnowsSlowPaths, public TunesProducts {
 public:
     CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention,
-            int64_t most_slope_bytes, bool any_gpu)
+            int64_t most_slope_bytes, bool any_gpu, ProductTable products, std::string made_for)
         : stream_(stream),
           workspace_bytes_(workspace_bytes),
-          products_(workspace_bytes),
+          made_for_(std::move(made_for)),
+          products_(workspace_bytes, std::move(products)),
           cudnn_(attention == AttentionKernels::best
                      ? CudnnAttention::make(stream, most_slope_bytes)
                      : nullptr),
           blocks_(stream, any_gpu) {}
 
     std::vector<SlowPath> slow_paths() const override { return slow_.all(); }
+    void tune_products() override { products_.tune(made_for_); }
+    const ProductTable& tuned_products() const override { return products_.tuned(); }
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override {
         const int64_t elements = g.c.rows * g.c.cols;
@@ -380,6 +390,7 @@ private:
 
     cudaStream_t stream_;
     int64_t workspace_bytes_;
+    std::string made_for_;  // of a table of products
     Products products_;
     std::unique_ptr<CudnnAttention> cudnn_;  // null: not wanted, or not in this build
     mutable SparseAttention blocks_;         // loads its kernels where they are first asked for
@@ -390,7 +401,8 @@ private:
 }  // namespace cuda
 
 std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
-                                   int64_t most_slope_bytes, bool any_gpu) {
+                                   int64_t most_slope_bytes, bool any_gpu,
+                                   const ProductTable* products) {
     FERRY_CHECK(device.kind() == DeviceKind::cuda);
     const std::string architecture = device.architecture();
     if (!cuda::runs_here()) {
@@ -403,14 +415,21 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
     }
     const int64_t workspace = (architecture == "cuda sm_90" ? 32 : 8) * kMiB;
     auto* stream = static_cast<cudaStream_t>(device.stream(StreamKind::compute).native());
-    return std::make_unique<cuda::CudaOps>(stream, workspace, attention, most_slope_bytes, any_gpu);
+    const std::string made_for = architecture + ", " + cuda::cublas_version();
+    if (products != nullptr && products->made_for() != made_for) {
+        throw Error(Trouble::usage, {.what = "the table of products is of another GPU or library",
+                                     .where = "numerics.products",
+                                     .measured = products->made_for(),
+                                     .limit = made_for,
+                                     .remedy = "write one here with ferry bench kernels --tune"});
+    }
+    return std::make_unique<cuda::CudaOps>(stream, workspace, attention, most_slope_bytes, any_gpu,
+                                           products == nullptr ? ProductTable() : *products,
+                                           made_for);
 }
 
 std::string cuda_library_versions(AttentionKernels attention) {
-    const size_t version = cublasLtGetVersion();
-    const std::string cublas = "cuBLASLt " + std::to_string(version / 10000) + "." +
-                               std::to_string(version % 10000 / 100) + "." +
-                               std::to_string(version % 100);
+    const std::string cublas = cuda::cublas_version();
     const std::string cudnn =
         attention == AttentionKernels::best ? cuda::cudnn_version() : std::string();
     return cublas + (cudnn.empty() ? "" : ", attention cuDNN " + cudnn);

@@ -84,7 +84,7 @@ struct Piece {
     static constexpr bool kWide = kType == DType::f32;
     static constexpr int kWords = kVector == 1 || kWide ? kVector : kVector / 2;
     uint32_t words[kWords];
-    static constexpr bool may_load(const void* at) {
+    static bool may_load(const void* at) {
         return kVector == 1 || reinterpret_cast<uintptr_t>(at) % (kWords * 4) == 0;
     }
     __device__ void fetch(const ConstView& v, int64_t row, int64_t col) {
@@ -110,8 +110,8 @@ struct Piece {
     }
 };
 
-constexpr int kAtOnce = 16;   // rows whose loads are under way together; they are added in order
-constexpr int kOfBlock = 4;   // places in the order whose runs a block adds, where they begin one
+constexpr int kAtOnce = 16;  // rows whose loads are under way together; they are added in order
+constexpr int kOfBlock = 4;  // places in the order; a block adds the runs that begin there
 
 template <int kCount>
 __device__ void copy_floats(const float* from, float* to) {

@@ -304,6 +304,7 @@ struct NormTerm {
             sum.at[e] = fmaf(Norm::normed(in.at[e], raw.row), d.at[e], sum.at[e]);
     }
 };
+
 // ---------------------------------------------------------------- launching
 
 // Whether one kernel does both: fewer blocks would leave multiprocessors without work. Never by

@@ -87,10 +87,6 @@ __global__ void __launch_bounds__(block_of(kRow))
     });
 }
 
-}  // namespace
-
-namespace {
-
 void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd, const Turn& turn,
                  cudaStream_t stream) {
     const Runs runs = runs_of(x, weight.cols);
