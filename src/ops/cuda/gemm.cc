@@ -268,15 +268,14 @@ Products::Key Products::key_of(const Gemm& g) {
 
 std::string Products::text_of(const Key& key) {
     constexpr const char* kForms[] = {"nn", "nt", "tn"};
-    std::string text = std::string(kForms[static_cast<int>(key.form)]) + " " +
-                       std::string(name_of(key.operands)) + " to " +
-                       std::string(name_of(key.output)) + (key.adds ? ", added" : "") +
-                       (key.biased ? ", biased" : "") + ", sizes";
-    for (const int64_t size : key.sizes) text += " " + std::to_string(size);
-    text += ", strides";
-    for (const int64_t stride : key.strides) text += " " + std::to_string(stride);
-    text += ", aligned";
-    for (const int bytes : key.alignments) text += " " + std::to_string(bytes);
+    std::string text = kForms[static_cast<int>(key.form)];
+    text.append(" ").append(name_of(key.operands)).append(" to ").append(name_of(key.output));
+    text.append(key.adds ? ", added" : "").append(key.biased ? ", biased" : "").append(", sizes");
+    for (const int64_t size : key.sizes) text.append(" ").append(std::to_string(size));
+    text.append(", strides");
+    for (const int64_t stride : key.strides) text.append(" ").append(std::to_string(stride));
+    text.append(", aligned");
+    for (const int bytes : key.alignments) text.append(" ").append(std::to_string(bytes));
     return text;
 }
 
