@@ -287,11 +287,7 @@ private:
         const int64_t forward = inner.bytes() + active.bytes();
         if (s.layer_norm) {
             report("gelu forward", forward, [&] { ops_->gelu_forward(i, a); });
-            report("gelu backward", 2 * forward,
-                   [&] { ops_->gelu_backward(a, i, nullptr, nullptr); });
-            Memory sums(s.inner * 4), room(ops_->norm_backward_scratch_bytes(s.rows, s.inner));
-            report("gelu backward, bias", 2 * forward,
-                   [&] { ops_->gelu_backward(a, i, sums.as<float>(), room.as<std::byte>()); });
+            report("gelu backward", 2 * forward, [&] { ops_->gelu_backward(a, i); });
         } else {
             report("swiglu forward", forward, [&] { ops_->swiglu_forward(i, a); });
             report("swiglu backward", 2 * forward, [&] { ops_->swiglu_backward(a, i); });

@@ -232,13 +232,12 @@ void Block::activate(ConstView inner) {
     }
 }
 
-// One pass over both: `active` holds its gradient and receives what forward gave, and a lone bias
-// of the matrix before takes the sums of the gradient that is then in `inner`.
+// One pass over both: `active` holds its gradient and receives what forward gave.
 void Block::activate_backward(View active, View inner) {
     if (shape_.gated) {
         ops_.swiglu_backward(active, inner);
     } else {
-        ops_.gelu_backward(active, inner, up_.only_bias_gradient(), b_.ops);
+        ops_.gelu_backward(active, inner);
     }
 }
 
@@ -285,11 +284,7 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, bool needs_mid
     down_.apply_transposed(ops_, dy, active, b_.ops);
     activate_backward(active, inner);
     down_.add_gradient(ops_, dy, active, b_.ops);
-    if (!shape_.gated && up_.only_bias_gradient() != nullptr) {
-        up_.add_weight_gradient(ops_, inner, n2, b_.ops);
-    } else {
-        up_.add_gradient(ops_, inner, n2, b_.ops);
-    }
+    up_.add_gradient(ops_, inner, n2, b_.ops);
     if (!into_norm) return;
     up_.apply_transposed(ops_, inner, dn, b_.ops);
     norm2_.backward(ops_, dn, x_mid, b_.stats2, needs_mid ? ConstView(dx) : ConstView{},

@@ -127,17 +127,10 @@ void Projection::apply_transposed(ops::Ops& ops, ConstView dy, View dx, std::byt
 }
 
 void Projection::add_gradient(ops::Ops& ops, ConstView dy, ConstView x, std::byte* scratch) const {
-    add_weight_gradient(ops, dy, x, scratch);
-    for (const Part& part : parts()) {
-        if (part.bias.trains())
-            ops.sum_rows(dy.col_range(part.column, part.outputs), part.bias.gradient, scratch);
-    }
-}
-
-void Projection::add_weight_gradient(ops::Ops& ops, ConstView dy, ConstView x,
-                                     std::byte* scratch) const {
     for (const Part& part : parts()) {
         if (part.weight.trains()) ops.gemm(gradient(part, dy, x), scratch);
+        if (part.bias.trains())
+            ops.sum_rows(dy.col_range(part.column, part.outputs), part.bias.gradient, scratch);
     }
 }
 

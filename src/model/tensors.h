@@ -75,10 +75,6 @@ public:
     void apply_transposed(ops::Ops& ops, ops::ConstView dy, ops::View dx, std::byte* scratch) const;
     // gradients += dy^T x and the sums of dy, of the parts that train.
     void add_gradient(ops::Ops& ops, ops::ConstView dy, ops::ConstView x, std::byte* scratch) const;
-    // The same in two: what has dy at hand may add the sums, where all of them go to one bias.
-    float* only_bias_gradient() const { return count_ == 1 ? parts_[0].bias.gradient : nullptr; }
-    void add_weight_gradient(ops::Ops& ops, ops::ConstView dy, ops::ConstView x,
-                             std::byte* scratch) const;
     // Scratch that is enough for each of the three, on so many tokens. `output`: y's type.
     int64_t scratch_bytes(const ops::Ops& ops, int64_t tokens, DType output) const;
 

@@ -204,10 +204,9 @@ public:
                  [&](int64_t first, int64_t count) { gelu_forward_rows(x, y, first, count); });
     }
 
-    void gelu_backward(View dy, View x, float* bias_gradient, std::byte* scratch) override {
+    void gelu_backward(View dy, View x) override {
         for_rows(dy.rows, dy.cols,
                  [&](int64_t first, int64_t count) { gelu_backward_rows(dy, x, first, count); });
-        if (bias_gradient != nullptr) sum_rows(x, bias_gradient, scratch);
     }
 
     void embed(const int32_t* tokens, ConstView table, ConstView positions,

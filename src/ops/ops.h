@@ -166,9 +166,8 @@ public:
 
     // y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))). x, y: [tokens, n].
     virtual void gelu_forward(ConstView x, View y) = 0;
-    // x becomes d(x), and dy the y that forward gave. bias_gradient (fp32 [n], optional): adds
-    // sum_rows of d(x). Scratch as norm_backward's.
-    virtual void gelu_backward(View dy, View x, float* bias_gradient, std::byte* scratch) = 0;
+    // x becomes d(x), and dy the y that forward gave.
+    virtual void gelu_backward(View dy, View x) = 0;
 
     // x[t] = table[tokens[t]] + positions[t % positions.rows - document_start[t]]; positions
     // optional; document_start as Attention's, null: all 0.

@@ -219,11 +219,11 @@ public:
         note({.name = "gelu forward", .shape = shape_of(y), .bytes = bytes_of(x) + bytes_of(y)},
              [&] { ops_.gelu_forward(x, y); });
     }
-    void gelu_backward(View dy, View x, float* bias_gradient, std::byte* scratch) override {
+    void gelu_backward(View dy, View x) override {
         note({.name = "gelu backward",
               .shape = shape_of(dy),
               .bytes = 2 * (bytes_of(x) + bytes_of(dy))},
-             [&] { ops_.gelu_backward(dy, x, bias_gradient, scratch); });
+             [&] { ops_.gelu_backward(dy, x); });
     }
 
     void embed(const int32_t* tokens, ConstView table, ConstView positions,

@@ -189,10 +189,9 @@ public:
         ops_->gelu_forward(m(x), m(y));
         m.finish();
     }
-    void gelu_backward(View dy, View x, float* bias_gradient, std::byte*) override {
-        Mirror m({of(dy), of(x), {bias_gradient, x.cols * 4}},
-                 bias_gradient ? ops_->norm_backward_scratch_bytes(x.rows, x.cols) : 0);
-        ops_->gelu_backward(m(dy), m(x), m(bias_gradient), m.scratch());
+    void gelu_backward(View dy, View x) override {
+        Mirror m({of(dy), of(x)});
+        ops_->gelu_backward(m(dy), m(x));
         m.finish();
     }
 

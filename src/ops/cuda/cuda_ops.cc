@@ -182,9 +182,7 @@ public:
     }
 
     void gelu_forward(ConstView x, View y) override { cuda::gelu_forward(x, y, stream_); }
-    void gelu_backward(View dy, View x, float* bias_gradient, std::byte* scratch) override {
-        cuda::gelu_backward(dy, x, bias_gradient, floats(scratch), stream_);
-    }
+    void gelu_backward(View dy, View x) override { cuda::gelu_backward(dy, x, stream_); }
 
     void embed(const int32_t* tokens, ConstView table, ConstView positions,
                const int32_t* document_start, View x) override {

@@ -79,7 +79,7 @@ bool norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd
 void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream);
 void swiglu_backward(View dy, View gate_up, cudaStream_t stream);
 void gelu_forward(ConstView x, View y, cudaStream_t stream);
-void gelu_backward(View dy, View x, float* bias_gradient, float* partial, cudaStream_t stream);
+void gelu_backward(View dy, View x, cudaStream_t stream);
 void cast(ConstView from, View to, cudaStream_t stream);
 void add(float* a, const float* b, int64_t count, cudaStream_t stream);
 void add(ConstView part, View sums, cudaStream_t stream);  // sums += part, of any types

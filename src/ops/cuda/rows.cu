@@ -1,7 +1,6 @@
 // Operations that touch each element once: rotation, gates, conversions.
 #include <algorithm>
 
-#include "column_sums.h"
 #include "kernels.h"
 #include "launch.h"
 #include "pack.h"
@@ -115,46 +114,22 @@ __global__ void gelu_forward_kernel(ConstView x, View y) {
     store_pack(pack, y, row, col);
 }
 
-__device__ void gelu_backward_packs(Pack& x, Pack& d) {
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-        const float value = x.at[i], s = gelu_sigmoid(value);
-        // d (x s(u)) = s + x s (1 - s) u'
-        const float slope = kGeluScale * (1.0f + 3.0f * kGeluCube * value * value);
-        x.at[i] = d.at[i] * (s + value * s * ((1.0f - s) * slope));
-        d.at[i] = value * s;
-    }
-}
-
 __global__ void gelu_backward_kernel(View dy, View x) {
     const auto [row, col, count] = cell_of(dy.cols);
     if (count <= 0) return;
     const RawPack raw_x = fetch_pack(x, row, col, count), raw_d = fetch_pack(dy, row, col, count);
     Pack pack = widen_pack(raw_x, x.type, count), d = widen_pack(raw_d, dy.type, count);
-    gelu_backward_packs(pack, d);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+        const float value = pack.at[i], s = gelu_sigmoid(value);
+        // d (x s(u)) = s + x s (1 - s) u'
+        const float slope = kGeluScale * (1.0f + 3.0f * kGeluCube * value * value);
+        pack.at[i] = d.at[i] * (s + value * s * ((1.0f - s) * slope));
+        d.at[i] = value * s;
+    }
     store_pack(d, dy, row, col);
     store_pack(pack, x, row, col);
 }
-
-// The same, and the sums over rows of what x becomes.
-struct GeluTerm {
-    View dy, x;
-    static constexpr int kTogether = 2;
-    struct Raw {
-        RawPack x, d;
-    };
-    __device__ Raw fetch(int64_t row, int64_t col, int count) const {
-        return {fetch_pack(x, row, col, count), fetch_pack(dy, row, col, count)};
-    }
-    __device__ void add(const Raw& raw, int64_t row, int64_t col, int count, Pack& sum) const {
-        Pack pack = widen_pack(raw.x, x.type, count), d = widen_pack(raw.d, dy.type, count);
-        gelu_backward_packs(pack, d);
-        store_pack(d, dy, row, col);
-        store_pack(pack, x, row, col);
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) sum.at[e] += rounded(pack.at[e], x.type);
-    }
-};
 
 __global__ void cast_kernel(ConstView from, View to) {
     const auto [row, col, count] = cell_of(to.cols);
@@ -250,12 +225,8 @@ void gelu_forward(ConstView x, View y, cudaStream_t stream) {
     check_launch("gelu forward");
 }
 
-void gelu_backward(View dy, View x, float* bias_gradient, float* partial, cudaStream_t stream) {
+void gelu_backward(View dy, View x, cudaStream_t stream) {
     if (dy.rows == 0 || dy.cols == 0) return;
-    if (bias_gradient != nullptr) {
-        add_sums(GeluTerm{dy, x}, x.rows, x.cols, partial, bias_gradient, stream);
-        return check_launch("gelu backward");
-    }
     const Cells cells = cells_of(dy.rows, dy.cols);
     gelu_backward_kernel<<<cells.blocks, cells.threads, 0, stream>>>(dy, x);
     check_launch("gelu backward");
