@@ -203,22 +203,28 @@ private:
         Matrix x(residual, s.rows, s.hidden), dx(residual, s.rows, s.hidden);
         Matrix w(DType::bf16, 1, s.hidden), b(DType::bf16, 1, s.hidden);
         Matrix y(DType::bf16, s.rows, s.hidden);
-        Memory stats(2 * s.rows * 4), dw(s.hidden * 4),
-            room(ops_->norm_backward_scratch_bytes(s.rows, s.hidden));
+        Memory stats(2 * s.rows * 4), dw(s.hidden * 4), db(s.hidden * 4),
+            room(ops_->layer_norm_backward_scratch_bytes(s.rows, s.hidden));
         auto* r = stats.as<float>();
         report(kind + " forward" + with, x.bytes() + y.bytes(), [&] {
             s.layer_norm ? ops_->layer_norm_forward(x.view(), w.view(), b.view(), 1e-5, y.view(), r)
                          : ops_->norm_forward(x.view(), w.view(), 1e-5, y.view(), r);
         });
-        const auto backward = [&](float* gradient) {
-            s.layer_norm ? ops_->layer_norm_backward(y.view(), x.view(), w.view(), r, dx.view(),
-                                                     dx.view(), gradient, room.as<std::byte>())
-                         : ops_->norm_backward(y.view(), x.view(), w.view(), r, dx.view(),
-                                               dx.view(), gradient, room.as<std::byte>());
+        const auto backward = [&](float* gradient, float* of_bias) {
+            s.layer_norm
+                ? ops_->layer_norm_backward(y.view(), x.view(), w.view(), r, dx.view(), dx.view(),
+                                            gradient, of_bias, room.as<std::byte>())
+                : ops_->norm_backward(y.view(), x.view(), w.view(), r, dx.view(), dx.view(),
+                                      gradient, room.as<std::byte>());
         };
         const int64_t bytes = x.bytes() + y.bytes() + 2 * dx.bytes();
-        report(kind + " backward" + with, bytes, [&] { backward(dw.as<float>()); });
-        report(kind + " backward, frozen weight" + with, bytes, [&] { backward(nullptr); });
+        report(kind + " backward" + with, bytes, [&] { backward(dw.as<float>(), nullptr); });
+        if (s.layer_norm) {
+            report(kind + " backward, bias" + with, bytes,
+                   [&] { backward(dw.as<float>(), db.as<float>()); });
+        }
+        report(kind + " backward, frozen weight" + with, bytes,
+               [&] { backward(nullptr, nullptr); });
     }
 
     void head_norms(const Shape& s) {
@@ -236,6 +242,23 @@ private:
         report("norm of heads backward, queries", 3 * bytes, [&] {
             ops_->norm_backward(dq, q, w.view(), rstd.as<float>(), {}, dq, dw.as<float>(),
                                 room.as<std::byte>());
+        });
+        const std::vector<double> frequencies(static_cast<size_t>(s.head_dim / 2), 0.01);
+        ops::Rope rope{.sequence = s.sequence,
+                       .heads = s.heads,
+                       .head_dim = s.head_dim,
+                       .frequencies = frequencies.data()};
+        Memory angles(ops_->rope_angles_floats(rope) * 4);
+        report("angles of rope", ops_->rope_angles_floats(rope) * 4,
+               [&] { ops_->rope_angles(rope, angles.as<float>()); });
+        report("norm of heads and rope forward, queries", 2 * bytes, [&] {
+            ops_->norm_rope_forward(q, w.view(), 1e-6, out.view().col_range(0, query),
+                                    rstd.as<float>(), rope, angles.as<float>());
+        });
+        rope.inverse = true;
+        report("norm of heads and rope backward, queries", 3 * bytes, [&] {
+            ops_->norm_rope_backward(dq, q, w.view(), rstd.as<float>(), dw.as<float>(), rope,
+                                     angles.as<float>(), room.as<std::byte>());
         });
     }
 
@@ -317,11 +340,18 @@ private:
         const auto* at = on_device.as<int32_t>();
         report("embed", 2 * x.bytes(),
                [&] { ops_->embed(at, table.view(), {}, nullptr, x.view()); });
-        report("embed backward", x.bytes() + unique * s.hidden * 8,
-               [&] { ops_->embed_backward(at, x.view(), gradient.as<float>()); });
+        Memory room(ops_->embed_backward_scratch_bytes(s.rows));
+        report("embed backward", x.bytes() + unique * s.hidden * 8, [&] {
+            ops_->embed_backward(at, x.view(), gradient.as<float>(), room.as<std::byte>());
+        });
         if (!s.layer_norm) return;
         report("positions backward", x.bytes() + s.sequence * s.hidden * 8, [&] {
-            ops_->positions_backward(x.view(), s.sequence, nullptr, gradient.as<float>());
+            ops_->positions_backward(x.view(), s.sequence, nullptr, gradient.as<float>(), nullptr);
+        });
+        Memory starts(s.rows * 4);  // one document a sequence
+        report("positions backward, documents", x.bytes() + s.sequence * s.hidden * 8, [&] {
+            ops_->positions_backward(x.view(), s.sequence, starts.as<int32_t>(),
+                                     gradient.as<float>(), room.as<std::byte>());
         });
     }
 

@@ -180,6 +180,7 @@ struct NumericsConfig {
     AttentionKernels attention = AttentionKernels::best;  // on a GPU
     std::optional<int64_t> head_tile{};  // tokens; empty: by the model, train/model_of.h
     std::optional<int64_t> mlp_tile{};   // empty: a whole micro-batch
+    std::string products{};  // file of a table of a GPU's products; empty: the library chooses
 };
 
 struct Config {

@@ -84,6 +84,7 @@ struct EmbedBackward {
     In<As, Content::tokens> tokens;
     In<As, Content::input_gradient> dx;
     InOut<As, Content::gradient> gradient;
+    Scratch<As> scratch;
 };
 
 template <class As>

@@ -94,6 +94,8 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     b.stats1 = carver.floats(norm1_.stats_floats(tokens));
     b.query_rstd = carver.floats(normed * shape_.heads);
     b.key_rstd = carver.floats(normed * shape_.kv_heads);
+    if (shape_.head_norms)
+        b.angles = carver.floats(ops_.rope_angles_floats(rope(shape_.heads, false)));
     const int64_t shared = carver.mark();
     b.n2 = up_.input(carver, tile);
     b.inner = carver.matrix(compute, tile, up_.outputs());
@@ -147,30 +149,43 @@ ops::Attention Block::attention() const {
             .document_end = mask_.documents.end};
 }
 
-void Block::norm_heads() {
-    if (!shape_.head_norms) return;
-    query_norm_.forward(ops_, queries(b_.qkv), queries(b_.normed), b_.query_rstd);
-    key_norm_.forward(ops_, keys(b_.qkv), keys(b_.normed), b_.key_rstd);
+ops::Rope Block::rope(int64_t heads, bool inverse) const {
+    return {.sequence = numerics_.sequence,
+            .heads = heads,
+            .head_dim = shape_.head_dim,
+            .frequencies = rope_.frequencies.data(),
+            .amplitude = rope_.amplitude,
+            .inverse = inverse,
+            .document_start = mask_.documents.start};
 }
 
-// dqkv holds the gradients of what the norms gave, and receives those of what they took.
-void Block::norm_heads_backward() {
-    if (!shape_.head_norms) return;
-    const View dq = queries(b_.dqkv), dk = keys(b_.dqkv);
-    query_norm_.backward(ops_, dq, queries(b_.qkv), b_.query_rstd, {}, dq, b_.ops);
-    key_norm_.backward(ops_, dk, keys(b_.qkv), b_.key_rstd, {}, dk, b_.ops);
-}
-
-// Queries and keys lie side by side, so one rotation turns both.
-void Block::rope(View queries_and_keys, bool inverse) {
+// Norms of queries' and keys' heads, where the family has them, and their rotation.
+void Block::turn_heads() {
+    FERRY_CHECK(!shape_.head_norms || !rope_.frequencies.empty());
     if (rope_.frequencies.empty()) return;  // the embedding knows the positions
-    ops_.rope(queries_and_keys, {.sequence = numerics_.sequence,
-                                 .heads = shape_.heads + shape_.kv_heads,
-                                 .head_dim = shape_.head_dim,
-                                 .frequencies = rope_.frequencies.data(),
-                                 .amplitude = rope_.amplitude,
-                                 .inverse = inverse,
-                                 .document_start = mask_.documents.start});
+    // Queries and keys lie side by side, so one rotation turns both.
+    if (!shape_.head_norms) return ops_.rope(seen(), rope(shape_.heads + shape_.kv_heads, false));
+    const ops::Rope of_queries = rope(shape_.heads, false), of_keys = rope(shape_.kv_heads, false);
+    ops_.rope_angles(of_queries, b_.angles);
+    ops_.norm_rope_forward(queries(b_.qkv), query_norm_.weight.value, query_norm_.eps,
+                           queries(b_.normed), b_.query_rstd, of_queries, b_.angles);
+    ops_.norm_rope_forward(keys(b_.qkv), key_norm_.weight.value, key_norm_.eps, keys(b_.normed),
+                           b_.key_rstd, of_keys, b_.angles);
+}
+
+// dqkv holds the gradients of what turn_heads gave, and receives those of what it took.
+void Block::turn_heads_back() {
+    if (rope_.frequencies.empty()) return;
+    if (!shape_.head_norms) {
+        return ops_.rope(b_.dqkv.col_range(0, query_ + key_),
+                         rope(shape_.heads + shape_.kv_heads, true));
+    }
+    ops_.norm_rope_backward(queries(b_.dqkv), queries(b_.qkv), query_norm_.weight.value,
+                            b_.query_rstd, query_norm_.weight.gradient, rope(shape_.heads, true),
+                            b_.angles, b_.ops);
+    ops_.norm_rope_backward(keys(b_.dqkv), keys(b_.qkv), key_norm_.weight.value, b_.key_rstd,
+                            key_norm_.weight.gradient, rope(shape_.kv_heads, true), b_.angles,
+                            b_.ops);
 }
 
 // ---------------------------------------------------------------- passes
@@ -178,8 +193,7 @@ void Block::rope(View queries_and_keys, bool inverse) {
 void Block::attend(ConstView x_in, View x_mid) {
     norm1_.forward(ops_, x_in, b_.n1, b_.stats1);
     qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
-    norm_heads();
-    rope(seen(), false);
+    turn_heads();
     if (!known_[at(Saved::attention)]) attention_forward();
     output_.apply(ops_, b_.attended, x_mid, x_in, b_.ops);
 }
@@ -286,8 +300,7 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into
     ops_.attention_backward(attention(), queries(seen()), keys(seen()), values(b_.qkv), b_.attended,
                             b_.dattended, b_.lse, queries(b_.dqkv), keys(b_.dqkv), values(b_.dqkv),
                             b_.ops);
-    rope(b_.dqkv.col_range(0, query_ + key_), true);
-    norm_heads_backward();
+    turn_heads_back();
     qkv_.add_gradient(ops_, b_.dqkv, b_.n1, b_.ops);
     if (!needs_dx && !norm1_.trains()) return;
     qkv_.apply_transposed(ops_, b_.dqkv, b_.dn, b_.ops);

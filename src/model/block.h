@@ -38,6 +38,7 @@ private:
         ops::View dy{}, dn{};                              // [T, H] both, in the compute type
         float *stats1 = nullptr, *lse = nullptr;           // norm1's; log-sum-exp, [heads * T]
         float *query_rstd = nullptr, *key_rstd = nullptr;  // [T, heads], [T, kv_heads]
+        float* angles = nullptr;                           // of norm_rope, likewise
         // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is saved, [M, I], of
         // norm2.
         ops::View n2{}, inner{}, active{};
@@ -72,9 +73,9 @@ private:
     void activate_backward(ops::View active, ops::View inner);
     void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx, bool needs_mid);
     void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx, bool into_qkv);
-    void norm_heads();
-    void norm_heads_backward();
-    void rope(ops::View queries_and_keys, bool inverse);
+    ops::Rope rope(int64_t heads, bool inverse) const;
+    void turn_heads();
+    void turn_heads_back();
     ops::ConstView in_compute_type(ops::ConstView x, ops::View room);
     ops::Attention attention() const;
 

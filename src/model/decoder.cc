@@ -170,7 +170,8 @@ int64_t Decoder::scratch_bytes() const {
     const LayerMemory embedding(layers_.front(), numerics_.compute, nullptr, nullptr);
     Carver carver(nullptr);
     HeadBuffers::cut(shape_, numerics_, Head(shape_, head, embedding), ops_, carver);
-    int64_t most = carver.peak();
+    int64_t most =
+        std::max(carver.peak(), ops_.embed_backward_scratch_bytes(numerics_.tokens()));
     for (const Layer& layer : layers_) {
         if (layer.kind == LayerKind::block)
             most = std::max(most, Block::scratch_bytes(shape_, numerics_, rope_, ops_, layer));
@@ -193,17 +194,18 @@ void Decoder::embed(const int32_t* tokens, const void* weights, void* x,
 }
 
 void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradient,
-                             const Documents& documents) const {
+                             std::byte* scratch, const Documents& documents) const {
     const LayerMemory memory(layers_.front(), numerics_.compute, nullptr, gradient);
     const ConstView d = ConstView::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     const Parameter table = memory(Role::token_table), positions = memory(Role::position_table);
-    if (table.trains()) ops_.embed_backward(tokens, d, table.gradient);
+    if (table.trains()) ops_.embed_backward(tokens, d, table.gradient, scratch);
     if (table.trains() && shape_.padding_token >= 0) {
         ops_.fill_zero(table.gradient + shape_.padding_token * shape_.hidden,
                        shape_.hidden * size_of(DType::f32));
     }
     if (positions.trains())
-        ops_.positions_backward(d, numerics_.sequence, documents.start, positions.gradient);
+        ops_.positions_backward(d, numerics_.sequence, documents.start, positions.gradient,
+                                scratch);
 }
 
 namespace {

@@ -28,9 +28,9 @@ void Norm::forward(ops::Ops& ops, ConstView x, View y, float* stats) const {
 
 void Norm::backward(ops::Ops& ops, ConstView dy, ConstView x, const float* stats, ConstView addend,
                     View dx, std::byte* scratch) const {
-    if (bias.trains()) ops.sum_rows(dy, bias.gradient, scratch);
     if (bias.exists()) {
-        ops.layer_norm_backward(dy, x, weight.value, stats, addend, dx, weight.gradient, scratch);
+        ops.layer_norm_backward(dy, x, weight.value, stats, addend, dx, weight.gradient,
+                                bias.gradient, scratch);
     } else {
         ops.norm_backward(dy, x, weight.value, stats, addend, dx, weight.gradient, scratch);
     }

@@ -46,7 +46,8 @@ struct Norm {
     // rows: tokens times runs.
     int64_t stats_floats(int64_t rows) const { return bias.exists() ? 2 * rows : rows; }
     int64_t scratch_bytes(int64_t rows, const ops::Ops& ops) const {
-        return ops.norm_backward_scratch_bytes(rows, weight.value.cols);
+        return bias.exists() ? ops.layer_norm_backward_scratch_bytes(rows, weight.value.cols)
+                             : ops.norm_backward_scratch_bytes(rows, weight.value.cols);
     }
     void forward(ops::Ops& ops, ops::ConstView x, ops::View y, float* stats) const;
     // As Ops::norm_backward.

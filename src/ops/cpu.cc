@@ -95,9 +95,13 @@ public:
         });
     }
 
+    int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return norm_backward_scratch_bytes(rows, n);
+    }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
                              ConstView addend, View dx, float* weight_gradient,
-                             std::byte* scratch) override {
+                             float* bias_gradient, std::byte* scratch) override {
+        if (bias_gradient != nullptr) sum_rows(dy, bias_gradient, scratch);
         const int64_t blocks = ceil_div(x.rows, kNormRows);
         auto* partial = weight_gradient == nullptr ? nullptr : reinterpret_cast<float*>(scratch);
         const NormBackward args{dy, x, weight, stats, stats + x.rows, addend, dx, partial};
@@ -221,7 +225,8 @@ public:
         });
     }
 
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+    int64_t embed_backward_scratch_bytes(int64_t) const override { return 0; }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte*) override {
         for_columns(dx, [&](int64_t t, int64_t col, int64_t count) {
             add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data, dx.type,
                     count);
@@ -229,7 +234,7 @@ public:
     }
 
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
+                            float* gradient, std::byte*) override {
         if (document_start != nullptr) {
             return for_columns(dx, [&](int64_t t, int64_t col, int64_t count) {
                 const int64_t position = t % sequence - document_start[t];

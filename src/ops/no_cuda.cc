@@ -7,7 +7,7 @@
 namespace ferry::ops {
 
 // Nobody can hold a CUDA device in this build.
-std::unique_ptr<Ops> make_cuda_ops(Device&, AttentionKernels, int64_t, bool) {
+std::unique_ptr<Ops> make_cuda_ops(Device&, AttentionKernels, int64_t, bool, const ProductTable*) {
     bug("built without CUDA");
 }
 std::unique_ptr<Stopwatch> make_cuda_stopwatch(Device&) { bug("built without CUDA"); }

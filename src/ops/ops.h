@@ -90,6 +90,8 @@ struct Rope {
     const int32_t* document_start = nullptr;  // as Attention's; null: all 0
 };
 
+class ProductTable;
+
 class Ops {
 public:
     virtual ~Ops() = default;
@@ -113,16 +115,37 @@ public:
     // x, y: [tokens, n]; weight, bias: [1, n]; stats: [2, tokens], means and then rstds.
     virtual void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps,
                                     View y, float* stats) = 0;
-    // Like norm_backward. The bias's gradient is sum_rows of dy.
+    // Like norm_backward. bias_gradient (fp32 [n], optional): adds the sum over tokens of dy.
+    virtual int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const = 0;
     virtual void layer_norm_backward(ConstView dy, ConstView x, ConstView weight,
                                      const float* stats, ConstView addend, View dx,
-                                     float* weight_gradient, std::byte* scratch) = 0;
+                                     float* weight_gradient, float* bias_gradient,
+                                     std::byte* scratch) = 0;
 
     // sums += the sum over rows of x. sums: fp32 [cols]. Scratch as norm_backward's.
     virtual void sum_rows(ConstView x, float* sums, std::byte* scratch) = 0;
 
     // Works in place on x: [tokens, heads * head_dim].
     virtual void rope(View x, const Rope& rope) = 0;
+
+    // norm_forward of every head of x and then rope of what it gave, to the bit, where they can be
+    // in one pass. angles: what rope_angles made of the same rope, which way it turns and its
+    // documents aside.
+    virtual int64_t rope_angles_floats(const Rope&) const { return 0; }
+    virtual void rope_angles(const Rope&, float* /*angles*/) {}
+    virtual void norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                                   const Rope& rope, const float* /*angles*/) {
+        norm_forward(x, weight, eps, y, rstd);
+        this->rope(y, rope);
+    }
+    // rope of d, and then norm_backward of what it gave, to the bit. d: d(y), becomes d(x). Scratch
+    // as norm_backward's.
+    virtual void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                                    float* weight_gradient, const Rope& rope,
+                                    const float* /*angles*/, std::byte* scratch) {
+        this->rope(d, rope);
+        norm_backward(d, x, weight, rstd, {}, d, weight_gradient, scratch);
+    }
 
     // Causal, grouped queries: head h reads key/value head h / (heads / kv_heads).
     // q, out: [tokens, heads * head_dim]; k, v: [tokens, kv_heads * head_dim]; lse: the log-sum-exp
@@ -151,11 +174,13 @@ public:
     virtual void embed(const int32_t* tokens, ConstView table, ConstView positions,
                        const int32_t* document_start, View x) = 0;
     // gradient[tokens[t]] += dx[t], in the order of t. gradient: fp32 [vocab, hidden].
-    virtual void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) = 0;
+    virtual int64_t embed_backward_scratch_bytes(int64_t tokens) const = 0;
+    virtual void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
+                                std::byte* scratch) = 0;
     // gradient[t % sequence - document_start[t]] += dx[t], in the order of t; document_start null:
-    // all 0. gradient: fp32 [sequence, hidden].
+    // all 0. gradient: fp32 [sequence, hidden]. Scratch as embed_backward's.
     virtual void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                                    float* gradient) = 0;
+                                    float* gradient, std::byte* scratch) = 0;
 
     // Softmax cross-entropy of a tile of logits (fp32 [tokens, vocab]); targets -1 are ignored.
     // *loss_sum += the tile's losses, in double, in token order. dlogits (optional; may be `logits`
@@ -198,12 +223,14 @@ std::unique_ptr<Ops> make_cpu_ops(Team& team);
 // most_slope_bytes: what a call of cuDNN's deterministic backward attention may keep for its pairs
 // of query and key. What needs more takes several calls. Long sequences' bits depend on it: a test
 // makes it small, nothing else changes it. any_gpu: for tests too, the kernels over lists of blocks
-// that every GPU runs, in place of its own.
+// that every GPU runs, in place of its own. products: which algorithms do which products, where a
+// table says so (ops/product_table.h); null: the library's first. Throws usage for one of another
+// GPU or library.
 constexpr int64_t kMostSlopeBytes = int64_t{1} << 30;
 std::unique_ptr<Ops> make_cuda_ops(Device& device,
                                    AttentionKernels attention = AttentionKernels::best,
-                                   int64_t most_slope_bytes = kMostSlopeBytes,
-                                   bool any_gpu = false);
+                                   int64_t most_slope_bytes = kMostSlopeBytes, bool any_gpu = false,
+                                   const ProductTable* products = nullptr);
 
 // The libraries that the operations' bits depend on. CPU: the BLAS with the processor type that it
 // chose kernels for, and the SIMD target.

@@ -121,9 +121,11 @@ public:
     }
 
     // y = h w + b, h = (x - mean) r: dx = r (w dy - mean(w dy) - h mean(w dy h)), dw = sum of dy h.
+    int64_t layer_norm_backward_scratch_bytes(int64_t, int64_t) const override { return 0; }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
                              ConstView addend, View dx, float* weight_gradient,
-                             std::byte*) override {
+                             float* bias_gradient, std::byte*) override {
+        if (bias_gradient != nullptr) sum_rows(dy, bias_gradient, nullptr);
         const auto n = static_cast<double>(x.cols);
         const auto normed = [&](int64_t t, int64_t c) {
             return (get(x, t, c) - static_cast<double>(stats[t])) *
@@ -295,7 +297,8 @@ public:
         }
     }
 
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+    int64_t embed_backward_scratch_bytes(int64_t) const override { return 0; }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte*) override {
         for (int64_t t = 0; t < dx.rows; ++t) {
             float* row = gradient + tokens[t] * dx.cols;
             for (int64_t c = 0; c < dx.cols; ++c) row[c] += static_cast<float>(get(dx, t, c));
@@ -303,7 +306,7 @@ public:
     }
 
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
+                            float* gradient, std::byte*) override {
         for (int64_t t = 0; t < dx.rows; ++t) {
             float* row = gradient + position_of(t, sequence, document_start) * dx.cols;
             for (int64_t c = 0; c < dx.cols; ++c) row[c] += static_cast<float>(get(dx, t, c));

@@ -129,15 +129,18 @@ public:
               .bytes = bytes_of(x) + bytes_of(y)},
              [&] { ops_.layer_norm_forward(x, weight, bias, eps, y, stats); });
     }
+    int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return ops_.layer_norm_backward_scratch_bytes(rows, n);
+    }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
                              ConstView addend, View dx, float* weight_gradient,
-                             std::byte* scratch) override {
+                             float* bias_gradient, std::byte* scratch) override {
         note({.name = addend.data ? "layer norm backward, add" : "layer norm backward",
               .shape = shape_of(x),
               .bytes = bytes_of(dy) + bytes_of(x) + bytes_of(addend) + bytes_of(dx)},
              [&] {
                  ops_.layer_norm_backward(dy, x, weight, stats, addend, dx, weight_gradient,
-                                          scratch);
+                                          bias_gradient, scratch);
              });
     }
     void sum_rows(ConstView x, float* sums, std::byte* scratch) override {
@@ -147,6 +150,33 @@ public:
     void rope(View x, const Rope& rope) override {
         note({.name = "rope", .shape = shape_of(x), .bytes = 2 * bytes_of(x)},
              [&] { ops_.rope(x, rope); });
+    }
+    int64_t rope_angles_floats(const Rope& rope) const override {
+        return ops_.rope_angles_floats(rope);
+    }
+    void rope_angles(const Rope& rope, float* angles) override {
+        const int64_t count = ops_.rope_angles_floats(rope);
+        if (count == 0) return;
+        note({.name = "angles of rope", .shape = times({count}) + ", fp32", .bytes = floats(count)},
+             [&] { ops_.rope_angles(rope, angles); });
+    }
+    void norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                           const Rope& rope, const float* angles) override {
+        note({.name = "norm and rope forward",
+              .shape = shape_of(x),
+              .bytes = bytes_of(x) + bytes_of(y)},
+             [&] { ops_.norm_rope_forward(x, weight, eps, y, rstd, rope, angles); });
+    }
+    void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                            float* weight_gradient, const Rope& rope, const float* angles,
+                            std::byte* scratch) override {
+        note({.name = "norm and rope backward",
+              .shape = shape_of(x),
+              .bytes = 2 * bytes_of(d) + bytes_of(x)},
+             [&] {
+                 ops_.norm_rope_backward(d, x, weight, rstd, weight_gradient, rope, angles,
+                                         scratch);
+             });
     }
 
     int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
@@ -203,18 +233,22 @@ public:
               .bytes = 2 * bytes_of(x) + bytes_of(positions)},
              [&] { ops_.embed(tokens, table, positions, document_start, x); });
     }
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+    int64_t embed_backward_scratch_bytes(int64_t tokens) const override {
+        return ops_.embed_backward_scratch_bytes(tokens);
+    }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
+                        std::byte* scratch) override {
         note({.name = "embedding backward",
               .shape = shape_of(dx),
               .bytes = bytes_of(dx) + 2 * floats(dx.rows * dx.cols)},
-             [&] { ops_.embed_backward(tokens, dx, gradient); });
+             [&] { ops_.embed_backward(tokens, dx, gradient, scratch); });
     }
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
+                            float* gradient, std::byte* scratch) override {
         note({.name = "positions backward",
               .shape = shape_of(dx),
               .bytes = bytes_of(dx) + 2 * floats(sequence * dx.cols)},
-             [&] { ops_.positions_backward(dx, sequence, document_start, gradient); });
+             [&] { ops_.positions_backward(dx, sequence, document_start, gradient, scratch); });
     }
 
     int64_t cross_entropy_scratch_bytes(int64_t tokens) const override {

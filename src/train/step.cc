@@ -271,8 +271,11 @@ private:
     void backward_embedding(const Group& group) {
         Gradient gradient = r_.fetch_gradient(0, group.is_first);
         for (int64_t i = 0; i < group.size; ++i) {
-            r_.record<op::EmbedBackward>(
-                0, i, {.tokens = tokens_[at(i)], .dx = dx_[at(i)], .gradient = gradient});
+            r_.record<op::EmbedBackward>(0, i,
+                                         {.tokens = tokens_[at(i)],
+                                          .dx = dx_[at(i)],
+                                          .gradient = gradient,
+                                          .scratch = scratch_});
         }
         if (plan_.tied && !group.is_last) r_.spill_table_gradient(table_gradient_);
         if (plan_.tied && group.is_last) {

@@ -142,7 +142,7 @@ public:
                               s.gradients[i + 1].data(), room, saved_of(i), documents);
         }
         if (first_block_needs_dx && table_gradient != nullptr) {
-            decoder_.embed_backward(tokens.data(), dx.data(), table_gradient, documents);
+            decoder_.embed_backward(tokens.data(), dx.data(), table_gradient, room, documents);
         }
         last_x = x.back();
         return s;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/product_table.h"
 #include "tests/contract/ops_fixture.h"
 
 namespace ferry::ops {
@@ -308,7 +309,8 @@ std::vector<Matrix> all_sums(Ops* ops, int64_t shift, DType type) {
     for (int i = 0; i < 2; ++i) outs.emplace_back(DType::f32, 1, 96, 1, shift);
     ops->layer_norm_forward(q.view(), w.view(), w.view(), 1e-5, outs[7].view(), stats.data());
     ops->layer_norm_backward(dout.view(), q.view(), w.view(), stats.data(), {}, outs[7].view(),
-                             static_cast<float*>(outs[8].fill(0).view().data), aligned(room));
+                             static_cast<float*>(outs[8].fill(0).view().data), nullptr,
+                             aligned(room));
     ops->sum_rows(dout.view(), static_cast<float*>(outs[9].fill(0).view().data), aligned(room));
     outs.push_back(Matrix(type, 270, 400, 1, shift).random(9));
     const Matrix bias = in(1, 400, 10);
@@ -363,6 +365,48 @@ TEST(CpuOps, many_threads_multiply_at_once) {
         team.parallel(8, [&](int64_t i) { multiply(*alone, products[static_cast<size_t>(i)]); });
         for (const Matrix& product : products) ASSERT_TRUE(product.same_bytes(expected)) << round;
     }
+}
+
+// What tuning found does the same products in the same way in another process, which is why its
+// table is part of the numerics record.
+TEST(CudaOps, a_table_of_products_gives_the_bits_that_tuning_gave) {
+    std::string why;
+    const auto made = [&](const ProductTable* table) {
+        return make_mirrored_ops(why, AttentionKernels::ferry, kMostSlopeBytes, false, table);
+    };
+    const auto tuning = made(nullptr);
+    if (!tuning) GTEST_SKIP() << why;
+    tuner_of(*tuning)->tune_products();
+    const Matrix a = Matrix(DType::bf16, 256, 512, 0).random(1),
+                 b = Matrix(DType::bf16, 512, 384, 0).random(2),
+                 tall = Matrix(DType::bf16, 512, 256, 0).random(3);
+    const auto products = [&](Ops& by) {
+        std::vector<Matrix> c;
+        c.emplace_back(DType::bf16, 256, 384, 0);
+        c.push_back(Matrix(DType::f32, 256, 384, 0).random(4));
+        by.gemm({.a = a.view(), .b = b.view(), .c = c[0].view()}, nullptr);
+        by.gemm({.form = Form::tn,
+                 .a = tall.view(),
+                 .b = b.view(),
+                 .c = c[1].view(),
+                 .accumulate = true},
+                nullptr);
+        return c;
+    };
+    products(*tuning);  // adds to c again and again
+    const std::vector<Matrix> tuned = products(*tuning);
+    const std::vector<Matrix> expected = products(*make_reference_ops());
+    expect_near(tuned[0], expected[0], 40);
+    expect_near(tuned[1], expected[1], 40);
+    const ProductTable table = tuner_of(*tuning)->tuned_products();
+    EXPECT_EQ(table.size(), 2);
+    const ProductTable read = ProductTable::parse(table.text(), "a table");
+    const auto tabled = made(&read);
+    ASSERT_TRUE(tabled) << why;
+    expect_same(tuned, products(*tabled));
+    ProductTable other("cuda sm_90, cuBLASLt 1.0.0");
+    EXPECT_FALSE(made(&other));
+    EXPECT_NE(why.find("another GPU or library"), std::string::npos) << why;
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ TEST_P(OpsRows, gradient_of_a_norm_s_weight_does_not_depend_on_dx) {
             const auto backward = [&](View to, Matrix* sums) {
                 auto* gradient = sums ? static_cast<float*>(sums->view().data) : nullptr;
                 layer ? ops().layer_norm_backward(dy.view(), x.view(), w.view(), stats.data(), {},
-                                                  to, gradient, aligned(scratch))
+                                                  to, gradient, nullptr, aligned(scratch))
                       : ops().norm_backward(dy.view(), x.view(), w.view(), stats.data(), {}, to,
                                             gradient, aligned(scratch));
             };
@@ -128,18 +128,22 @@ TEST_P(OpsRows, layer_norm_forward_and_backward) {
         expect_near(y, y0, hidden == 2 ? 400 : 40);  // of two elements the rstd can be large
         Matrix dx = Matrix(DType::f32, tokens, hidden).random(4), dx0 = dx;
         Matrix dw = Matrix(DType::f32, 1, hidden).random(5), dw0 = dw;
-        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens, hidden));
+        Matrix db = Matrix(DType::f32, 1, hidden).random(6), db0 = db;
+        auto scratch = scratch_of(ops().layer_norm_backward_scratch_bytes(tokens, hidden));
         ops().layer_norm_backward(dy.view(), x.view(), w.view(), s.data(), dx.view(), dx.view(),
-                                  static_cast<float*>(dw.view().data), aligned(scratch));
+                                  static_cast<float*>(dw.view().data),
+                                  static_cast<float*>(db.view().data), aligned(scratch));
         oracle().layer_norm_backward(dy.view(), x.view(), w.view(), s0.data(), dx0.view(),
-                                     dx0.view(), static_cast<float*>(dw0.view().data), nullptr);
+                                     dx0.view(), static_cast<float*>(dw0.view().data),
+                                     static_cast<float*>(db0.view().data), nullptr);
         expect_near(dx, dx0, 40);
         expect_near(dw, dw0, 40);
+        expect_near(db, db0, 40);
         Matrix only(type(), tokens, hidden), only0 = only;
         ops().layer_norm_backward(dy.view(), x.view(), w.view(), s.data(), {}, only.view(), nullptr,
-                                  nullptr);
+                                  nullptr, nullptr);
         oracle().layer_norm_backward(dy.view(), x.view(), w.view(), s0.data(), {}, only0.view(),
-                                     nullptr, nullptr);
+                                     nullptr, nullptr, nullptr);
         expect_near(only, only0, 40);
     }
 }
@@ -170,12 +174,15 @@ TEST_P(OpsRows, norm_backward_of_many_rows) {
             std::vector<float> stats(static_cast<size_t>(2 * tokens * runs));
             for (size_t i = 0; i < stats.size(); ++i)
                 stats[i] = 0.5f + static_cast<float>(i % 7) * 0.25f;
-            auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens * runs, n));
-            const auto both = [&](Ops& by, Matrix& to, Matrix& sums, bool layer) {
+            Matrix db = Matrix(DType::f32, 1, n).random(6), db0 = db;
+            auto scratch = scratch_of(ops().layer_norm_backward_scratch_bytes(tokens * runs, n));
+            const auto both = [&](Ops& by, Matrix& to, Matrix& sums, Matrix& bias_sums,
+                                  bool layer) {
                 auto* gradient = static_cast<float*>(sums.view().data);
+                auto* of_bias = static_cast<float*>(bias_sums.view().data);
                 const ConstView addend = runs == 1 ? ConstView(to.view()) : ConstView{};
                 layer ? by.layer_norm_backward(dy.view(), x.view(), w.view(), stats.data(), addend,
-                                               to.view(), gradient, aligned(scratch))
+                                               to.view(), gradient, of_bias, aligned(scratch))
                       : by.norm_backward(dy.view(), x.view(), w.view(), stats.data(), addend,
                                          to.view(), gradient, aligned(scratch));
             };
@@ -183,10 +190,12 @@ TEST_P(OpsRows, norm_backward_of_many_rows) {
                 if (layer && runs > 1) continue;
                 dx0 = dx;
                 dw0 = dw;
-                both(ops(), dx, dw, layer);
-                both(oracle(), dx0, dw0, layer);
+                db0 = db;
+                both(ops(), dx, dw, db, layer);
+                both(oracle(), dx0, dw0, db0, layer);
                 expect_near(dx, dx0, 200);
                 expect_near(dw, dw0, 2000);
+                expect_near(db, db0, 2000);
             }
         }
     }
@@ -206,14 +215,17 @@ TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
 
 // Rows of a token among many others, some of them next to each other.
 TEST_P(OpsRows, gradient_of_an_embedding_is_summed_in_the_order_of_its_tokens) {
-    for (const int64_t hidden : {5, 96, 1032}) {
+    // More rows than a GPU sorts in one block, too.
+    for (const auto& [rows, hidden] : {std::pair{1300, 5}, {1300, 96}, {1300, 1032}, {20011, 20}}) {
         std::vector<int32_t> tokens;
-        for (int64_t t = 0; t < 1300; ++t)
+        for (int64_t t = 0; t < rows; ++t)
             tokens.push_back(static_cast<int32_t>(t % 3 == 0 ? 7 : t * t % 41));
         const Matrix dx = Matrix(type(), std::ssize(tokens), hidden).random(2);
+        SCOPED_TRACE(hidden);
         Matrix g = Matrix(DType::f32, 41, hidden, 0).random(3), g0 = g;
-        ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));
-        oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data));
+        ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data), nullptr);
+        oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data),
+                                nullptr);
         EXPECT_TRUE(g.same_bytes(g0));
     }
 }
@@ -290,6 +302,51 @@ TEST_P(OpsRows, gelu_forward_and_backward) {
     }
 }
 
+// A norm of heads and the rotation of what it gave: in one pass where there is a kernel for it.
+TEST_P(OpsRows, norms_that_turn_give_what_a_norm_and_a_rotation_give) {
+    for (const auto& [tokens, heads, n] :
+         {std::array{12, 2, 6}, {7, 3, 64}, {21, 5, 128}, {2051, 17, 128}, {4099, 16, 128}}) {
+        if (tokens > 100 && std::get<0>(GetParam()).threads != kGpu) continue;  // of its blocks
+        for (const bool documents : {false, true}) {
+            SCOPED_TRACE(std::to_string(tokens) + " x " + std::to_string(n));
+            const std::vector<double> frequencies = frequencies_of(n);
+            const int64_t sequence = tokens / 2 + 1;
+            std::vector<int32_t> starts;
+            for (int64_t t = 0; t < tokens; ++t) starts.push_back(t % sequence < 5 ? 0 : 5);
+            Rope rope{.sequence = sequence,
+                      .heads = heads,
+                      .head_dim = n,
+                      .frequencies = frequencies.data(),
+                      .amplitude = 1.25,
+                      .document_start = documents ? starts.data() : nullptr};
+            std::vector<float> angles(static_cast<size_t>(ops().rope_angles_floats(rope)));
+            ops().rope_angles(rope, angles.data());
+            const Matrix x = Matrix(type(), tokens, int64_t{heads} * n).random(1);
+            const Matrix w = Matrix(type(), 1, n).random(2);
+            Matrix y(type(), tokens, int64_t{heads} * n), y0 = y;
+            std::vector<float> r(static_cast<size_t>(tokens * heads)), r0 = r;
+            ops().norm_rope_forward(x.view(), w.view(), 1e-6, y.view(), r.data(), rope,
+                                    angles.data());
+            ops().norm_forward(x.view(), w.view(), 1e-6, y0.view(), r0.data());
+            ops().rope(y0.view(), rope);
+            EXPECT_TRUE(y.same_bytes(y0));
+            EXPECT_EQ(r, r0);
+            rope.inverse = true;
+            Matrix d = Matrix(type(), tokens, int64_t{heads} * n).random(3), d0 = d;
+            Matrix dw = Matrix(DType::f32, 1, n).random(4), dw0 = dw;
+            auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens * heads, n));
+            ops().norm_rope_backward(d.view(), x.view(), w.view(), r.data(),
+                                     static_cast<float*>(dw.view().data), rope, angles.data(),
+                                     aligned(scratch));
+            ops().rope(d0.view(), rope);
+            ops().norm_backward(d0.view(), x.view(), w.view(), r.data(), {}, d0.view(),
+                                static_cast<float*>(dw0.view().data), aligned(scratch));
+            EXPECT_TRUE(d.same_bytes(d0));
+            EXPECT_TRUE(dw.same_bytes(dw0));
+        }
+    }
+}
+
 TEST_P(OpsRows, positions_are_added_and_their_gradient_summed) {
     const std::vector<int32_t> tokens{4, 0, 4, 4, 2, 6};
     const Matrix table = Matrix(type(), 7, 150, 0).random(1);
@@ -300,8 +357,9 @@ TEST_P(OpsRows, positions_are_added_and_their_gradient_summed) {
     oracle().embed(tokens.data(), table.view(), positions.view(), nullptr, x0.view());
     EXPECT_TRUE(x.same_bytes(x0));
     Matrix g = Matrix(DType::f32, 3, 150, 0).random(4), g0 = g;
-    ops().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g.view().data));
-    oracle().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g0.view().data));
+    ops().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g.view().data), nullptr);
+    oracle().positions_backward(dx.view(), 3, nullptr, static_cast<float*>(g0.view().data),
+                                nullptr);
     EXPECT_TRUE(g.same_bytes(g0));
 }
 
@@ -322,9 +380,9 @@ TEST_P(OpsRows, positions_begin_anew_with_each_document) {
     Matrix g = Matrix(DType::f32, 5, 150, 0).random(4), g0 = g;
     const Matrix before = g;
     ops().positions_backward(dx.view(), 5, kDocumentStarts.data(),
-                             static_cast<float*>(g.view().data));
+                             static_cast<float*>(g.view().data), nullptr);
     oracle().positions_backward(dx.view(), 5, kDocumentStarts.data(),
-                                static_cast<float*>(g0.view().data));
+                                static_cast<float*>(g0.view().data), nullptr);
     EXPECT_TRUE(g.same_bytes(g0));
     EXPECT_NEAR(g.get(3, 7) - before.get(3, 7), dx.get(8, 7), 1e-5);  // one row is that far
 }
@@ -359,8 +417,8 @@ TEST_P(OpsRows, embedding_rows_and_their_gradient) {
     oracle().embed(tokens.data(), table.view(), {}, nullptr, x0.view());
     EXPECT_TRUE(x.same_bytes(x0));
     Matrix g = Matrix(DType::f32, 7, 150, 0).random(3), g0 = g;
-    ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));
-    oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data));
+    ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data), nullptr);
+    oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data), nullptr);
     EXPECT_TRUE(g.same_bytes(g0));
 }
 

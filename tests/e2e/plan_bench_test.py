@@ -3,6 +3,7 @@
 import json
 import statistics
 import unittest
+from pathlib import Path
 
 from harness import DOES_NOT_FIT, USAGE, FerryTest
 
@@ -105,6 +106,19 @@ class BenchTest(FerryTest):
             run = self.ferry("bench", "kernels", *words)
             self.assertEqual(run.code, USAGE)
             self.assertIn("--model or --config", run.err)
+
+    def test_products_of_a_gpu_alone_are_tuned_or_tabled(self):
+        table = Path(self.path("products.txt"))
+        run = self.ferry("bench", "kernels", "--config", self.command(self.config())[1], "--tune", str(table))
+        self.assertEqual(run.code, USAGE)
+        self.assertIn("no products to tune", run.err)
+        self.assertFalse(table.exists())
+        table.write_text("mine")
+        run = self.ferry("bench", "kernels", "--config", self.command(self.config())[1], "--tune", str(table))
+        self.assertEqual((run.code, table.read_text()), (USAGE, "mine"), run.err)
+        run = self.ferry(*self.command(self.config(numerics__products=str(table))))
+        self.assertEqual(run.code, USAGE)
+        self.assertIn("numerics.products", run.err)
 
     def test_adam_prints_rows_and_the_command_that_made_them(self):
         words = ["bench", "adam", "--millions", "0.1", "--threads", "1", "--pairs", "1", "--method",

@@ -13,17 +13,24 @@
 
 #include "ferry/units.h"
 #include "ops/ops.h"
+#include "ops/product_table.h"
 
 #ifdef FERRY_CUDA
 #include <cuda_runtime.h>
 
 namespace ferry::ops {
 
-class MirroredOps final : public Ops {
+class MirroredOps final : public Ops, public TunesProducts {
 public:
-    MirroredOps(AttentionKernels attention, int64_t most_slope_bytes, bool any_gpu)
+    MirroredOps(AttentionKernels attention, int64_t most_slope_bytes, bool any_gpu,
+                const ProductTable* products)
         : device_(Device::open(DeviceKind::cuda, *executor_)),
-          ops_(make_cuda_ops(*device_, attention, most_slope_bytes, any_gpu)) {}
+          ops_(make_cuda_ops(*device_, attention, most_slope_bytes, any_gpu, products)) {}
+
+    void tune_products() override { tuner_of(*ops_)->tune_products(); }
+    const ProductTable& tuned_products() const override {
+        return tuner_of(*ops_)->tuned_products();
+    }
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override { return ops_->gemm_scratch_bytes(g); }
     void gemm(const Gemm& g, std::byte*) override {
@@ -67,18 +74,24 @@ public:
         ops_->layer_norm_forward(m(x), m(weight), m(bias), eps, m(y), m(stats));
         m.finish();
     }
+    int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return ops_->layer_norm_backward_scratch_bytes(rows, n);
+    }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                             ConstView addend, View dx, float* gradient, std::byte*) override {
+                             ConstView addend, View dx, float* gradient, float* bias_gradient,
+                             std::byte*) override {
+        const bool sums = gradient != nullptr || bias_gradient != nullptr;
         Mirror m({of(dy),
                   of(x),
                   of(weight),
                   {stats, x.rows * 8},
                   of(addend),
                   of(dx),
-                  {gradient, x.cols * 4}},
-                 gradient ? ops_->norm_backward_scratch_bytes(x.rows, x.cols) : 0);
+                  {gradient, x.cols * 4},
+                  {bias_gradient, x.cols * 4}},
+                 sums ? ops_->layer_norm_backward_scratch_bytes(x.rows, x.cols) : 0);
         ops_->layer_norm_backward(m(dy), m(x), m(weight), m(stats), m(addend), m(dx), m(gradient),
-                                  m.scratch());
+                                  m(bias_gradient), m.scratch());
         m.finish();
     }
     void sum_rows(ConstView x, float* sums, std::byte*) override {
@@ -92,6 +105,44 @@ public:
         Rope there = rope;
         there.document_start = m(rope.document_start);
         ops_->rope(m(x), there);
+        m.finish();
+    }
+    int64_t rope_angles_floats(const Rope& rope) const override {
+        return ops_->rope_angles_floats(rope);
+    }
+    void rope_angles(const Rope& rope, float* angles) override {
+        Mirror m({{angles, ops_->rope_angles_floats(rope) * 4}});
+        ops_->rope_angles(rope, m(angles));
+        m.finish();
+    }
+    void norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                           const Rope& rope, const float* angles) override {
+        Mirror m({of(x),
+                  of(weight),
+                  of(y),
+                  {rstd, runs_of(x, weight) * 4},
+                  {rope.document_start, x.rows * 4},
+                  {angles, ops_->rope_angles_floats(rope) * 4}});
+        Rope there = rope;
+        there.document_start = m(rope.document_start);
+        ops_->norm_rope_forward(m(x), m(weight), eps, m(y), m(rstd), there, m(angles));
+        m.finish();
+    }
+    void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                            float* gradient, const Rope& rope, const float* angles,
+                            std::byte*) override {
+        Mirror m({of(d),
+                  of(x),
+                  of(weight),
+                  {rstd, runs_of(x, weight) * 4},
+                  {gradient, weight.cols * 4},
+                  {rope.document_start, x.rows * 4},
+                  {angles, ops_->rope_angles_floats(rope) * 4}},
+                 gradient ? ops_->norm_backward_scratch_bytes(runs_of(x, weight), weight.cols) : 0);
+        Rope there = rope;
+        there.document_start = m(rope.document_start);
+        ops_->norm_rope_backward(m(d), m(x), m(weight), m(rstd), m(gradient), there, m(angles),
+                                 m.scratch());
         m.finish();
     }
 
@@ -151,18 +202,23 @@ public:
         ops_->embed(m(tokens), m(table), m(positions), m(document_start), m(x));
         m.finish();
     }
+    int64_t embed_backward_scratch_bytes(int64_t tokens) const override {
+        return ops_->embed_backward_scratch_bytes(tokens);
+    }
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
+                            float* gradient, std::byte*) override {
         Mirror m({of(dx),
                   {document_start, dx.rows * 4},
-                  {gradient, std::min(sequence, dx.rows) * dx.cols * 4}});
-        ops_->positions_backward(m(dx), sequence, m(document_start), m(gradient));
+                  {gradient, std::min(sequence, dx.rows) * dx.cols * 4}},
+                 ops_->embed_backward_scratch_bytes(dx.rows));
+        ops_->positions_backward(m(dx), sequence, m(document_start), m(gradient), m.scratch());
         m.finish();
     }
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte*) override {
         const int32_t last = *std::max_element(tokens, tokens + dx.rows);
-        Mirror m({{tokens, dx.rows * 4}, of(dx), {gradient, (last + 1) * dx.cols * 4}});
-        ops_->embed_backward(m(tokens), m(dx), m(gradient));
+        Mirror m({{tokens, dx.rows * 4}, of(dx), {gradient, (last + 1) * dx.cols * 4}},
+                 ops_->embed_backward_scratch_bytes(dx.rows));
+        ops_->embed_backward(m(tokens), m(dx), m(gradient), m.scratch());
         m.finish();
     }
 
@@ -345,9 +401,10 @@ private:
 inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
                                               AttentionKernels attention = AttentionKernels::ferry,
                                               int64_t most_slope_bytes = kMostSlopeBytes,
-                                              bool any_gpu = false) {
+                                              bool any_gpu = false,
+                                              const ProductTable* products = nullptr) {
     try {
-        return std::make_unique<MirroredOps>(attention, most_slope_bytes, any_gpu);
+        return std::make_unique<MirroredOps>(attention, most_slope_bytes, any_gpu, products);
     } catch (const Error& error) {
         why = error.what();
         return nullptr;
@@ -362,7 +419,8 @@ namespace ferry::ops {
 
 inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
                                               AttentionKernels = AttentionKernels::ferry,
-                                              int64_t = kMostSlopeBytes, bool = false) {
+                                              int64_t = kMostSlopeBytes, bool = false,
+                                              const ProductTable* = nullptr) {
     why = "built without CUDA";
     return nullptr;
 }

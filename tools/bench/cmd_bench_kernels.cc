@@ -10,13 +10,14 @@
 #include "tools/json_line.h"
 #include "tools/output.h"
 #include "tools/override_options.h"
+#include "tools/writable.h"
 #include "train/prediction/kernel_profile.h"
 
 namespace ferry::tools {
 namespace {
 
 struct KernelsOptions {
-    std::string model{}, config{}, device{}, precision = "bf16";
+    std::string model{}, config{}, device{}, precision = "bf16", tune{};
     int64_t sequence = 0, micro_batch = 0;
     int rounds = 5;
     Overrides overrides{};
@@ -154,6 +155,7 @@ std::string command_of(const KernelsOptions& o) {
     if (o.sequence > 0) add("--sequence", std::to_string(o.sequence));
     if (o.micro_batch > 0) add("--micro-batch", std::to_string(o.micro_batch));
     add("--rounds", std::to_string(o.rounds));
+    if (!o.tune.empty()) add("--tune", o.tune);
     for (const std::string& one : o.overrides.keys) add("--set", one);
     return shell_line(words);
 }
@@ -164,19 +166,29 @@ void run_kernels(const KernelsOptions& options) {
                                      .where = "ferry bench kernels",
                                      .remedy = "give either --model or --config"});
     const Config config = config_for(options);
-    const train::KernelProfile profile = train::profile_kernels(config, options.rounds);
+    const Replaceable older{.beginning = "ferry products "};
+    check_writable("--tune", options.tune, older);
+    ops::ProductTable tuned;
+    const train::KernelProfile profile =
+        train::profile_kernels(config, options.rounds, options.tune.empty() ? nullptr : &tuned);
+    if (!options.tune.empty()) write_whole("--tune", options.tune, tuned.text(), older);
     const std::vector<Row> rows = Report(profile).rows();
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
         object["device"] = profile.device;
         object["attention_saved"] = profile.attention_saved;
         object["mlp_saved"] = profile.mlp_saved;
+        if (!options.tune.empty()) object["tuned_products"] = tuned.size();
         return print_text(json_line(object));
     }
     print("{}; {}\n", machine_text(), profile.device);
     print("blocks that save attention's results: {}, the MLP's: {}\n", profile.attention_saved,
           profile.mlp_saved);
     print("{}", rows_table(rows, ""));
+    if (!options.tune.empty()) {
+        print("{} products, tuned: {}. A configuration names it as numerics.products\n",
+              tuned.size(), options.tune);
+    }
 }
 
 }  // namespace
@@ -201,6 +213,8 @@ void add_kernels_bench(CLI::App& bench) {
     command->add_option("--rounds", options->rounds, "times that each kernel is timed")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
+    command->add_option("--tune", options->tune,
+                        "try a GPU's algorithms for every product; write the fastest to this file");
     add_overrides(*command, options->overrides, "override a key of the configuration");
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(

@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "launch.h"
 #include "ops/ops.h"
+#include "ops/product_table.h"
 #include "slow_notes.h"
 #include "sparse_attention.h"
 
@@ -27,21 +28,30 @@ void check_launch(const char* kernel) {
 
 namespace {
 
+std::string cublas_version() {
+    const size_t version = cublasLtGetVersion();
+    return "cuBLASLt " + std::to_string(version / 10000) + "." +
+           std::to_string(version % 10000 / 100) + "." + std::to_string(version % 100);
+}
+
 float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 
-class CudaOps final : public Ops, public KnowsSlowPaths {
+class CudaOps final : public Ops, public KnowsSlowPaths, public TunesProducts {
 public:
     CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention,
-            int64_t most_slope_bytes, bool any_gpu)
+            int64_t most_slope_bytes, bool any_gpu, ProductTable products, std::string made_for)
         : stream_(stream),
           workspace_bytes_(workspace_bytes),
-          products_(workspace_bytes),
+          made_for_(std::move(made_for)),
+          products_(workspace_bytes, std::move(products)),
           cudnn_(attention == AttentionKernels::best
                      ? CudnnAttention::make(stream, most_slope_bytes)
                      : nullptr),
           blocks_(stream, any_gpu) {}
 
     std::vector<SlowPath> slow_paths() const override { return slow_.all(); }
+    void tune_products() override { products_.tune(made_for_); }
+    const ProductTable& tuned_products() const override { return products_.tuned(); }
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override {
         const int64_t elements = g.c.rows * g.c.cols;
@@ -95,10 +105,13 @@ public:
                             float* stats) override {
         cuda::layer_norm_forward(x, weight, bias, eps, y, stats, stream_);
     }
+    int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return 2 * norm_backward_scratch_bytes(rows, n);
+    }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
                              ConstView addend, View dx, float* weight_gradient,
-                             std::byte* scratch) override {
-        cuda::layer_norm_backward(dy, x, weight, stats, addend, dx, weight_gradient,
+                             float* bias_gradient, std::byte* scratch) override {
+        cuda::layer_norm_backward(dy, x, weight, stats, addend, dx, weight_gradient, bias_gradient,
                                   floats(scratch), stream_);
     }
     void sum_rows(ConstView x, float* sums, std::byte* scratch) override {
@@ -108,6 +121,24 @@ public:
     void rope(View x, const Rope& rope) override {
         FERRY_CHECK(rope.head_dim <= SparseAttention::kMaxHeadDim);
         cuda::rope(x, rope, stream_);
+    }
+    int64_t rope_angles_floats(const Rope& rope) const override {
+        return cuda::rope_angles_floats(rope);
+    }
+    void rope_angles(const Rope& rope, float* angles) override {
+        if (cuda::rope_angles_floats(rope) > 0) cuda::rope_angles(rope, angles, stream_);
+    }
+    void norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                           const Rope& rope, const float* angles) override {
+        if (!cuda::norm_rope_forward(x, weight, eps, y, rstd, rope, angles, stream_))
+            Ops::norm_rope_forward(x, weight, eps, y, rstd, rope, angles);
+    }
+    void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                            float* weight_gradient, const Rope& rope, const float* angles,
+                            std::byte* scratch) override {
+        if (!cuda::norm_rope_backward(d, x, weight, rstd, weight_gradient, rope, angles,
+                                      floats(scratch), stream_))
+            Ops::norm_rope_backward(d, x, weight, rstd, weight_gradient, rope, angles, scratch);
     }
 
     int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
@@ -157,12 +188,16 @@ public:
                const int32_t* document_start, View x) override {
         cuda::embed(tokens, table, positions, document_start, x, stream_);
     }
-    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
-        cuda::embed_backward(tokens, dx, gradient, stream_);
+    int64_t embed_backward_scratch_bytes(int64_t tokens) const override {
+        return cuda::embed_backward_scratch_bytes(tokens);
+    }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
+                        std::byte* scratch) override {
+        cuda::embed_backward(tokens, dx, gradient, scratch, stream_);
     }
     void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                            float* gradient) override {
-        cuda::positions_backward(dx, sequence, document_start, gradient, stream_);
+                            float* gradient, std::byte* scratch) override {
+        cuda::positions_backward(dx, sequence, document_start, gradient, scratch, stream_);
     }
 
     int64_t cross_entropy_scratch_bytes(int64_t tokens) const override { return tokens * 8; }
@@ -353,6 +388,7 @@ private:
 
     cudaStream_t stream_;
     int64_t workspace_bytes_;
+    std::string made_for_;  // of a table of products
     Products products_;
     std::unique_ptr<CudnnAttention> cudnn_;  // null: not wanted, or not in this build
     mutable SparseAttention blocks_;         // loads its kernels where they are first asked for
@@ -363,7 +399,8 @@ private:
 }  // namespace cuda
 
 std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
-                                   int64_t most_slope_bytes, bool any_gpu) {
+                                   int64_t most_slope_bytes, bool any_gpu,
+                                   const ProductTable* products) {
     FERRY_CHECK(device.kind() == DeviceKind::cuda);
     const std::string architecture = device.architecture();
     if (!cuda::runs_here()) {
@@ -376,14 +413,21 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
     }
     const int64_t workspace = (architecture == "cuda sm_90" ? 32 : 8) * kMiB;
     auto* stream = static_cast<cudaStream_t>(device.stream(StreamKind::compute).native());
-    return std::make_unique<cuda::CudaOps>(stream, workspace, attention, most_slope_bytes, any_gpu);
+    const std::string made_for = architecture + ", " + cuda::cublas_version();
+    if (products != nullptr && products->made_for() != made_for) {
+        throw Error(Trouble::usage, {.what = "the table of products is of another GPU or library",
+                                     .where = "numerics.products",
+                                     .measured = products->made_for(),
+                                     .limit = made_for,
+                                     .remedy = "write one here with ferry bench kernels --tune"});
+    }
+    return std::make_unique<cuda::CudaOps>(stream, workspace, attention, most_slope_bytes, any_gpu,
+                                           products == nullptr ? ProductTable() : *products,
+                                           made_for);
 }
 
 std::string cuda_library_versions(AttentionKernels attention) {
-    const size_t version = cublasLtGetVersion();
-    const std::string cublas = "cuBLASLt " + std::to_string(version / 10000) + "." +
-                               std::to_string(version % 10000 / 100) + "." +
-                               std::to_string(version % 100);
+    const std::string cublas = cuda::cublas_version();
     const std::string cudnn =
         attention == AttentionKernels::best ? cuda::cudnn_version() : std::string();
     return cublas + (cudnn.empty() ? "" : ", attention cuDNN " + cudnn);

@@ -1,5 +1,6 @@
 // Embedding rows, and their gradient summed per row in token order without atomics.
 #include <algorithm>
+#include <cub/device/device_radix_sort.cuh>
 
 #include "kernels.h"
 #include "launch.h"
@@ -8,11 +9,7 @@
 namespace ferry::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTogether = 4;  // columns of a thread
-constexpr int kAtOnce = 8;    // rows whose loads are under way together; they are added in order
-constexpr int64_t kWindow = 8 * kThreads;  // positions that a block looks at together
-constexpr int64_t kCols = int64_t{kThreads} * kTogether;
+constexpr int kThreads = 256;
 
 __global__ void embed_kernel(const int32_t* tokens, ConstView table, ConstView positions,
                              const int32_t* document_start, View x) {
@@ -29,15 +26,6 @@ __global__ void embed_kernel(const int32_t* tokens, ConstView table, ConstView p
     store_pack(pack, x, row, col);
 }
 
-// A thread a column, whose positions recur at no fixed distance.
-__global__ void documents_backward_kernel(ConstView dx, int64_t sequence,
-                                          const int32_t* document_start, float* gradient) {
-    const int64_t col = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (col >= dx.cols) return;
-    for (int64_t row = 0; row < dx.rows; ++row)
-        gradient[(row % sequence - document_start[row]) * dx.cols + col] += load(dx, row, col);
-}
-
 // A thread an element of a position's row.
 __global__ void positions_backward_kernel(ConstView dx, int64_t sequence, float* gradient) {
     const int64_t col = int64_t{blockIdx.y} * kThreads + threadIdx.x, position = blockIdx.x;
@@ -47,88 +35,178 @@ __global__ void positions_backward_kernel(ConstView dx, int64_t sequence, float*
     gradient[position * dx.cols + col] = sum;
 }
 
-// The positions of [first, first + kThreads) whose token is `token`, in order, into `found`.
-__device__ int matches(const int32_t* tokens, int64_t first, int64_t from, int64_t end,
-                       int32_t token, int* found) {
-    __shared__ int counts[kWarps];
-    const int64_t i = first + threadIdx.x;
-    const bool match = i >= from && i < end && tokens[i] == token;
-    const unsigned ballot = __ballot_sync(0xffffffffu, match);
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    __syncthreads();  // `found` and `counts` may still be read
-    if (lane == 0) counts[warp] = __popc(ballot);
-    __syncthreads();
-    int before = 0, all = 0;
-    for (int w = 0; w < kWarps; ++w) {
-        if (w < warp) before += counts[w];
-        all += counts[w];
-    }
-    if (match) found[before + __popc(ballot & ((1u << lane) - 1u))] = static_cast<int>(threadIdx.x);
-    __syncthreads();
-    return all;
+// ---------------------------------------------------------------- sums by key
+
+// Rows in the order of their keys, and of rows where keys are equal, so that a key's rows are added
+// in the order of the tokens: a stable sort, then a walk over each run of equal keys.
+struct Order {
+    int32_t *keys, *rows;
+};
+
+// What a sort needs beside its results: what it sorts, and the library's own.
+struct SortRoom {
+    Order given, sorted;
+    void* library;
+    size_t library_bytes;
+    int64_t bytes;
+};
+SortRoom sort_room(std::byte* scratch, int64_t rows) {
+    constexpr int64_t kUnit = 256;
+    SortRoom room{};
+    const auto take = [&](int64_t bytes) {
+        std::byte* at = scratch == nullptr ? nullptr : scratch + room.bytes;
+        room.bytes += round_up(bytes, kUnit);
+        return at;
+    };
+    for (int32_t** part :
+         {&room.given.keys, &room.given.rows, &room.sorted.keys, &room.sorted.rows})
+        *part = reinterpret_cast<int32_t*>(take(rows * 4));
+    cub::DeviceRadixSort::SortPairs(nullptr, room.library_bytes, room.given.keys, room.sorted.keys,
+                                    room.given.rows, room.sorted.rows, static_cast<int>(rows));
+    room.library = take(static_cast<int64_t>(room.library_bytes));
+    return room;
 }
 
-// Whether any of [first, first + kWindow) that lies in [from, end) is `token`: most windows have
-// none, and one look passes over them.
-__device__ bool any_match(const int32_t* tokens, int64_t first, int64_t from, int64_t end,
-                          int32_t token) {
-    bool match = false;
-#pragma unroll
-    for (int64_t k = 0; k < kWindow; k += kThreads) {
-        const int64_t i = first + k + threadIdx.x;
-        match |= i >= from && i < end && tokens[i] == token;
-    }
-    return __syncthreads_or(match);
+// Keys: tokens, or positions within documents where there are none.
+__global__ void keys_kernel(const int32_t* tokens, int64_t sequence, const int32_t* document_start,
+                            Order given, int64_t rows) {
+    const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (row >= rows) return;
+    given.keys[row] = tokens != nullptr
+                          ? tokens[row]
+                          : static_cast<int32_t>(row % sequence) - document_start[row];
+    given.rows[row] = static_cast<int32_t>(row);
 }
 
-// Adds at most kAtOnce of the rows found, from the m-th on, in order.
-__device__ void add_rows(const ConstView& dx, int64_t first, const int* found, int m, int count,
-                         int64_t col, float (&sum)[kTogether]) {
-    float ahead[kAtOnce][kTogether];
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-        const int64_t from = first + found[min(m + n, count - 1)];
-#pragma unroll
-        for (int k = 0; k < kTogether; ++k) {
-            const int64_t c = min(col + int64_t{k} * kThreads, dx.cols - 1);
-            ahead[n][k] = load(dx, from, c);
+// kVector elements that follow each other, as they lie in memory.
+template <DType kType, int kVector>
+struct Piece {
+    static constexpr bool kWide = kType == DType::f32;
+    static constexpr int kWords = kVector == 1 || kWide ? kVector : kVector / 2;
+    uint32_t words[kWords];
+    static bool may_load(const void* at) {
+        return kVector == 1 || reinterpret_cast<uintptr_t>(at) % (kWords * 4) == 0;
+    }
+    __device__ void fetch(const ConstView& v, int64_t row, int64_t col) {
+        const int64_t i = row * v.ld + col;
+        if constexpr (kVector == 1) {
+            words[0] = kWide ? static_cast<const uint32_t*>(v.data)[i]
+                             : uint32_t{static_cast<const uint16_t*>(v.data)[i]};
+        } else if constexpr (kWide) {
+            const auto raw =
+                *reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(v.data) + i);
+            words[0] = raw.x, words[1] = raw.y, words[2] = raw.z, words[3] = raw.w;
+        } else {
+            const auto raw =
+                *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(v.data) + i);
+            words[0] = raw.x, words[1] = raw.y;
         }
     }
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-        if (m + n >= count) break;
-#pragma unroll
-        for (int k = 0; k < kTogether; ++k) sum[k] += ahead[n][k];
+    __device__ float at(int k) const {
+        if constexpr (kWide) return __uint_as_float(words[k]);
+        const auto half = static_cast<uint16_t>(words[k / 2] >> (k % 2 * 16));
+        if constexpr (kType == DType::bf16) return __uint_as_float(uint32_t{half} << 16);
+        return __half2float(__ushort_as_half(half));
+    }
+};
+
+constexpr int kAtOnce = 16;  // rows whose loads are under way together; they are added in order
+constexpr int kOfBlock = 4;  // places in the order; a block adds the runs that begin there
+
+template <int kCount>
+__device__ void copy_floats(const float* from, float* to) {
+    if constexpr (kCount == 4) {
+        *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
+    } else {
+        static_assert(kCount == 1);
+        *to = *from;
     }
 }
 
-// A block a position and kCols columns: the first position of a token adds the rows of all its
-// positions, in order; the others have nothing to do.
-__global__ void embed_backward_kernel(const int32_t* tokens, ConstView dx, float* gradient) {
-    __shared__ int found[kThreads];
-    const int64_t position = blockIdx.x;
-    const int32_t token = tokens[position];
-    for (int64_t first = 0; first < position; first += kWindow) {
-        if (any_match(tokens, first, 0, position, token)) return;
-    }
-    const int64_t col = int64_t{blockIdx.y} * kCols + threadIdx.x;
-    float* row = gradient + token * dx.cols;
-    float sum[kTogether];
-    for (int k = 0; k < kTogether; ++k) {
-        const int64_t c = col + int64_t{k} * kThreads;
-        sum[k] = c < dx.cols ? row[c] : 0.0f;
-    }
-    for (int64_t window = position / kWindow * kWindow; window < dx.rows; window += kWindow) {
-        if (!any_match(tokens, window, position, dx.rows, token)) continue;
-        for (int64_t first = window; first < min(window + kWindow, dx.rows); first += kThreads) {
-            const int count = matches(tokens, first, position, dx.rows, token, found);
-            for (int m = 0; m < count; m += kAtOnce) add_rows(dx, first, found, m, count, col, sum);
+// The rows of the run of `key` that begins at `first`, onto the key's row; a thread kVector columns
+// from `col` on, all threads of a warp together.
+template <DType kType, int kVector>
+__device__ void add_run(Order order, int64_t first, int32_t key, const ConstView& dx, int64_t col,
+                        float* gradient) {
+    using P = Piece<kType, kVector>;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const bool has = col < dx.cols;
+    float* row = gradient + key * dx.cols + col;
+    alignas(16) float sum[kVector] = {};
+    if (has) copy_floats<kVector>(row, sum);
+    const auto source = [&](int64_t from) {  // the lane's row of the 32 from there on, or none
+        const int64_t i = from + lane;
+        return i < dx.rows && order.keys[i] == key ? order.rows[i] : -1;
+    };
+    int32_t mine = source(first);
+    for (int64_t from = first;; from += 32) {
+        const int count = __popc(__ballot_sync(0xffffffffu, mine >= 0));
+        const int32_t next = count == 32 ? source(from + 32) : -1;
+        for (int m = 0; m < count; m += kAtOnce) {
+            P ahead[kAtOnce];
+#pragma unroll
+            for (int n = 0; n < kAtOnce; ++n) {
+                const int32_t of = __shfl_sync(0xffffffffu, mine, min(m + n, 31));
+                if (m + n < count && has) ahead[n].fetch(dx, of, col);
+            }
+#pragma unroll
+            for (int n = 0; n < kAtOnce; ++n) {
+                if (m + n >= count) break;
+#pragma unroll
+                for (int k = 0; k < kVector; ++k) sum[k] += ahead[n].at(k);
+            }
         }
+        if (count < 32) break;
+        mine = next;
     }
-    for (int k = 0; k < kTogether; ++k) {
-        const int64_t c = col + int64_t{k} * kThreads;
-        if (c < dx.cols) row[c] = sum[k];
+    if (has) copy_floats<kVector>(sum, row);
+}
+
+template <DType kType, int kVector>
+__global__ void __launch_bounds__(kThreads)
+    add_by_key_kernel(Order order, ConstView dx, float* gradient) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int64_t before = int64_t{blockIdx.x} * kOfBlock - 1, i = before + lane;
+    const int32_t key = lane <= kOfBlock && i >= 0 && i < dx.rows ? order.keys[i] : -1;
+    const int32_t last = __shfl_up_sync(0xffffffffu, key, 1);
+    unsigned begins = __ballot_sync(0xffffffffu, lane > 0 && key >= 0 && key != last);
+    const int64_t col = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kVector;
+    while (begins != 0) {
+        const int at = __ffs(static_cast<int>(begins)) - 1;
+        begins &= begins - 1;
+        const int32_t of = __shfl_sync(0xffffffffu, key, at);
+        add_run<kType, kVector>(order, before + at, of, dx, col, gradient);
     }
+}
+
+template <DType kType>
+void add_by_key(Order order, ConstView dx, float* gradient, cudaStream_t stream) {
+    const auto launch = [&](auto vector, auto kernel) {
+        const int64_t pieces = ceil_div(dx.cols, int64_t{vector});
+        const int64_t threads = std::min<int64_t>(kThreads, round_up(pieces, 32));
+        const dim3 blocks(blocks_for(dx.rows, kOfBlock), blocks_for(pieces, threads));
+        kernel<<<blocks, static_cast<unsigned>(threads), 0, stream>>>(order, dx, gradient);
+    };
+    constexpr int kFour = 4;
+    const bool four = dx.cols % kFour == 0 && dx.ld % kFour == 0 &&
+                      Piece<kType, kFour>::may_load(dx.data) &&
+                      reinterpret_cast<uintptr_t>(gradient) % 16 == 0;
+    if (four) return launch(kFour, add_by_key_kernel<kType, kFour>);
+    launch(1, add_by_key_kernel<kType, 1>);
+}
+
+// gradient[key] += dx, in the order of the rows.
+void add_rows_by_key(const int32_t* tokens, int64_t sequence, const int32_t* document_start,
+                     ConstView dx, float* gradient, std::byte* scratch, cudaStream_t stream) {
+    SortRoom room = sort_room(scratch, dx.rows);
+    keys_kernel<<<blocks_for(dx.rows, kThreads), kThreads, 0, stream>>>(
+        tokens, sequence, document_start, room.given, dx.rows);
+    cub::DeviceRadixSort::SortPairs(room.library, room.library_bytes, room.given.keys,
+                                    room.sorted.keys, room.given.rows, room.sorted.rows,
+                                    static_cast<int>(dx.rows), 0, 32, stream);
+    if (dx.type == DType::f32) return add_by_key<DType::f32>(room.sorted, dx, gradient, stream);
+    if (dx.type == DType::bf16) return add_by_key<DType::bf16>(room.sorted, dx, gradient, stream);
+    add_by_key<DType::f16>(room.sorted, dx, gradient, stream);
 }
 
 }  // namespace
@@ -142,23 +220,25 @@ void embed(const int32_t* tokens, ConstView table, ConstView positions,
     check_launch("embed");
 }
 
+int64_t embed_backward_scratch_bytes(int64_t tokens) { return sort_room(nullptr, tokens).bytes; }
+
 void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                        float* gradient, cudaStream_t stream) {
+                        float* gradient, std::byte* scratch, cudaStream_t stream) {
     if (dx.rows == 0) return;
     if (document_start != nullptr) {
-        documents_backward_kernel<<<blocks_for(dx.cols, kThreads), kThreads, 0, stream>>>(
-            dx, sequence, document_start, gradient);
-        return check_launch("positions backward");
+        add_rows_by_key(nullptr, sequence, document_start, dx, gradient, scratch, stream);
+    } else {
+        const dim3 blocks(blocks_for(std::min(sequence, dx.rows), 1),
+                          blocks_for(dx.cols, kThreads));
+        positions_backward_kernel<<<blocks, kThreads, 0, stream>>>(dx, sequence, gradient);
     }
-    const dim3 blocks(blocks_for(std::min(sequence, dx.rows), 1), blocks_for(dx.cols, kThreads));
-    positions_backward_kernel<<<blocks, kThreads, 0, stream>>>(dx, sequence, gradient);
     check_launch("positions backward");
 }
 
-void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, cudaStream_t stream) {
+void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte* scratch,
+                    cudaStream_t stream) {
     if (dx.rows == 0) return;
-    const dim3 blocks(blocks_for(dx.rows, 1), blocks_for(dx.cols, kCols));
-    embed_backward_kernel<<<blocks, kThreads, 0, stream>>>(tokens, dx, gradient);
+    add_rows_by_key(tokens, 0, nullptr, dx, gradient, scratch, stream);
     check_launch("embed backward");
 }
 

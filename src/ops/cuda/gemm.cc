@@ -3,9 +3,12 @@
 #include "gemm.h"
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 #include <string>
 
 #include "base/log.h"
+#include "launch.h"
 
 namespace ferry::ops::cuda {
 namespace {
@@ -92,7 +95,8 @@ private:
 
 }  // namespace
 
-Products::Products(int64_t workspace_bytes) : workspace_bytes_(workspace_bytes) {
+Products::Products(int64_t workspace_bytes, ProductTable table)
+    : workspace_bytes_(workspace_bytes), table_(std::move(table)) {
     demand(cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
@@ -105,7 +109,7 @@ Products::~Products() {
     cublasLtDestroy(handle_);
 }
 
-Products::Choice Products::choose(const Gemm& g, const Key& key) const {
+Products::Choice Products::describe(const Gemm& g, const Key& key) const {
     Choice choice;
     demand(cublasLtMatmulDescCreate(&choice.product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
            "cublasLtMatmulDescCreate");
@@ -123,6 +127,12 @@ Products::Choice Products::choose(const Gemm& g, const Key& key) const {
     choice.b = layout_of(g.a);
     choice.c = layout_of(added(g));
     choice.d = layout_of(g.c);
+    return choice;
+}
+
+// What the library's heuristic offers, best first.
+std::vector<cublasLtMatmulAlgo_t> Products::offered(const Key& key, const Choice& choice,
+                                                    int most) const {
     Preference preference;
     preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes_);
     // Sums of a split depth through the workspace, in a fixed order.
@@ -133,17 +143,101 @@ Products::Choice Products::choose(const Gemm& g, const Key& key) const {
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(bytes[1]));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(bytes[2]));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(bytes[3]));
-    cublasLtMatmulHeuristicResult_t result{};
-    int results = 0;
+    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
+    int count = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle_, choice.product, choice.a, choice.b, choice.c,
-                                       choice.d, preference.handle(), 1, &result, &results);
-    choice.found = status == CUBLAS_STATUS_SUCCESS && results > 0;
+                                       choice.d, preference.handle(), most, results.data(), &count);
+    std::vector<cublasLtMatmulAlgo_t> found;
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
+        if (results[static_cast<size_t>(i)].state == CUBLAS_STATUS_SUCCESS)
+            found.push_back(results[static_cast<size_t>(i)].algo);
+    }
+    return found;
+}
+
+// The fastest of some batches: other work only slows. Infinity where it does not run.
+double Products::seconds_of(const cublasLtMatmulAlgo_t& algorithm, const Gemm& g,
+                            const Choice& choice, void* workspace, cudaStream_t stream) const {
+    constexpr int kBatches = 5, kRuns = 3;
+    double best = std::numeric_limits<double>::infinity();
+    cudaEvent_t begin = nullptr, end = nullptr;
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    for (int batch = 0; batch < kBatches; ++batch) {
+        bool ran = true;
+        cudaEventRecord(begin, stream);
+        for (int i = 0; i < kRuns; ++i) {
+            ran = ran && multiply(g, choice, algorithm, workspace, stream) == CUBLAS_STATUS_SUCCESS;
+        }
+        cudaEventRecord(end, stream);
+        cudaEventSynchronize(end);
+        float ms = 0;
+        cudaEventElapsedTime(&ms, begin, end);
+        if (!ran) break;
+        if (batch > 0) best = std::min(best, static_cast<double>(ms) * 1e-3 / kRuns);
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    check_launch("a product that is tuned");
+    return best;
+}
+
+// The first of them, unless another is faster by more than timing is sure of.
+cublasLtMatmulAlgo_t Products::fastest(const std::vector<cublasLtMatmulAlgo_t>& of, const Gemm& g,
+                                       const Choice& choice, void* workspace,
+                                       cudaStream_t stream) const {
+    constexpr double kSure = 0.98;
+    size_t best = 0;
+    double least = seconds_of(of[0], g, choice, workspace, stream) * kSure;
+    for (size_t i = 1; i < of.size(); ++i) {
+        const double seconds = seconds_of(of[i], g, choice, workspace, stream);
+        if (seconds >= least) continue;
+        least = seconds;
+        best = i;
+    }
+    return of[best];
+}
+
+void Products::look_up(const ProductTable::Algorithm& known, const Gemm& g, Choice& choice) const {
+    static_assert(sizeof choice.algorithm == sizeof known);
+    std::memcpy(&choice.algorithm, known.data(), sizeof known);
+    cublasLtMatmulHeuristicResult_t result{};
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle_, choice.product, choice.a, choice.b, choice.c, choice.d,
+                                &choice.algorithm, &result);
+    choice.found = status == CUBLAS_STATUS_SUCCESS &&
+                   result.workspaceSize <= static_cast<size_t>(workspace_bytes_);
+    if (choice.found) return;
+    throw Error(Trouble::usage,
+                {.what = "an algorithm of the table of products does not run here",
+                 .where = "numerics.products",
+                 .measured = "a product of " + shape_text(g) + ": " + cublasLtGetStatusName(status),
+                 .remedy = "write the table again with ferry bench kernels --tune"});
+}
+
+Products::Choice Products::choose(const Gemm& g, const Key& key, void* workspace,
+                                  cudaStream_t stream) {
+    constexpr int kMostTuned = 16;
+    Choice choice = describe(g, key);
+    const ProductTable::Algorithm* known = table_.empty() ? nullptr : table_.find(text_of(key));
+    if (known != nullptr && !tuned_) {
+        look_up(*known, g, choice);
+        return choice;
+    }
+    const std::vector<cublasLtMatmulAlgo_t> found = offered(key, choice, tuned_ ? kMostTuned : 1);
+    choice.found = !found.empty();
     if (!choice.found) {
         log_info("cuBLASLt has no algorithm for a product of " + shape_text(g) +
                  ": ferry's own kernel runs, slowly");
+        return choice;
     }
-    choice.algorithm = result.algo;
+    choice.algorithm = tuned_ ? fastest(found, g, choice, workspace, stream) : found.front();
+    if (tuned_) {
+        ProductTable::Algorithm words;
+        std::memcpy(words.data(), &choice.algorithm, sizeof words);
+        tuned_->set(text_of(key), words);
+    }
     return choice;
 }
 
@@ -172,19 +266,39 @@ Products::Key Products::key_of(const Gemm& g) {
                            biased ? std::min(out, alignment_of(g.bias.data)) : out}};
 }
 
+std::string Products::text_of(const Key& key) {
+    constexpr const char* kForms[] = {"nn", "nt", "tn"};
+    std::string text = kForms[static_cast<int>(key.form)];
+    text.append(" ").append(name_of(key.operands)).append(" to ").append(name_of(key.output));
+    text.append(key.adds ? ", added" : "").append(key.biased ? ", biased" : "").append(", sizes");
+    for (const int64_t size : key.sizes) text.append(" ").append(std::to_string(size));
+    text.append(", strides");
+    for (const int64_t stride : key.strides) text.append(" ").append(std::to_string(stride));
+    text.append(", aligned");
+    for (const int bytes : key.alignments) text.append(" ").append(std::to_string(bytes));
+    return text;
+}
+
+cublasStatus_t Products::multiply(const Gemm& g, const Choice& choice,
+                                  const cublasLtMatmulAlgo_t& algorithm, void* workspace,
+                                  cudaStream_t stream) const {
+    const ConstView c = added(g);
+    const float alpha = 1, beta = g.accumulate || g.addend.data != nullptr ? 1 : 0;
+    return cublasLtMatmul(handle_, choice.product, &alpha, g.b.data, choice.a, g.a.data, choice.b,
+                          &beta, c.data, choice.c, g.c.data, choice.d, &algorithm, workspace,
+                          static_cast<size_t>(workspace_bytes_), stream);
+}
+
 bool Products::run(const Gemm& g, void* workspace, cudaStream_t stream) {
     const Key key = key_of(g);
     auto found = choices_.find(key);
-    if (found == choices_.end()) found = choices_.emplace(key, choose(g, key)).first;
+    if (found == choices_.end())
+        found = choices_.emplace(key, choose(g, key, workspace, stream)).first;
     const Choice& choice = found->second;
     if (!choice.found) return false;
     if (key.biased) set(choice.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias.data);
-    const ConstView c = added(g);
-    const float alpha = 1, beta = key.adds ? 1 : 0;
-    demand(cublasLtMatmul(handle_, choice.product, &alpha, g.b.data, choice.a, g.a.data, choice.b,
-                          &beta, c.data, choice.c, g.c.data, choice.d, &choice.algorithm, workspace,
-                          static_cast<size_t>(workspace_bytes_), stream),
-           "cublasLtMatmul", shape_text(g));
+    demand(multiply(g, choice, choice.algorithm, workspace, stream), "cublasLtMatmul",
+           shape_text(g));
     return true;
 }
 

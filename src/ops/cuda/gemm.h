@@ -5,16 +5,21 @@
 
 #include <array>
 #include <map>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "ops/ops.h"
+#include "ops/product_table.h"
 
 namespace ferry::ops::cuda {
 
-// The first result of cuBLASLt's heuristic for each shape, with a fixed workspace and no reduction
-// whose order could change: the same bits in every run on the same architecture and library.
+// The first result of cuBLASLt's heuristic for each shape, or what a table says, with a fixed
+// workspace and no reduction whose order could change: the same bits in every run on the same
+// architecture and library.
 class Products {
 public:
-    explicit Products(int64_t workspace_bytes);
+    Products(int64_t workspace_bytes, ProductTable table);
     ~Products();
     Products(const Products&) = delete;
     Products& operator=(const Products&) = delete;
@@ -27,6 +32,10 @@ public:
     // The product, of those that it takes. False, and nothing done, where cuBLASLt has no
     // algorithm; said in the log once a shape.
     bool run(const Gemm& gemm, void* workspace, cudaStream_t stream);
+
+    // As TunesProducts. made_for: of the table that this makes.
+    void tune(const std::string& made_for) { tuned_.emplace(made_for); }
+    const ProductTable& tuned() const { return *tuned_; }
 
 private:
     // The key by which an algorithm is chosen. Alignment, up to 16 bytes, follows from the model:
@@ -47,9 +56,22 @@ private:
         bool found = false;
     };
     static Key key_of(const Gemm& gemm);
-    Choice choose(const Gemm& gemm, const Key& key) const;
+    static std::string text_of(const Key& key);
+    Choice describe(const Gemm& gemm, const Key& key) const;
+    void look_up(const ProductTable::Algorithm& known, const Gemm& gemm, Choice& choice) const;
+    std::vector<cublasLtMatmulAlgo_t> offered(const Key& key, const Choice& choice, int most) const;
+    cublasLtMatmulAlgo_t fastest(const std::vector<cublasLtMatmulAlgo_t>& of, const Gemm& gemm,
+                                 const Choice& choice, void* workspace, cudaStream_t stream) const;
+    double seconds_of(const cublasLtMatmulAlgo_t& algorithm, const Gemm& gemm, const Choice& choice,
+                      void* workspace, cudaStream_t stream) const;
+    Choice choose(const Gemm& gemm, const Key& key, void* workspace, cudaStream_t stream);
+    cublasStatus_t multiply(const Gemm& gemm, const Choice& choice,
+                            const cublasLtMatmulAlgo_t& algorithm, void* workspace,
+                            cudaStream_t stream) const;
 
     int64_t workspace_bytes_;
+    const ProductTable table_;
+    std::optional<ProductTable> tuned_{};
     cublasLtHandle_t handle_ = nullptr;
     std::map<Key, Choice> choices_;
 };

@@ -38,9 +38,10 @@ void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rst
                    View dx, float* weight_gradient, float* partial, cudaStream_t stream);
 void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
                         float* stats, cudaStream_t stream);
+// partial: twice as much where the bias trains.
 void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                         ConstView addend, View dx, float* weight_gradient, float* partial,
-                         cudaStream_t stream);
+                         ConstView addend, View dx, float* weight_gradient, float* bias_gradient,
+                         float* partial, cudaStream_t stream);
 void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream);
 
 // ---------------------------------------------------------------- attention
@@ -66,6 +67,15 @@ void tensor_attention_backward(const Attention& shape, ConstView q, ConstView k,
 // ---------------------------------------------------------------- rows
 
 void rope(View x, const Rope& rope, cudaStream_t stream);
+// Of heads of so many elements a norm turns what it has at hand; the two behind it return false,
+// and do nothing, where it does not.
+int64_t rope_angles_floats(const Rope& rope);
+void rope_angles(const Rope& rope, float* angles, cudaStream_t stream);
+bool norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                       const Rope& rope, const float* angles, cudaStream_t stream);
+bool norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                        float* weight_gradient, const Rope& rope, const float* angles,
+                        float* partial, cudaStream_t stream);
 void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream);
 void swiglu_backward(View dy, View gate_up, cudaStream_t stream);
 void gelu_forward(ConstView x, View y, cudaStream_t stream);
@@ -77,9 +87,11 @@ void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream);
 
 void embed(const int32_t* tokens, ConstView table, ConstView positions,
            const int32_t* document_start, View x, cudaStream_t stream);
+int64_t embed_backward_scratch_bytes(int64_t tokens);
 void positions_backward(ConstView dx, int64_t sequence, const int32_t* document_start,
-                        float* gradient, cudaStream_t stream);
-void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, cudaStream_t stream);
+                        float* gradient, std::byte* scratch, cudaStream_t stream);
+void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte* scratch,
+                    cudaStream_t stream);
 
 // losses: one double a row.
 void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,

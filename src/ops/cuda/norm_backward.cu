@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "norm_row.h"
+#include "turn.h"
 
 namespace ferry::ops::cuda {
 namespace {
@@ -15,6 +16,7 @@ struct Row {
 };
 struct Rms {
     static constexpr int kSums = 1;
+    static constexpr bool kBiased = false;
     const float* rstd;
     __device__ Row row(int64_t i) const { return {0, rstd[i]}; }
     __device__ static void add(float w, float d, float x, Row, float (&sums)[kSums]) {
@@ -32,6 +34,7 @@ struct Rms {
 };
 struct Layered {
     static constexpr int kSums = 2;
+    static constexpr bool kBiased = true;
     const float* stats;
     int64_t rows;
     __device__ Row row(int64_t i) const { return {stats[i], stats[rows + i]}; }
@@ -56,6 +59,8 @@ struct Backward {
     Runs runs;
     double share;    // 1 / n
     float* partial;  // of the weight's gradient
+    float* bias_partial = nullptr;
+    Turn turn{};  // of dy, before all else
 };
 
 // The shared memory of a row.
@@ -71,6 +76,7 @@ struct Inputs {
         d.fetch(a.dy, run, n);
         x.fetch(a.x, run, n);
         if (a.addend.data != nullptr) before.fetch(a.addend, run, n);
+        turn(a, run);
     }
     // Into shared memory, three rows' places a thread; the row's own numbers come back.
     static __device__ Row start(const Norm& norm, const Backward& a, int64_t i, int64_t n,
@@ -90,6 +96,16 @@ struct Inputs {
         x.take(run, room + places_of(kHeld, kLie) * blockDim.x);
         if (a.addend.data != nullptr)
             before.take(run, room + 2 * places_of(kHeld, kLie) * blockDim.x);
+        turn(a, run);
+    }
+    __device__ void turn(const Backward& a, Run run) {
+        if constexpr (turns<kRow, kHeld, kLie>()) {
+            if (a.turn.angles == nullptr) return;
+            Pack first = d.held(a.dy, 0, kPack), second = d.held(a.dy, 1, kPack);
+            turn_packs(a.turn, run.row, first, second);
+            d.low[0] = bf16_words(first);
+            d.low[1] = bf16_words(second);
+        }
     }
 };
 
@@ -145,13 +161,79 @@ struct Summing {
     static constexpr int64_t kRoom =
         std::max<int64_t>(kAhead ? block_of(kRow) * kPlaces * 16 : 0,
                           kGroups > 1 ? block_of(kRow) * kHeld * kPack * 4 : 0);
+    // Behind it, the sums of the bias's gradient: registers have no room for them too.
+    static constexpr int64_t kBiasRoom = block_of(kRow) * kHeld * kPack * 4;
+    template <class Norm>
+    static constexpr int64_t room() {
+        return kRoom + (Norm::kBiased ? kBiasRoom : 0);
+    }
 };
+
+// A thread's own sums in shared memory, four floats of a pack at a time, so that neighbours' lie
+// next to each other.
+template <int kRow, int kHeld, Lie kLie>
+struct BiasSums {
+    float4* at;  // null: nobody asks for them
+    __device__ BiasSums(const Backward& a, uint4* room)
+        : at(a.bias_partial == nullptr ? nullptr
+                                       : reinterpret_cast<float4*>(room) +
+                                             Summing<kRow, kHeld, kLie>::kRoom / 16 + threadIdx.x) {
+        for (int k = 0; at != nullptr && k < 2 * kHeld; ++k) *place(k) = make_float4(0, 0, 0, 0);
+    }
+    __device__ float4* place(int half) const { return at + half * block_of(kRow); }
+    __device__ void add(int k, const Pack& d) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float4 sum = *place(2 * k + half);
+            const float* more = d.at + 4 * half;
+            sum.x += more[0], sum.y += more[1], sum.z += more[2], sum.w += more[3];
+            *place(2 * k + half) = sum;
+        }
+    }
+    __device__ void take(Pack (&sums)[kHeld]) const {
+#pragma unroll
+        for (int i = 0; i < 2 * kHeld; ++i) {
+            const float4 sum = *place(i);
+            float* to = sums[i / 2].at + i % 2 * 4;
+            to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
+        }
+    }
+};
+
+// The sums of a block's rows, [cols], of those of its groups, in order.
+template <int kRow, int kHeld, Lie kLie>
+__device__ void put_sums(Pack (&sums)[kHeld], int64_t cols, float* partial, uint4* room) {
+    using S = Summing<kRow, kHeld, kLie>;
+    if constexpr (S::kGroups == 1) {
+        each_held<kRow, kHeld, kLie>(cols, [&](int k, int64_t col, int count) {
+            if (k < 0) return;
+            sums[k].count = count;
+            put_pack(sums[k], partial + col, DType::f32);
+        });
+    } else {
+        constexpr int kWidth = kRow * kHeld * kPack;
+        auto* of_groups = reinterpret_cast<float*>(room);
+        __syncthreads();  // all have taken what was there
+        each_held<kRow, kHeld, kLie>(cols, [&](int k, int64_t col, int) {
+            if (k < 0) return;
+            sums[k].count = kPack;
+            const auto group = static_cast<int>(threadIdx.x) / kRow;
+            put_pack(sums[k], of_groups + group * kWidth + col, DType::f32);
+        });
+        __syncthreads();
+        for (int64_t col = threadIdx.x; col < cols; col += block_of(kRow)) {
+            float sum = 0;
+            for (int group = 0; group < S::kGroups; ++group) sum += of_groups[group * kWidth + col];
+            partial[col] = sum;
+        }
+    }
+}
 
 // Threads of a multiprocessor that find registers for what they hold: the more of them, the more
 // memory is under way. 512 for all but the widest rows, where much would lie in memory instead.
 constexpr int resident(int held, Lie lie) { return held == 4 && lie == Lie::any ? 256 : 512; }
 
-// The same and, of the same reads, the sums of the weight's gradient. Columns: all held.
+// The same and, of the same reads, the sums of the gradients of weight and bias. Columns: all held.
 template <class Norm, int kRow, int kHeld, Lie kLie>
 __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_of(kRow))
     backward_sums_kernel(Norm norm, Backward a) {
@@ -162,6 +244,7 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
     const int64_t end = min(first + S::kRowsOfGroup, int64_t{a.runs.count});
     const auto columns = [&](int64_t i) { return i < end ? cols : 0; };
     Pack sums[kHeld] = {};
+    [[maybe_unused]] const BiasSums<kRow, kHeld, kLie> bias(a, room);
     In in;
     in.fetch(norm, a, first, columns(first));
     for (int64_t i = first; i < first + S::kRowsOfGroup; ++i) {  // all threads of a warp together
@@ -176,6 +259,9 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
 #pragma unroll
             for (int e = 0; e < kPack; ++e)
                 sums[k].at[e] = fmaf(Norm::normed(x.at[e], in.row), d.at[e], sums[k].at[e]);
+            if constexpr (Norm::kBiased) {
+                if (bias.at != nullptr) bias.add(k, d);
+            }
         });
         if constexpr (S::kAhead) {
             __pipeline_wait_prior(0);
@@ -184,29 +270,11 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
             in.fetch(norm, a, i + 1, next);
         }
     }
-    float* partial = a.partial + int64_t{blockIdx.x} * cols;
-    if constexpr (S::kGroups == 1) {
-        each_held<kRow, kHeld, kLie>(cols, [&](int k, int64_t col, int count) {
-            if (k < 0) return;
-            sums[k].count = count;
-            put_pack(sums[k], partial + col, DType::f32);
-        });
-    } else {
-        constexpr int kWidth = kRow * kHeld * kPack;
-        auto* of_groups = reinterpret_cast<float*>(room);
-        __syncthreads();  // all have taken what was under way
-        each_held<kRow, kHeld, kLie>(cols, [&](int k, int64_t col, int) {
-            if (k < 0) return;
-            sums[k].count = kPack;
-            const auto group = static_cast<int>(threadIdx.x) / kRow;
-            put_pack(sums[k], of_groups + group * kWidth + col, DType::f32);
-        });
-        __syncthreads();
-        for (int64_t col = threadIdx.x; col < cols; col += block_of(kRow)) {
-            float sum = 0;
-            for (int group = 0; group < S::kGroups; ++group) sum += of_groups[group * kWidth + col];
-            partial[col] = sum;
-        }
+    put_sums<kRow, kHeld, kLie>(sums, cols, a.partial + int64_t{blockIdx.x} * cols, room);
+    if constexpr (Norm::kBiased) {
+        if (a.bias_partial == nullptr) return;
+        bias.take(sums);
+        put_sums<kRow, kHeld, kLie>(sums, cols, a.bias_partial + int64_t{blockIdx.x} * cols, room);
     }
 }
 
@@ -324,8 +392,15 @@ void add_sums(const Term& term, int64_t rows, int64_t cols, float* partial, floa
 
 // ---------------------------------------------------------------- launching
 
+// Whether one kernel does both: fewer blocks would leave multiprocessors without work. Never by
+// what is asked for: the order of a sum follows from the shape.
+bool sums_at_once(int64_t n, unsigned blocks) {
+    constexpr unsigned kBlocksLeast = 256;
+    return n <= kMostHeld && blocks >= kBlocksLeast;
+}
+
 template <class Norm>
-void run_backward(const Norm& norm, const Backward& a, float* weight_gradient,
+void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* bias_gradient,
                   cudaStream_t stream) {
     const int64_t n = a.weight.cols;
     const NormTerm<Norm> term{norm, a.dy, a.x, a.runs};
@@ -333,19 +408,25 @@ void run_backward(const Norm& norm, const Backward& a, float* weight_gradient,
     with_plan(n, lie, [&](auto plan) {
         using P = decltype(plan);
         using S = Summing<P::kRow, P::kHeld, P::kLie>;
-        // Fewer blocks would leave multiprocessors without work: then two kernels. Never by what is
-        // asked for: the order of a sum follows from the shape.
-        constexpr unsigned kBlocksLeast = 256;
         const unsigned blocks = blocks_for(a.runs.count, S::kRows);
-        if (weight_gradient != nullptr && n <= kMostHeld && blocks >= kBlocksLeast) {
+        const bool asked = weight_gradient != nullptr || bias_gradient != nullptr;
+        if (asked && sums_at_once(n, blocks)) {
+            if (bias_gradient != nullptr) a.bias_partial = a.partial + int64_t{blocks} * n;
             const auto kernel = backward_sums_kernel<Norm, P::kRow, P::kHeld, P::kLie>;
-            if constexpr (S::kRoom > 47 * kKiB) {
+            constexpr int64_t kRoom = S::template room<Norm>();
+            if constexpr (kRoom > 47 * kKiB) {
                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(S::kRoom));
+                                     static_cast<int>(kRoom));
             }
-            kernel<<<blocks, P::kThreads, S::kRoom, stream>>>(norm, a);
-            return add_partials(a.partial, blocks, n, weight_gradient, stream);
+            kernel<<<blocks, P::kThreads, kRoom, stream>>>(norm, a);
+            if (weight_gradient != nullptr)
+                add_partials(a.partial, blocks, n, weight_gradient, stream);
+            if (bias_gradient != nullptr)
+                add_partials(a.bias_partial, blocks, n, bias_gradient, stream);
+            return;
         }
+        if (bias_gradient != nullptr)
+            add_sums(PlainTerm{a.dy}, a.dy.rows, n, a.partial, bias_gradient, stream);
         if (weight_gradient != nullptr)
             add_sums(term, a.runs.count, n, a.partial, weight_gradient, stream);
         if (a.dx.data != nullptr) {
@@ -373,16 +454,33 @@ void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rst
                    View dx, float* weight_gradient, float* partial, cudaStream_t stream) {
     if (x.rows == 0) return;
     run_backward(Rms{rstd}, backward_of(dy, x, weight, addend, dx, partial), weight_gradient,
-                 stream);
+                 nullptr, stream);
     check_launch("norm backward");
 }
 
+bool norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
+                        float* weight_gradient, const Rope& rope, const float* angles,
+                        float* partial, cudaStream_t stream) {
+    if (x.rows == 0) return true;
+    if (!turns_heads(angles, weight.cols) || !lies_whole(d) || !lies_whole(x) ||
+        !lies_whole(weight))
+        return false;
+    Backward a = backward_of(d, x, weight, {}, d, partial);
+    a.turn = turn_of(rope, angles);
+    // The sums of few rows are a kernel apart, which turns nothing.
+    const unsigned blocks = blocks_for(a.runs.count, Summing<8, 2, Lie::whole>::kRows);
+    if (weight_gradient != nullptr && !sums_at_once(weight.cols, blocks)) return false;
+    run_backward(Rms{rstd}, a, weight_gradient, nullptr, stream);
+    check_launch("norm and rope backward");
+    return true;
+}
+
 void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                         ConstView addend, View dx, float* weight_gradient, float* partial,
-                         cudaStream_t stream) {
+                         ConstView addend, View dx, float* weight_gradient, float* bias_gradient,
+                         float* partial, cudaStream_t stream) {
     if (x.rows == 0) return;
     run_backward(Layered{stats, x.rows}, backward_of(dy, x, weight, addend, dx, partial),
-                 weight_gradient, stream);
+                 weight_gradient, bias_gradient, stream);
     check_launch("layer norm backward");
 }
 

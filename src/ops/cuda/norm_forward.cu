@@ -1,13 +1,15 @@
 // RMSNorm and LayerNorm, forward.
 #include "kernels.h"
 #include "norm_row.h"
+#include "turn.h"
 
 namespace ferry::ops::cuda {
 namespace {
 
 template <int kRow, int kHeld, Lie kLie>
 __global__ void __launch_bounds__(block_of(kRow))
-    forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, Runs runs) {
+    forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, Runs runs,
+                   Turn turn) {
     const int64_t i = group_index<kRow>(), n = i < runs.count ? weight.cols : 0;
     const Run run = runs(i);
     HeldRow<kRow, kHeld, kLie> in;
@@ -22,6 +24,24 @@ __global__ void __launch_bounds__(block_of(kRow))
         row_sum<kRow>(static_cast<double>(squares)) / static_cast<double>(weight.cols);
     const auto r = static_cast<float>(1 / sqrt(mean + eps));
     if (threadIdx.x % kRow == 0 && n > 0) rstd[i] = r;
+    if constexpr (turns<kRow, kHeld, kLie>()) {
+        if (turn.angles != nullptr) {
+            Pack halves[kHeld];
+            if (n == 0) return;
+            each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
+                halves[k] = in.at(x, k, col, count);
+                const Pack w = load_as<kLie>(weight, 0, col, count);
+#pragma unroll
+                for (int e = 0; e < kPack; ++e)
+                    halves[k].at[e] = rounded(halves[k].at[e] * r * w.at[e], DType::bf16);
+            });
+            turn_packs(turn, run.row, halves[0], halves[1]);
+            each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int) {
+                store_as<kLie>(halves[k], y, run.row, run.col + col);
+            });
+            return;
+        }
+    }
     each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
         Pack pack = in.at(x, k, col, count);
         const Pack w = load_as<kLie>(weight, 0, col, count);
@@ -67,19 +87,36 @@ __global__ void __launch_bounds__(block_of(kRow))
     });
 }
 
-}  // namespace
-
-void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
-                  cudaStream_t stream) {
-    if (x.rows == 0) return;
+void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd, const Turn& turn,
+                 cudaStream_t stream) {
     const Runs runs = runs_of(x, weight.cols);
     const Lie lie = lie_of(weight.cols, any_wide(x), x, weight, y);
     with_plan(weight.cols, lie, [&](auto plan) {
         using P = decltype(plan);
         forward_kernel<P::kRow, P::kHeld, P::kLie>
-            <<<P::blocks(runs.count), P::kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs);
+            <<<P::blocks(runs.count), P::kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs,
+                                                                turn);
     });
+}
+
+}  // namespace
+
+void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                  cudaStream_t stream) {
+    if (x.rows == 0) return;
+    run_forward(x, weight, eps, y, rstd, {}, stream);
     check_launch("norm forward");
+}
+
+bool norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                       const Rope& rope, const float* angles, cudaStream_t stream) {
+    if (x.rows == 0) return true;
+    if (!turns_heads(angles, weight.cols) || !lies_whole(x) || !lies_whole(weight) ||
+        !lies_whole(y))
+        return false;
+    run_forward(x, weight, eps, y, rstd, turn_of(rope, angles), stream);
+    check_launch("norm and rope forward");
+    return true;
 }
 
 void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,

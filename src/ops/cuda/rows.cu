@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "launch.h"
 #include "pack.h"
+#include "turn.h"
 
 namespace ferry::ops::cuda {
 namespace {
@@ -46,13 +47,20 @@ __global__ void rope_kernel(View x, Rope rope, Frequencies frequencies) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
             if (i >= count) break;
-            const float c = cosine[first + i], s = sine[first + i], was = a.at[i];
-            a.at[i] = was * c - b.at[i] * s;
-            b.at[i] = b.at[i] * c + was * s;
+            turn_pair(a.at[i], b.at[i], cosine[first + i], sine[first + i]);
         }
         store_pack(a, x, row, col);
         store_pack(b, x, row, col + half);
     }
+}
+
+// A thread an angle.
+__global__ void angles_kernel(Rope rope, Frequencies frequencies, float2* angles) {
+    const int64_t half = rope.head_dim / 2, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (i >= rope.sequence * half) return;
+    const double angle = static_cast<double>(i / half) * frequencies.of[i % half];
+    angles[i] = {static_cast<float>(rope.amplitude * cos(angle)),
+                 static_cast<float>(rope.amplitude * sin(angle))};
 }
 
 __device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
@@ -181,6 +189,19 @@ void rope(View x, const Rope& rope, cudaStream_t stream) {
     std::copy_n(rope.frequencies, rope.head_dim / 2, frequencies.of);
     rope_kernel<<<blocks_for(positions, 1), kThreads, 0, stream>>>(x, rope, frequencies);
     check_launch("rope");
+}
+
+int64_t rope_angles_floats(const Rope& rope) {
+    return rope.head_dim == kTurnedHead ? rope.sequence * kTurnedHead : 0;
+}
+
+void rope_angles(const Rope& rope, float* angles, cudaStream_t stream) {
+    Frequencies frequencies{};
+    std::copy_n(rope.frequencies, rope.head_dim / 2, frequencies.of);
+    const int64_t count = rope.sequence * (rope.head_dim / 2);
+    angles_kernel<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(
+        rope, frequencies, reinterpret_cast<float2*>(angles));
+    check_launch("angles of rope");
 }
 
 void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream) {

@@ -62,9 +62,10 @@ double median_of(std::vector<double> values) {
 
 class Profiler {
 public:
-    Profiler(const Config& config, const Plans& plans)
+    Profiler(const Config& config, const Plans& plans, bool tunes)
         : config_(config),
           plan_(plans.run),
+          tunes_(tunes),
           executor_(make_thread_executor()),
           device_(Device::open(config.device, *executor_)),
           stack_({.config = config,
@@ -82,6 +83,8 @@ public:
         step_ = record_step(sample_, Previous::not_speculative, false);
         for (const swap::Task& task : step_.tasks) keep(task);
     }
+
+    const ops::ProductTable& tuned() const { return tuner_->tuned_products(); }
 
     KernelProfile run(int rounds) {
         KernelProfile found{.device = device_->architecture(),
@@ -115,8 +118,20 @@ private:
                 .numerics = numerics_of(config_, shape),
                 .layers = layers_of(config_, shape, 1),
                 .around = [this](ops::Ops& own) -> ops::Ops& {
+                    if (tunes_) tune(own);
                     return timed_.emplace(own, *device_).ops();
                 }};
+    }
+    void tune(ops::Ops& own) {
+        tuner_ = ops::tuner_of(own);
+        if (tuner_ == nullptr) {
+            throw Error(Trouble::usage, {.what = "there are no products to tune",
+                                         .where = "device",
+                                         .measured = device_->architecture(),
+                                         .limit = "cuda",
+                                         .remedy = "set device to cuda, on a machine with a GPU"});
+        }
+        tuner_->tune_products();
     }
     StepKernels& kernels() { return stack_.kernels(); }
     Team& team() { return stack_.teams().all(); }
@@ -314,6 +329,8 @@ private:
 
     const Config& config_;
     const Plan& plan_;
+    const bool tunes_;
+    ops::TunesProducts* tuner_ = nullptr;  // of the stack's operations
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;
     ops::TimedStream compute_{*device_, *executor_};
@@ -331,9 +348,12 @@ private:
 
 }  // namespace
 
-KernelProfile profile_kernels(const Config& config, int rounds) {
+KernelProfile profile_kernels(const Config& config, int rounds, ops::ProductTable* tuned) {
     const Plans plans = plans_of(config);
-    return Profiler(config, plans).run(rounds);
+    Profiler profiler(config, plans, tuned != nullptr);
+    KernelProfile found = profiler.run(rounds);
+    if (tuned != nullptr) *tuned = profiler.tuned();
+    return found;
 }
 
 std::vector<ops::SlowPath> slow_operations(const Config& config) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ferry/config.h"
+#include "ops/product_table.h"
 #include "ops/slow_paths.h"
 #include "ops/timed_ops.h"
 
@@ -28,8 +29,10 @@ struct KernelProfile {
 // Plans the configuration, and runs each kind of kernel that a step of the plan has, on buffers of
 // the plan's sizes: `rounds` times, after a GPU's clock is steady under their load. Kernels go in
 // a step's order, so that a call finds the caches as a step leaves them. Updates of the state are
-// those that the device makes. Blocks for seconds. Throws Error.
-KernelProfile profile_kernels(const Config& config, int rounds);
+// those that the device makes. Blocks for seconds. Throws Error. tuned (optional): receives the
+// fastest algorithms of the step's products, which are then the ones that are timed; throws usage
+// where the device's have no choice.
+KernelProfile profile_kernels(const Config& config, int rounds, ops::ProductTable* tuned = nullptr);
 
 // The operations of a step that do not go the fast way on the configuration's GPU, `times` a step.
 // Opens the device and reserves nothing; cuDNN builds its kernels. Empty on the CPU.

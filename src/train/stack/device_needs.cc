@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "comm/comm.h"
 #include "cost/traffic.h"
 #include "ferry/units.h"
@@ -24,12 +25,29 @@ void advise_once() {
 }  // namespace
 
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team) {
+    if (config.device == DeviceKind::cpu && !config.numerics.products.empty()) {
+        throw Error(Trouble::usage, {.what = "a table of products is of a GPU's",
+                                     .where = "numerics.products",
+                                     .measured = "device is cpu",
+                                     .remedy = "leave the key out, or set device to cuda"});
+    }
     if (device.kind() == DeviceKind::cpu) {
         auto made = ops::make_cpu_ops(team);
         advise_once();
         return made;
     }
-    return ops::make_cuda_ops(device, config.numerics.attention);
+    const auto products = product_table_of(config);
+    return ops::make_cuda_ops(device, config.numerics.attention, ops::kMostSlopeBytes, false,
+                              products ? &*products : nullptr);
+}
+
+std::optional<ops::ProductTable> product_table_of(const Config& config) {
+    const std::string& path = config.numerics.products;
+    if (path.empty()) return {};
+    return ops::ProductTable::parse(
+        read_text_file(path, {.name = "the table of products",
+                              .remedy = "write one with ferry bench kernels --tune"}),
+        path);
 }
 
 model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {

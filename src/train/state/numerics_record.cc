@@ -73,7 +73,9 @@ std::string shape_text(const model::Shape& s) {
 
 std::string library_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
-    return "ops 7; " + ops::cuda_library_versions(config.numerics.attention);
+    const auto products = product_table_of(config);
+    return "ops 8; " + ops::cuda_library_versions(config.numerics.attention) +
+           (products ? fmt::format(", products {:016x}", products->hash()) : "");
 }
 
 std::string machine_text(const Device& device, const Config& config) {
