@@ -50,6 +50,18 @@ def parse_json(text: bytes, path: Path, kind: type, fault: Callable[..., FerryEr
     return found
 
 
+def shards_of(index: Path) -> dict[str, str]:
+    """Of each tensor the file beside the index that has it."""
+    what = "the index of the weights cannot be read"
+    found = read_json(index, dict, damaged, what).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise damaged(what, f"{index}: weight_map", type(found).__name__, "a file's name of each tensor")
+    for tensor, name in found.items():
+        if name in ("", ".", "..") or "/" in name or not name.isprintable():
+            raise unsupported("the index of the weights names what is no file beside it", f"{index}: {tensor}", repr(name)[:200])
+    return found
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .files import of_system, parse_json, read_json, watch
+from .files import of_system, parse_json, read_json, shards_of, watch
 from .model import Model
 from .pickles import load, number
 from .state import TYPES, Array, Pieces, State, Tensor, damaged, kept_moments, one_step, unsupported
@@ -145,15 +145,11 @@ def _flat(value: torch.Tensor) -> Pieces:
 def _weights(folder: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype, Pieces]]]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        what = "the index of the weights cannot be read"
-        of_tensors = read_json(index, dict, damaged, what).get("weight_map")
-        if not isinstance(of_tensors, dict) or not all(isinstance(name, str) for name in of_tensors.values()):
-            raise damaged(what, f"{index}: weight_map", type(of_tensors).__name__, "a file's name of each tensor")
-        names = sorted(set(of_tensors.values()))
+        names = sorted(set(shards_of(index).values()))
     else:
         names = ["model.safetensors"]
     for name in names:
-        path = folder / Path(name).name
+        path = folder / name
         if not path.is_file():
             raise damaged("a file of the weights is missing", path, "", "",
                           "save with save_safetensors=True, or copy the whole checkpoint")
