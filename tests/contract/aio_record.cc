@@ -439,11 +439,12 @@ TEST_P(RecordsOnFiles, WhatIsGivenUpGoesLast) {
     run(options(Leftover::remove_any));
     volume_.reset();
     expect_kept("replaced by this record");
-    for (size_t p = 0; p < GetParam().paths; ++p)
-        for (const auto& file : std::filesystem::directory_iterator(path(p)))
-            EXPECT_TRUE(file.path().filename() == "ferry.volume" ||
-                        file.path().filename() == "ferry.slots0")
-                << file.path();
+    for (size_t p = 0; p < GetParam().paths; ++p) {
+        for (const auto& file : std::filesystem::directory_iterator(path(p))) {
+            const std::string name = file.path().filename();
+            EXPECT_TRUE(name == "ferry.volume" || name.starts_with("ferry.slots")) << name;
+        }
+    }
 }
 
 // There is no room for both: it goes before the other's space is taken, where that will do.
