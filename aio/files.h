@@ -58,6 +58,8 @@ public:
     // without that either; removes it, and preallocates them.
     void check_room() const;
     void make_room();
+    // What is given up goes, and ours get their names: with the layout, or with the first record.
+    void take_place();
     // Up to where slot file `index` was written by a killed run whose files were taken over.
     int64_t written_end(int index) const noexcept {
         const auto i = static_cast<size_t>(index);
@@ -89,7 +91,6 @@ private:
     void write_first_header();
     void give_up_later(const Header& found);
     bool makes_nameless_files() const;
-    void take_place();
     void note_header(const char* what) noexcept;
     void measure_room();
     void find_alignment();

@@ -381,11 +381,16 @@ TEST_P(RecordsOnFiles, AKilledRunsRecordIsKeptUntilThatIsGivenUp) {
     EXPECT_EQ(why_not(options(Leftover::resume)), "");
     EXPECT_EQ(found(0).size(), 4u);
     volume_.reset();
-    VolumeOptions other = options(Leftover::remove_any);
-    other.record_bytes = 0;
-    EXPECT_EQ(why_not(other), "");
-    volume_.reset();
-    EXPECT_FALSE(std::filesystem::exists(header(0))) << "nothing was published this time";
+    for (const bool write_once : {true, false}) {
+        VolumeOptions other = options(Leftover::remove_any);
+        other.record_bytes = 0;
+        other.write_once = write_once;
+        EXPECT_EQ(why_not(other), "");
+        volume_.reset();
+        EXPECT_FALSE(std::filesystem::exists(header(0))) << "nothing was published this time";
+        run();
+        volume_.reset();
+    }
 }
 
 // A refused one takes nothing from what was there, whatever it was refused for.
