@@ -42,8 +42,21 @@ int remove_plain_file(const std::string& name) noexcept {
     return 0;
 }
 
+// The same where a process at its limit may open nothing more.
+void remove_plain_file_unopened(const std::string& name) noexcept {
+    struct stat status {};
+    const bool plain =
+        lstat(name.c_str(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
+    if (plain && (truncate(name.c_str(), 0) != 0 || unlink(name.c_str()) != 0))
+        log_warn("aio: " + name + " could not be removed: " + strerror(errno));
+}
+
 // Whether the process or the system is at its limit: the file has no fault.
 bool is_out_of_descriptors(int error) { return error == EMFILE || error == ENFILE; }
+
+int open_directory_of(const std::string& path) {
+    return open_above_standard(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
 
 bool is_empty_file(const std::string& name) {
     struct stat status {};
@@ -95,6 +108,8 @@ void PathFiles::release() noexcept {
     }
     owned_ = false;
     header_.reset();
+    if (directory_ >= 0) close(directory_);
+    directory_ = -1;
 }
 
 void PathFiles::refuse(Trouble trouble, Problem problem) const {
@@ -138,7 +153,7 @@ void PathFiles::open_directory(Leftover leftover) {
     file_count_ = options_.files ? options_.files : kFilesMany;
     Header found{};
     if (header_->find_leftover(leftover, run_id_, found)) take_over(found, reuses(leftover));
-    for (int i = kept_; i < file_count_; ++i) {
+    for (int i = std::max(kept_, files_before_); i < file_count_; ++i) {
         if (access(slot_file_name(i).c_str(), F_OK) == 0)
             refuse(Trouble::usage,
                    {.what = "a file of this name exists and is not ferry's, or its header is gone",
@@ -147,11 +162,12 @@ void PathFiles::open_directory(Leftover leftover) {
                               "else move or delete it, or give another path"});
     }
     header_now_.files = file_count_;
-    write_first_header();
+    if (!replaces_) write_first_header();
 }
 
 // We hold the lock, so whoever wrote this header has ended.
 void PathFiles::take_over(const Header& found, bool reuse) {
+    if (found.published && !reuse && makes_nameless_files()) return give_up_later(found);
     if (reuse && found.laid_out) {
         if (!options_.files) file_count_ = found.files;
         kept_ = std::min(file_count_, found.files);
@@ -174,6 +190,54 @@ void PathFiles::take_over(const Header& found, bool reuse) {
              (kept_ ? "its files, " + format_bytes(kept_bytes_) + ", are taken over"
                     : std::string("its files are removed")) +
              why);
+}
+
+// Where that cannot be had, the files before ours go first: a file system that knows no such thing,
+// or /proc is not mounted.
+bool PathFiles::makes_nameless_files() const {
+    const int file =
+        open_above_standard(options_.path.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (const int error = errno; file < 0 && (is_out_of_descriptors(error) || error == ENOSPC))
+        refuse(Trouble::does_not_fit,
+               problem_of("no file can be made beside what a run left", options_.path, error));
+    const bool can = file >= 0 && access(name_of_open(file).c_str(), F_OK) == 0;
+    if (file >= 0) close(file);
+    return can;
+}
+
+void PathFiles::give_up_later(const Header& found) {
+    directory_ = open_directory_of(options_.path);
+    if (const int error = errno; directory_ < 0)
+        refuse(trouble_of(error), problem_of("cannot be opened", options_.path, error));
+    replaces_ = true;
+    files_before_ = found.files;
+    for (int i = 0; i < files_before_; ++i) {
+        struct stat status {};
+        const std::string name = slot_file_name(i);
+        if (lstat(name.c_str(), &status) != 0) continue;
+        if (!S_ISREG(status.st_mode) || status.st_nlink != 1)
+            refuse(Trouble::usage, {.what = "a slot file left by a run is no plain file",
+                                    .where = name,
+                                    .remedy = "delete it, or give another path"});
+        kept_bytes_ += allocated_bytes(status);
+    }
+    log_info("aio: " + options_.path + ": its files, " + format_bytes(kept_bytes_) +
+             ", are removed once others can take their place");
+}
+
+// From here on what lies here is ours. Nothing is opened: there may be no descriptor left.
+void PathFiles::take_place() {
+    if (!replaces_) return;
+    header_->write(header_now_);
+    owned_ = true;
+    replaces_ = false;
+    for (int i = 0; i < files_before_; ++i) remove_plain_file_unopened(slot_file_name(i));
+    for (size_t i = 0; i < descriptors_.size(); ++i) {
+        const std::string name = slot_file_name(static_cast<int>(i));
+        if (linkat(AT_FDCWD, name_of_open(descriptors_[i]).c_str(), AT_FDCWD, name.c_str(),
+                   AT_SYMLINK_FOLLOW) != 0)
+            refuse(Trouble::io, problem_of("a slot file cannot be given its name", name, errno));
+    }
 }
 
 void PathFiles::open_device(Leftover leftover) {
@@ -244,22 +308,26 @@ void PathFiles::write_first_header() {
 
 void PathFiles::mark_laid_out() {
     header_now_.laid_out = 1;
+    // A record takes the place of another, and of nothing before there is one.
+    if (replaces_ && header_now_.record_bytes > 0) return;
+    take_place();
     header_->write(header_now_);
 }
 
 // The names of the files, too, must be there after a power failure.
 void PathFiles::flush_directory() const {
     if (options_.raw_device) return;
-    const int directory = open(options_.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int directory = directory_ >= 0 ? directory_ : open_directory_of(options_.path);
     const bool flushed = directory >= 0 && fsync(directory) == 0;
     const int error = errno;
-    if (directory >= 0) close(directory);
+    if (directory >= 0 && directory != directory_) close(directory);
     // Some file systems know no such thing, and need none.
     if (!flushed && error != EINVAL)
         refuse(Trouble::io, problem_of("the directory cannot be flushed", options_.path, error));
 }
 
 void PathFiles::keep() {
+    take_place();
     flush_directory();
     header_now_.published = 1;
     header_->write(header_now_);
@@ -267,6 +335,7 @@ void PathFiles::keep() {
 }
 
 std::string PathFiles::missing() const {
+    if (replaces_) return {};  // nothing of it is durable yet
     if (options_.raw_device) return header_->holds(header_now_) ? std::string() : options_.path;
     if (!header_->in_place() || !header_->holds(header_now_))
         return options_.path + "/ferry.volume";
@@ -282,7 +351,7 @@ std::string PathFiles::missing() const {
 
 void PathFiles::note_step(int64_t step) noexcept {
     header_now_.step = step;
-    note_header("the step");
+    if (!replaces_) note_header("the step");
 }
 
 void PathFiles::note_lost() noexcept {
@@ -386,12 +455,14 @@ bool PathFiles::several_files_pay(int64_t room) {
     struct Passing {
         ~Passing() {
             close(file);
-            remove_plain_file(name);
+            if (named) remove_plain_file(name);
         }
         const std::string& name;
+        const bool named;
         const int file;
     };
-    const Passing other{name, open_file(name, O_CREAT | O_EXCL)};
+    const Passing other{name, !replaces_,
+                        replaces_ ? open_slot_file(1) : open_file(name, O_CREAT | O_EXCL)};
     return fallocate(other.file, 0, 0, bytes) == 0 &&
            writers_take_turns(probe_, descriptors_[0], other.file, bytes);
 }
@@ -408,6 +479,7 @@ std::string PathFiles::slot_file_name(int index) const {
 }
 
 int PathFiles::open_slot_file(int index) {
+    if (replaces_) return open_file(options_.path, O_TMPFILE);
     if (index >= kept_) return open_file(slot_file_name(index), O_CREAT | O_EXCL);
     if (resumed_ && access(slot_file_name(index).c_str(), F_OK) != 0)
         refuse(Trouble::io,
@@ -462,7 +534,7 @@ void PathFiles::create_slot_file(int index, int64_t end) {
     const int file = descriptors_[i];
     if (fstat(file, &status) != 0 || (status.st_size > end && ftruncate(file, end) != 0))
         refuse(Trouble::io, problem_of("cannot be cut to size", slot_file_name(index), errno));
-    if (end > 0) reserve(file, slot_file_name(index), end);
+    if (end > 0) reserve(i);
 }
 
 void PathFiles::check_slot_file_is_whole(int index, int64_t end) const {
@@ -478,20 +550,74 @@ void PathFiles::check_slot_file_is_whole(int index, int64_t end) const {
                                    "--resume"});
 }
 
-void PathFiles::reserve(int file, const std::string& name, int64_t end) const {
-    int failed = 0;
-    while ((failed = fallocate(file, 0, 0, end)) != 0 && errno == EINTR) {
-    }
-    if (failed && errno == EOPNOTSUPP) {
+namespace {
+
+// Its errno; 0: the file has these blocks.
+int preallocate(int file, int64_t end) {
+    while (fallocate(file, 0, 0, end) != 0)
+        if (errno != EINTR) return errno;
+    return 0;
+}
+
+}  // namespace
+
+void PathFiles::reserve(size_t index) {
+    int64_t both = kept_bytes_;
+    for (const int64_t end : ends_) both += end;
+    // More than the path may take is not taken meanwhile either; nor is memory, of which there may
+    // be less than its file system says.
+    if (replaces_)
+        awaits_room_ |= only_copies_ || (options_.size_bytes > 0 && both > options_.size_bytes);
+    if (awaits_room_) return;
+    const int file = descriptors_[index];
+    int error = preallocate(file, ends_[index]);
+    if (error == EOPNOTSUPP) {
         log_warn("aio: " + options_.path + " cannot preallocate: space may run out later");
-        failed = ftruncate(file, end);
+        error = ftruncate(file, ends_[index]) == 0 ? 0 : errno;
     }
-    if (!failed) return;
-    const int error = errno;
-    Problem problem = problem_of("space cannot be reserved", name, error);
-    problem.measured = std::to_string(end) + " bytes needed";
+    if (error == 0) return;
+    awaits_room_ = replaces_ && (error == ENOSPC || error == EDQUOT);
+    if (!awaits_room_) refuse_space(index, error);
+}
+
+void PathFiles::refuse_space(size_t index, int error) const {
+    Problem problem =
+        problem_of("space cannot be reserved", slot_file_name(static_cast<int>(index)), error);
+    problem.measured = std::to_string(ends_[index]) + " bytes needed";
     const bool space = error == ENOSPC || error == EDQUOT || error == EFBIG;
     refuse(space ? Trouble::does_not_fit : Trouble::io, std::move(problem));
+}
+
+void PathFiles::check_room() const {
+    if (!awaits_room_) return;
+    struct statvfs room {};
+    if (statvfs(options_.path.c_str(), &room) != 0)
+        refuse(Trouble::io, problem_of("free space cannot be read", options_.path, errno));
+    if (room.f_blocks == 0) return;
+    int64_t there = static_cast<int64_t>(room.f_bavail * room.f_frsize) + kept_bytes_, needed = 0;
+    for (size_t i = 0; i < ends_.size(); ++i) {
+        struct stat status {};
+        if (fstat(descriptors_[i], &status) == 0) there += allocated_bytes(status);
+        needed += ends_[i];
+    }
+    if (needed <= there) return;
+    refuse(Trouble::does_not_fit,
+           {.what = "the path has too little free space, also without what a run left there: " +
+                    std::to_string(needed - there) + " bytes (" + format_bytes(needed - there) +
+                    ") are missing",
+            .measured = std::to_string(there) + " bytes",
+            .limit = std::to_string(needed) + " bytes needed",
+            .remedy = "free some space, or give the path a smaller size"});
+}
+
+void PathFiles::make_room() {
+    if (!awaits_room_) return;
+    log_info("aio: " + options_.path +
+             ": what a run left is removed now: there is no room for both");
+    awaits_room_ = false;
+    take_place();
+    for (size_t i = 0; i < ends_.size(); ++i)
+        if (ends_[i] > 0) reserve(i);
 }
 
 double PathFiles::measure_speed() {

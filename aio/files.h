@@ -7,6 +7,9 @@
 // the record (record.h). The header is written before the first slot file and removed after the
 // last one, so that a slot file without a header is never ours. On a raw block device the header is
 // its first block.
+//
+// What a run left that can be resumed, and is to be given up, stays until nothing can refuse the
+// new one any more: its slot files have no name until then, and go with the process.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +54,12 @@ public:
     }
     // Preallocates slot file `index` up to `end`; they are created in order.
     void create_slot_file(int index, int64_t end);
+    // Where there is no room for them beside what is given up: throws Error if there is none
+    // without that either; removes it, and preallocates them.
+    void check_room() const;
+    void make_room();
+    // What is given up goes, and ours get their names: with the layout, or with the first record.
+    void take_place();
     // Up to where slot file `index` was written by a killed run whose files were taken over.
     int64_t written_end(int index) const noexcept {
         const auto i = static_cast<size_t>(index);
@@ -80,6 +89,8 @@ private:
     void check_slot_file_is_whole(int index, int64_t end) const;
     void flush_directory() const;
     void write_first_header();
+    void give_up_later(const Header& found);
+    bool makes_nameless_files() const;
     void note_header(const char* what) noexcept;
     void measure_room();
     void find_alignment();
@@ -88,7 +99,8 @@ private:
     bool several_files_pay(int64_t room);
     int open_slot_file(int index);
     int open_file(const std::string& name, int flags);
-    void reserve(int file, const std::string& name, int64_t end) const;
+    void reserve(size_t index);
+    [[noreturn]] void refuse_space(size_t index, int error) const;
     void release() noexcept;
     [[noreturn]] void refuse(Trouble trouble, Problem problem) const;
 
@@ -98,12 +110,16 @@ private:
     std::unique_ptr<HeaderFile> header_;
     Header header_now_;
     bool resumed_ = false;
-    bool owned_ = false;  // the header is ours: we remove what lies here
-    int file_count_ = 1;  // at most, until the probe has spoken
-    int kept_ = 0;        // of them, taken over from a killed run
+    bool owned_ = false;        // the header is ours: we remove what lies here
+    bool replaces_ = false;     // what lies here is another's, and goes last
+    bool awaits_room_ = false;  // that must go before our slot files are preallocated
+    int files_before_ = 0;      // of what is replaced
+    int directory_ = -1;        // opened early, to flush it where something is replaced
+    int file_count_ = 1;        // at most, until the probe has spoken
+    int kept_ = 0;              // of them, taken over from a killed run
     bool only_copies_ = false;
     Probe probe_{};
-    int64_t kept_bytes_ = 0;
+    int64_t kept_bytes_ = 0;  // of the files that are taken over or replaced
     int64_t alignment_ = 4096, data_offset_ = 0, capacity_bytes_ = 0;
     std::vector<int> descriptors_;
     std::vector<int64_t> kept_end_;

@@ -194,6 +194,8 @@ bool is_named(int file, const std::string& name) noexcept {
            opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
+std::string name_of_open(int file) { return "/proc/self/fd/" + std::to_string(file); }
+
 HeaderFile::HeaderFile(std::string name, bool raw_device)
     : name_(std::move(name)), raw_device_(raw_device) {
     // Between opening and locking the owner may remove the file: then the lock is on nothing.
@@ -311,7 +313,7 @@ bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found
     const bool own = lost || (known && found.run_id == run_id && !found.published);
     if (leftover == Leftover::refuse || !(own || any)) refuse_leftover(reading, run_id);
     if (reading.condition == Condition::broken) {
-        found = {.files = kFilesMax};
+        found = {.files = kFilesMax, .published = 1};  // it may have been
         log_info("aio: " + name_ + " is " + reading.fault + ": the files beside it are given up");
         return true;
     }
@@ -323,6 +325,7 @@ bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found
               : found.published ? "its durable state is given up"
                                 : lost_state(found)));
     if (!known || lost) found.laid_out = 0;
+    if (!known) found.published = 1;
     return true;
 }
 

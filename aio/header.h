@@ -58,6 +58,8 @@ uint64_t sum_of(Header header) noexcept;
 
 // Whether the name still leads to the open file: it was neither removed, renamed nor replaced.
 bool is_named(int file, const std::string& name) noexcept;
+// By which an open file can be opened once more, or be given a name, where /proc is mounted.
+std::string name_of_open(int file);
 
 class HeaderFile {
 public:

@@ -15,6 +15,7 @@
 #include "backend.h"
 #include "base/files.h"
 #include "errors.h"
+#include "header.h"
 #include "queue.h"
 
 namespace ferry::aio {
@@ -86,8 +87,10 @@ public:
         if (file.descriptor < 0)
             throw Error(trouble_of(errno), problem_of("the file cannot be opened", path, errno));
         // Refused by file systems that know no O_DIRECT: then all goes through the page cache.
+        // Not by its name, which may lead to another file by now.
         if (options_.direct)
-            file.direct = open_above_standard(path.c_str(), (flags & ~O_CREAT) | O_DIRECT);
+            file.direct = open_above_standard(name_of_open(file.descriptor).c_str(),
+                                              (flags & ~O_CREAT) | O_DIRECT);
         return keep(std::move(file));
     }
 
@@ -101,7 +104,7 @@ public:
         if (file.descriptor < 0)
             throw Error(Trouble::usage, problem_of("the file is not open", path, errno));
         // O_DIRECT is the open file's, and the caller's too: another opening has it, or has not.
-        const std::string again = "/proc/self/fd/" + std::to_string(descriptor);
+        const std::string again = name_of_open(descriptor);
         const int access = O_CLOEXEC | (flags & O_ACCMODE);
         if (options_.direct) file.direct = open_above_standard(again.c_str(), access | O_DIRECT);
         if (flags & O_DIRECT) {

@@ -90,6 +90,10 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
             find_records();
         else if (options_.write_once)
             prepare_layout();
+        for (const auto& files : files_) files->check_room();
+        for (const auto& files : files_) files->make_room();
+        if (!options_.write_once && options_.record_bytes == 0)
+            for (const auto& files : files_) files->take_place();  // nothing comes that would
         if (!options_.lays_out_later) VolumeOnPaths::finish_layout();
     } catch (...) {
         retire_queues();

@@ -7,8 +7,10 @@ The array is [blocks, blocks], [heads, blocks, blocks] or [layers, heads, blocks
 row) sees a block of keys (the column). What is above the diagonal is refused: no token sees a later one."""
 
 import argparse
+import os
 import struct
 import sys
+import tempfile
 
 import numpy
 
@@ -35,9 +37,26 @@ def layout_bytes(layout, block):
 
 
 def write_layout(path, layout, block=64):
+    """Aside, and renamed. Only a layout is replaced."""
     data = layout_bytes(layout, block)
-    with open(path, "wb") as file:
-        file.write(data)
+    if os.path.lexists(path):
+        if not os.path.isfile(path):
+            raise ValueError(f"{path} is no regular file")
+        with open(path, "rb") as file:
+            if file.read(len(MAGIC)) not in (MAGIC, b""):
+                raise ValueError(f"{path} exists and is no layout; remove it, or choose another name after -o")
+        path = os.path.realpath(path)
+    draft, name = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", suffix=".part", dir=os.path.dirname(path) or ".")
+    try:
+        with open(draft, "wb") as file:
+            file.write(data)
+            os.fchmod(draft, 0o644)
+            file.flush()
+            os.fsync(draft)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def main():

@@ -67,16 +67,27 @@ int64_t bytes_of(nb::handle size) {
     return nb::cast<int64_t>(nb::module_::import_("ferry_offload.sizes").attr("to_bytes")(size));
 }
 
+const std::string& whole_text(const char* name, const std::string& text) {
+    if (const size_t at = text.find('\0'); at != std::string::npos)
+        refuse(std::string(name) + " holds a NUL byte", "at " + std::to_string(at),
+               "text without one");
+    return text;
+}
+
+std::string path_in(nb::handle given) {
+    const auto encoded = nb::cast<nb::bytes>(nb::module_::import_("os").attr("fsencode")(given));
+    std::string path(encoded.c_str(), encoded.size());
+    if (path.empty()) refuse("a path is empty", "\"\"", "the name of a file or directory");
+    return whole_text("a path", path);
+}
+
 Paths::Paths(nb::handle given) {
-    const auto text_of = [](nb::handle one) {
-        return nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(one));
-    };
     if (given.is_none()) return;
     if (nb::isinstance<nb::str>(given) || nb::hasattr(given, "__fspath__"))
         refuse("paths is one path", nb::cast<std::string>(nb::repr(given)), "a list of paths");
     for (const nb::handle one : given)
         texts.push_back(nb::isinstance<Path>(one) ? nb::cast<Path>(one)
-                                                  : Path{.path = text_of(one)});
+                                                  : Path{.path = path_in(one)});
     for (const Path& text : texts) {
         auto path = sized<ferry_path>();
         path.path = text.path.c_str();
@@ -182,9 +193,10 @@ NB_MODULE(_core, module) {
     nb::class_<Path>(module, "Path", "A directory or raw device that state may lie on.")
         .def(
             "__init__",
-            [](Path* self, const std::string& path, nb::handle size, double bytes_per_s,
+            [](Path* self, nb::handle path, nb::handle size, double bytes_per_s,
                double endurance_tbw, bool raw_device) {
-                new (self) Path{path, bytes_of(size), bytes_per_s, endurance_tbw, raw_device};
+                new (self)
+                    Path{path_in(path), bytes_of(size), bytes_per_s, endurance_tbw, raw_device};
             },
             "path"_a, "size"_a = 0, "bytes_per_s"_a = 0.0, "endurance_tbw"_a = 0.0,
             "raw_device"_a = false)

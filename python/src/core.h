@@ -94,6 +94,11 @@ void close_unused(std::shared_ptr<T>& handle) {
 int32_t choice(const char* name, const std::string& word, const std::vector<std::string>& words);
 // 4096, "4GiB".
 int64_t bytes_of(nb::handle size);
+// A str, bytes or os.PathLike, as the system takes it. Refused where it is empty or holds a NUL
+// byte, at which C would cut it and take another file.
+std::string path_in(nb::handle given);
+// Another text for C: refused for a NUL byte too.
+const std::string& whole_text(const char* name, const std::string& text);
 
 // Storage as a caller names it: a str, an os.PathLike or a ferry_offload.Path.
 struct Path {

@@ -6,21 +6,18 @@ namespace {
 
 using EngineHandle = Handle<ferry_engine, ferry_engine_destroy>;
 
-std::string path_of(nb::handle path) {
-    return nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(path));
-}
-
 std::unique_ptr<EngineHandle> create(nb::handle config, const std::vector<std::string>& overrides,
                                      bool resume, nb::handle checkpoint) {
     std::string json, file;
     if (nb::isinstance<nb::dict>(config))
         json = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(config));
     else
-        file = path_of(config);
-    const std::string from = checkpoint.is_none() ? "" : path_of(checkpoint);
+        file = path_in(config);
+    const std::string from = checkpoint.is_none() ? "" : path_in(checkpoint);
     std::vector<const char*> texts;
     texts.reserve(overrides.size());
-    for (const std::string& text : overrides) texts.push_back(text.c_str());
+    for (const std::string& text : overrides)
+        texts.push_back(whole_text("an override", text).c_str());
     auto options = sized<ferry_engine_options>();
     options.config_json = json.empty() ? nullptr : json.c_str();
     options.config_file = file.empty() ? nullptr : file.c_str();
@@ -87,13 +84,13 @@ auto number() {
 }
 
 void save_model(EngineHandle& self, nb::handle directory, const std::string& dtype) {
-    const std::string path = path_of(directory);
+    const std::string path = path_in(directory);
     const int32_t type = choice("dtype", dtype, {"run", "float32", "bfloat16", "float16"}) - 1;
     done([&] { return ferry_engine_export(self.ticket, path.c_str(), type); });
 }
 
 void save(EngineHandle& self, nb::handle directory) {
-    const std::string path = path_of(directory);
+    const std::string path = path_in(directory);
     done([&] { return ferry_engine_save(self.ticket, path.c_str()); });
 }
 

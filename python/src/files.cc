@@ -47,7 +47,7 @@ uint32_t open(Files& self, nb::handle file, const std::string& mode) {
         done([&] { return ferry_files_open_descriptor(self.handle.ticket, descriptor, &number); });
         return number;
     }
-    const auto path = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(file));
+    const std::string path = path_in(file);
     done([&] { return ferry_files_open(self.handle.ticket, path.c_str(), use, &number); });
     return number;
 }

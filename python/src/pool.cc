@@ -25,6 +25,7 @@ void create(Pool* self, nb::handle budget, int32_t threads, const std::string& l
 
 Memory reserve(Pool& self, nb::handle size, const std::string& name) {
     Memory memory{.bytes = bytes_of(size), .owner = self.handle};
+    whole_text("a name", name);
     done([&] {
         return ferry_pool_reserve(self.ticket(), name.c_str(), memory.bytes, &memory.data);
     });

@@ -20,7 +20,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/log.h"
 #include "base/process_limits.h"
+#include "base/text.h"
 #include "ferry/error.h"
 #include "ops/blas_kernels.h"
 #include "ops/ops.h"
@@ -166,26 +168,44 @@ Function* symbol(void* library, const char* name) {
     return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
-// OpenBLAS takes whatever kernels are named, in letters of either case, and the first product would
-// end the process. Of a name that it does not know it says so itself.
-void require_instructions(std::string_view named) {
-    const auto is_named = [named](const BlasCore& core) {
-        return std::ranges::equal(core.name, named, [](unsigned char one, unsigned char other) {
-            return std::tolower(one) == std::tolower(other);
-        });
-    };
+// In letters of either case, as OpenBLAS compares them.
+bool is_same_core(std::string_view one, std::string_view other) {
+    return std::ranges::equal(one, other, [](unsigned char a, unsigned char b) {
+        return std::tolower(a) == std::tolower(b);
+    });
+}
+
+// OpenBLAS takes whatever kernels are named, and the first product would end the process. For a
+// name that it does not know it runs its oldest ones, without a word.
+void require_runnable(const std::string& named) {
     const std::vector<BlasCore> cores = blas_cores();
-    const auto core = std::ranges::find_if(cores, is_named);
-    if (core == cores.end() || core->runs) return;
+    const auto core = std::ranges::find_if(
+        cores, [&](const BlasCore& known) { return is_same_core(known.name, named); });
+    if (cores.empty() || (core != cores.end() && core->runs)) return;
     std::string others;
     for (const BlasCore& other : cores)
         if (other.runs) others += (others.empty() ? "" : ", ") + other.name;
-    throw Error(Trouble::usage,
-                {.what = "OpenBLAS is to run kernels that this processor has no instructions for",
-                 .where = kChoice,
-                 .measured = core->name,
-                 .limit = others,
-                 .remedy = "unset it, or name one of those"});
+    const bool known = core != cores.end();
+    throw Error(
+        Trouble::usage,
+        {.what = known ? "OpenBLAS is to run kernels that this processor has no instructions for"
+                       : "OpenBLAS has no kernels of this name",
+         .where = kChoice,
+         .measured = known ? core->name : shown(named),
+         .limit = others,
+         .remedy = "unset it, or name one of those"});
+}
+
+// These change no number that ferry computes, and so cost no more than a line.
+void warn_of_no_numbers() {
+    for (const char* const name :
+         {"OPENBLAS_VERBOSE", "OPENBLAS_BLOCK_FACTOR", "OPENBLAS_THREAD_TIMEOUT"}) {
+        const char* const said = std::getenv(name);
+        const std::string_view value = said != nullptr ? said : "";
+        if (value.find_first_not_of("0123456789") == std::string_view::npos) continue;
+        log_warn(std::string(name) + " is " + in_quotes(value) +
+                 ": OpenBLAS takes whole numbers from 0 on there, and now its default");
+    }
 }
 
 class Library {
@@ -200,11 +220,18 @@ public:
             given_ = "another part of the program had loaded it";
             return;
         }
-        const char* const said = std::getenv(kChoice);
-        if (said != nullptr) require_instructions(said);
+        const char* const set = std::getenv(kChoice);
+        const std::string said = set != nullptr ? set : "";
+        if (!said.empty()) require_runnable(said);
+        warn_of_no_numbers();
         open({});
-        if (said != nullptr) given_ = std::string(kChoice) + " says so";
-        if (said != nullptr) return;
+        if (!said.empty()) {
+            given_ = std::string(kChoice) + " says so";
+            if (!is_same_core(blas_.core, said))
+                log_warn(std::string(kChoice) + " is " + said +
+                         ", for which this OpenBLAS runs its " + blas_.core + " kernels");
+            return;
+        }
         if (const std::string core = better_than(blas_.core); !core.empty()) reload(core);
     }
 

@@ -1,13 +1,17 @@
 // Records: what was published is there after a kill or a power failure, and nothing else is taken
 // for it. On io_uring, POSIX threads, raw devices and the simulated disk, on one path and on more.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -377,9 +381,144 @@ TEST_P(RecordsOnFiles, AKilledRunsRecordIsKeptUntilThatIsGivenUp) {
     EXPECT_EQ(why_not(options(Leftover::resume)), "");
     EXPECT_EQ(found(0).size(), 4u);
     volume_.reset();
-    EXPECT_EQ(why_not(options(Leftover::remove_any)), "");
+    for (const bool write_once : {true, false}) {
+        VolumeOptions other = options(Leftover::remove_any);
+        other.record_bytes = 0;
+        other.write_once = write_once;
+        EXPECT_EQ(why_not(other), "");
+        volume_.reset();
+        EXPECT_FALSE(std::filesystem::exists(header(0))) << "nothing was published this time";
+        run();
+        volume_.reset();
+    }
+}
+
+// A refused one takes nothing from what was there, whatever it was refused for.
+TEST_P(RecordsOnFiles, WhatIsGivenUpGoesLast) {
+    run();
     volume_.reset();
-    EXPECT_FALSE(std::filesystem::exists(header(0))) << "nothing was published this time";
+    const auto expect_kept = [&](const std::string& after) {
+        SCOPED_TRACE(after);
+        open(options(Leftover::resume));
+        EXPECT_EQ(found(0), published_[1]);
+        ASSERT_TRUE(volume_->take(0, published_[1]));
+        EXPECT_EQ(read(published_[1][0]), 2);
+        volume_.reset();
+    };
+    VolumeOptions large = options(Leftover::remove_any);
+    large.classes[0].slots *= 1000;
+    EXPECT_NE(why_not(large), "");
+    expect_kept("too little room");
+    enum : int { kOpened = 42, kRefused = 43 };
+    // Ends by itself, or is killed, before anything of it is published.
+    const auto start = [&](__rlimit_resource what, rlim_t most, bool killed) {
+        const int status = in_child([&] {
+            static_cast<void>(executor_.release());
+            executor_ = make_thread_executor();
+            const rlimit limit{.rlim_cur = most, .rlim_max = most};
+            setrlimit(what, &limit);
+            if (!why_not(options(Leftover::remove_any)).empty()) return int{kRefused};
+            write(volume_->allocate(0), 9);
+            volume_->note_step(0);
+            if (killed) kill(getpid(), SIGKILL);
+            volume_.reset();
+            return int{kOpened};
+        });
+        return WIFEXITED(status) ? WEXITSTATUS(status) : int{kOpened};
+    };
+    EXPECT_EQ(start(RLIMIT_FSIZE, 65536, false), kRefused);
+    expect_kept("a file's size");
+    const int next = dup(0);
+    close(next);
+    int refused = 0;
+    for (rlim_t spare = 0;; ++spare, ++refused) {
+        if (start(RLIMIT_NOFILE, static_cast<rlim_t>(next) + spare, true) == kOpened) break;
+        expect_kept(std::to_string(spare) + " descriptors");
+    }
+    EXPECT_GT(refused, 3);
+    if (GetParam().directory != std::string("/dev/shm")) {  // memory holds one of both at a time
+        expect_kept("killed");
+        EXPECT_EQ(start(RLIMIT_NOFILE, 1000, false), kOpened);
+        expect_kept("ended");
+    }
+    run(options(Leftover::remove_any));
+    volume_.reset();
+    expect_kept("replaced by this record");
+    for (size_t p = 0; p < GetParam().paths; ++p) {
+        for (const auto& file : std::filesystem::directory_iterator(path(p))) {
+            const std::string name = file.path().filename();
+            EXPECT_TRUE(name == "ferry.volume" || name.starts_with("ferry.slots")) << name;
+        }
+    }
+}
+
+// There is no room for both: it goes before the other's space is taken, where that will do.
+TEST_P(RecordsOnFiles, WhatIsGivenUpMakesRoom) {
+    run();
+    volume_.reset();
+    VolumeOptions tight = options(Leftover::remove_any);
+    for (PathOptions& one : tight.paths) {
+        int64_t bytes = kHeaderBytes;
+        for (const auto& file : std::filesystem::directory_iterator(one.path))
+            bytes += static_cast<int64_t>(file.file_size());
+        one.size_bytes = bytes;
+    }
+    run(tight);
+    volume_.reset();
+    open(options(Leftover::resume));
+    EXPECT_EQ(found(0), published_[1]);
+}
+
+// A file system that is full, but for what goes.
+TEST(RecordsOnASmallDisk, WhatIsGivenUpMakesRoom) {
+    setenv("FERRY_LOG", "error", 1);
+    const TemporaryDirectory directory;
+    const LoopDevice disk(directory / "image", 24 * kMiB);
+    if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
+    const std::string mounted = directory / "mounted";
+    std::filesystem::create_directory(mounted);
+    const std::string make = "mkfs.ext4 -q -F -O ^has_journal -m 0 " + disk.name() + " 2>&1";
+    // A namespace of its own, so that the mount goes with it.
+    const int status = in_child([&] {
+        if (system(make.c_str()) != 0 || unshare(CLONE_NEWNS) != 0 ||
+            mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+            mount(disk.name().c_str(), mounted.c_str(), "ext4", 0, nullptr) != 0)
+            return 77;
+        const auto executor = make_thread_executor();
+        VolumeOptions wanted{.paths = {{.path = mounted, .files = 1}},
+                             .classes = {{"a", 64 * kKiB, 200}},
+                             .leftover = Leftover::remove_any,
+                             .run_id = 7,
+                             .record_bytes = kRecordBytes};
+        const auto published = [&](const VolumeOptions& options) {
+            const auto volume = Volume::open(options, *executor);
+            if (options.leftover == Leftover::resume) return volume->found_record(0)[0];
+            volume->record()[0] = std::byte{static_cast<unsigned char>(options.classes[0].slots)};
+            volume->publish(1);
+            while (!volume->published()) {
+                volume->poll();
+                executor->wait(kForever);
+            }
+            return volume->record()[0];
+        };
+        published(wanted);
+        wanted.classes[0].slots = 210;  // half the disk and more, as before
+        published(wanted);
+        VolumeOptions large = wanted;
+        large.classes[0].slots = 360;  // more than there is, also alone
+        bool refused = false;
+        try {
+            published(large);
+        } catch (const Error& error) {
+            refused = error.trouble() == Trouble::does_not_fit;
+        }
+        if (!refused) return 1;
+        wanted.leftover = Leftover::resume;
+        return published(wanted) == std::byte{210} ? 0 : 2;
+    });
+    ASSERT_TRUE(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no file system can be mounted here";
+    EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST_P(RecordsOnFiles, WhatIsNotProvedIsRefused) {

@@ -7,7 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
 #include <random>
+#include <set>
+#include <string_view>
+#include <thread>
 
 #include "aio/backend.h"
 #include "aio/buffer.h"
@@ -178,6 +184,41 @@ TEST_P(Files, AFileIsWrittenInPlace) {
     ASSERT_EQ(stat(path("new").c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777u, 0600u);
     EXPECT_EQ(status.st_size, 0);
+}
+
+// Both ways to it lead to one file, though its name is given to another one meanwhile.
+TEST_P(Files, ANameMayBeGivenToAnotherFile) {
+    put("a", "");
+    std::atomic<bool> stop = false;
+    std::thread renames([&] {
+        for (int i = 0; !stop; ++i) {
+            put("b", "");
+            rename(path("b").c_str(), path("a").c_str());
+        }
+    });
+    const auto opened = [&] {
+        std::set<ino_t> files;
+        for (int i = 3; i < 256; ++i) {
+            struct stat status {};
+            std::array<char, 4096> name{};
+            const std::string link = "/proc/self/fd/" + std::to_string(i);
+            const ssize_t bytes = readlink(link.c_str(), name.data(), name.size());
+            if (bytes > 0 &&
+                std::string_view(name.data(), static_cast<size_t>(bytes)).find("/a") !=
+                    std::string_view::npos &&
+                std::string_view(name.data()).starts_with(directory_.path()) &&
+                fstat(i, &status) == 0)
+                files.insert(status.st_ino);
+        }
+        return files.size();
+    };
+    for (int i = 0; i < 3000 && !HasFailure(); ++i) {
+        const FileNumber file = files_->add(path("a"), FileUse::read);
+        EXPECT_LE(opened(), 1u);
+        files_->remove(file);
+    }
+    stop = true;
+    renames.join();
 }
 
 TEST_P(Files, WhatIsRefused) {

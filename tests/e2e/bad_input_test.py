@@ -95,6 +95,27 @@ class ConfigurationTest(BadInputTest):
             tried += 1
         self.assertGreater(tried, 0)
 
+    @unittest.skipUnless(platform.machine() == "x86_64", "OpenBLAS's kernels are named for x86-64")
+    def test_kernels_that_openblas_does_not_have(self):
+        for core in ("bogus", "Haswel", "SkylakeX ", "\x1b[2J"):
+            run = self.train(self.config(steps=1), env={**os.environ, "OPENBLAS_CORETYPE": core})
+            shown = core.replace("\x1b", "\\x1b")
+            self.assert_refused(run, USAGE, "OpenBLAS has no kernels of this name", "OPENBLAS_CORETYPE", shown,
+                                "Prescott", "unset it")
+        for core in ("", "prescott", "PRESCOTT"):
+            run = self.train(self.config(steps=1), env={**os.environ, "OPENBLAS_CORETYPE": core})
+            self.assert_trained(run)
+            self.assertNotIn("OPENBLAS_CORETYPE is", run.err)
+
+    def test_numbers_that_openblas_does_not_read(self):
+        for name, value, said in (("OPENBLAS_VERBOSE", "yes", 1), ("OPENBLAS_VERBOSE", "1", 0),
+                                  ("OPENBLAS_BLOCK_FACTOR", "12x", 1), ("OPENBLAS_THREAD_TIMEOUT", "-3", 1),
+                                  ("OPENBLAS_THREAD_TIMEOUT", "", 0), ("OPENBLAS_NUM_THREADS", "many", 0)):
+            with self.subTest(f"{name}={value}"):
+                run = self.train(self.config(steps=1), env={**os.environ, name: value})
+                self.assert_trained(run)
+                self.assertEqual(run.err.count(f"{name} is \"{value}\""), said, run.err)
+
     def test_broken_files_and_command_lines(self):
         broken = self.path("broken.json")
         with open(broken, "w", encoding="utf-8") as file:

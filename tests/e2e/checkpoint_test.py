@@ -280,6 +280,48 @@ class CheckpointTest(Saving):
                     file.write(contents)
         self.ok(self.ferry("ckpt", "verify", self.dir_))
 
+    def test_what_may_not_be_read_is_no_damage(self):
+        """Neither a right that is missing nor a limit of the process says anything about the bytes."""
+        self.ok(self.train(self.saving(precision="bf16")))
+        there = self.step(STEPS)
+        through = ()
+        if os.geteuid() == 0:  # root without what makes it read everything
+            through = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+            if not shutil.which(through[0]) or subprocess.run([*through, "true"], check=False).returncode:
+                self.skipTest("root cannot give up its rights here")
+        for name in ("manifest.json", "model.safetensors", "exp_avg.safetensors", "config.json"):
+            path = os.path.join(there, name)
+            os.chmod(path, 0)
+            with self.subTest(name):
+                for words in (("verify", there), ("verify", self.dir_), ("diff", self.step(10), there)):
+                    run = self.refused(USAGE, [path, "Permission denied"], "ckpt", *words, through=through)
+                    self.assertNotIn("damaged", run.out + run.err)
+            os.chmod(path, 0o644)
+        os.chmod(there, 0)
+        run = self.refused(USAGE, [there, "Permission denied"], "ckpt", "verify", there, through=through)
+        self.assertNotIn("damaged", run.out + run.err)
+        os.chmod(there, 0o755)
+        self.ok(self.ferry("ckpt", "verify", self.dir_, through=through))
+
+    def test_too_few_descriptors_for_its_directory(self):
+        """Are no word against it, and leave nothing behind."""
+        self.ok(self.train(self.saving()))
+        config = self.saving(placement=NVME)
+        refused = 0
+        for most in range(4, 60):
+            def limit(most=most):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            run = self.train(config, "--resume", "latest", preexec_fn=limit)
+            if run.code == 0:
+                break
+            refused += 1
+            self.assertEqual(run.code, DOES_NOT_FIT, run.err)
+            self.assertIn(f"{most} open files of the process (ulimit -n)", run.err)
+            self.assertEqual(self.steps(), [f"step-{step:08}" for step in (10, 12)])
+        self.assertEqual(run.code, 0, run.err)
+        self.assertGreater(refused, 5)
+        self.ok(self.ferry("ckpt", "verify", self.dir_))
+
     def test_a_model_is_proved_too(self):
         """Where `model.path` names a checkpoint, no wrong byte is trained on, evaluated or exported."""
         config = self.saving(precision="bf16")

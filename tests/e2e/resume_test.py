@@ -176,6 +176,49 @@ class ResumeTest(FerryTest):
         self.killed(self.durable(), steps=3)
         self.refused(self.durable(), "the durable state of a run is kept here")
 
+    def files(self):
+        return {name: os.stat(os.path.join(self.drives[0], name)).st_ino for name in sorted(os.listdir(self.drives[0]))}
+
+    def test_a_start_that_is_refused_leaves_what_ended(self):
+        """Whatever refuses it, and however late."""
+        ended = self.train(self.durable())
+        self.assert_trained(ended)
+        there = self.files()
+
+        def limited(what, to):
+            def limit():
+                resource.setrlimit(what, (to, to))
+            return limit
+        refusals = [("ulimit -f", self.durable(), limited(resource.RLIMIT_FSIZE, 64 << 10), DOES_NOT_FIT),
+                    ("a mistake", self.durable(optimizer__lr=0.1), None, USAGE)]
+        refusals += [(f"ulimit -n {most}", self.durable(), limited(resource.RLIMIT_NOFILE, most), None)
+                     for most in range(4, 40)]
+        refused = 0
+        for name, config, limit, code in refusals:
+            with self.subTest(name):
+                run = self.train(config, preexec_fn=limit)
+                if code is None and run.code == 0:
+                    self.assertGreater(refused, 4, "there were descriptors enough from the beginning")
+                    break
+                refused += 1
+                self.assertEqual(run.code, code or DOES_NOT_FIT, run.err)
+                self.assertEqual(self.files(), there)
+                resumed = self.train(self.durable(), "--resume")
+                self.assert_trained(resumed)
+                self.assertEqual(resumed.hashes, ended.hashes)
+        else:
+            self.fail("no number of descriptors was enough")
+
+    def test_a_kill_of_the_start_leaves_what_ended(self):
+        """Before it is durable itself; after that there is its own state."""
+        ended = self.train(self.durable())
+        self.assert_trained(ended)
+        for milliseconds in range(10, 400, 30):
+            self.run_for(milliseconds / 1000, self.durable())
+            resumed = self.train(self.durable(), "--resume")
+            self.assert_trained(resumed)
+            self.assertEqual(resumed.hashes, ended.hashes)
+
     def test_it_says_which_steps_are_done_again(self):
         config = self.durable(steps=100000)
         done_again = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ transformers = pytest.importorskip("transformers")
 import make_deepspeed_checkpoints as deepspeeds  # noqa: E402
 
 import ferry_offload  # noqa: E402
-from ferry_offload.convert import convert  # noqa: E402
+from ferry_offload.convert import convert, directory  # noqa: E402
 from ferry_offload.convert.pickles import Opaque, load  # noqa: E402
 from ferry_offload.convert.trainer import _tensors_in  # noqa: E402
 
@@ -480,6 +481,165 @@ def test_what_is_no_file_of_torchs(tmp_path):
             load(tmp_path / name)
 
 
+# ---------------------------------------------------------------- whatever the bytes are
+
+
+@pytest.fixture
+def trainer_copy(trainers, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(trainers[0], source)
+    return source
+
+
+DEEP = "[" * 100_000
+NOT_JSON = ["", "{", "\x00", "[]", "null", DEEP, '{"a":' * 5000, '{"global_step": 4, "global_step": 5}']
+
+
+@pytest.mark.parametrize("text", NOT_JSON, ids=lambda text: text[:12] or "empty")
+@pytest.mark.parametrize("name", ["config.json", "trainer_state.json", "model.safetensors.index.json", "names"])
+def test_json_that_is_none(trainer_copy, tmp_path, name, text):
+    if name == "names" and text == "[]":
+        pytest.skip("a list of too few names")
+    path = tmp_path / "names.json" if name == "names" else trainer_copy / name
+    path.write_text(text)
+    refused(trainer_copy, tmp_path / "out", path.name, error=ferry_offload.FerryError,
+            names=path if name == "names" else None)
+
+
+@pytest.mark.parametrize("name, change, said", [
+    ("trainer_state.json", {"global_step": float("inf")}, "global_step"),
+    ("trainer_state.json", {"global_step": 1.5}, "global_step"),
+    ("trainer_state.json", {"global_step": float("nan")}, "global_step"),
+    ("config.json", {"num_hidden_layers": 10**12}, "num_hidden_layers"),
+    ("config.json", {"vocab_size": 10**30}, "embed_tokens"),
+    ("config.json", {"hidden_size": 1e999}, "hidden_size")])
+def test_numbers_that_are_none(trainer_copy, tmp_path, name, change, said):
+    path = trainer_copy / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    refused(trainer_copy, tmp_path / "out", name, said, error=ferry_offload.FerryError)
+
+
+@pytest.mark.parametrize("entry", [
+    7, {}, {"dtype": []}, {"dtype": "I64"}, {"shape": [-1]}, {"shape": ["a"]}, {"shape": [10**30]}, {"data_offsets": [0.0, 1.5]},
+    {"data_offsets": [0]}, {"data_offsets": [-8, 0]}, {"data_offsets": [8, 4]}, {"data_offsets": [0, 10**30]}, {"data_offsets": [0, 1]}])
+def test_headers_that_are_none(trainer_copy, tmp_path, entry):
+    path = trainer_copy / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + length])
+    name = next(name for name in header if name != "__metadata__")
+    header[name] = {**header[name], **entry} if entry and isinstance(entry, dict) else entry
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length:])
+    refused(trainer_copy, tmp_path / "out", name, error=ferry_offload.FerryError)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+@pytest.mark.parametrize("name", ["trainer_state.json", "names"])
+def test_only_regular_files_of_some_size(trainer_copy, tmp_path, name, kind):
+    path = tmp_path / "names.json" if name == "names" else trainer_copy / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    refused(trainer_copy, tmp_path / "out", path.name, names=path if name == "names" else None)
+
+
+@pytest.mark.parametrize("text", [b"", b"/etc", b"../source/step", b"a\x00b", b"\xff\xfe", b"..", b"x" * 5000])
+def test_a_step_is_beside_the_file_that_names_it(trainers, tmp_path, text):
+    source = tmp_path / "source"
+    shutil.copytree(trainers[0], source / "step")
+    (source / "latest").write_bytes(text)
+    refused(source, tmp_path / "out", "latest")
+    (source / "latest").write_text("step\n")
+    convert(source, tmp_path / "out")
+
+
+def test_any_flipped_byte_of_a_pickle(trainers, tmp_path):
+    """Ends in a named error, or in a checkpoint."""
+    source = tmp_path / "source"
+    shutil.copytree(trainers[0], source)
+    path = source / "optimizer.pt"
+    whole = path.read_bytes()
+    begin = whole.index(b"data.pkl") + 8
+    rng = random.Random(3)
+    ends = set()
+    places = rng.sample(range(begin, begin + 3000), 150) + rng.sample(range(len(whole) - 1500, len(whole)), 50)
+    for number, at in enumerate(places):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1:])
+        try:
+            convert(source, tmp_path / f"out{number}")
+            ends.add("done")
+        except ferry_offload.FerryError as error:
+            ends.add(type(error).__name__)
+    assert ends >= {"done", "StorageError"}, ends
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+@pytest.mark.parametrize("change", ["bytes", "another"])
+def test_a_source_that_changes_meanwhile(trainer_copy, tmp_path, monkeypatch, name, change):
+    path = trainer_copy / name
+    add, begun = directory.Progress.add, []
+
+    def meanwhile(self, count):
+        if not begun:
+            begun.append(True)
+            if change == "another":
+                shutil.copyfile(path, tmp_path / "new")
+                os.replace(tmp_path / "new", path)
+            else:
+                before = path.stat()
+                with open(path, "r+b") as file:
+                    file.seek(-100, os.SEEK_END)
+                    file.write(b"\x01")
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        add(self, count)
+
+    monkeypatch.setattr(directory.Progress, "add", meanwhile)
+    refused(trainer_copy, tmp_path / "out", name, "changed while it was read", error=ferry_offload.StorageError)
+
+
+def test_weights_that_are_cut_meanwhile(trainer_copy, tmp_path, monkeypatch):
+    """Are no signal."""
+    add = directory.Progress.add
+
+    def cut(self, count):
+        os.truncate(trainer_copy / "model.safetensors", 5000)
+        add(self, count)
+
+    monkeypatch.setattr(directory.Progress, "add", cut)
+    refused(trainer_copy, tmp_path / "out", "model.safetensors", error=ferry_offload.StorageError)
+
+
+def test_only_its_own_leftovers_go(trainers, tmp_path):
+    """Whatever the output is called."""
+    out = tmp_path / "o[ut]*"
+    mine = [tmp_path / f".{name}.converting" for name in ("out.abcd1234", "o[ut]*.notes", "other.abcd1234", "o[ut]*.abcd1234.x")]
+    for folder in mine:
+        folder.mkdir()
+        (folder / "thesis.txt").touch()
+    left = tmp_path / f".{out.name}.abcd_234.converting"
+    left.mkdir()
+    convert(trainers[0], out)
+    assert all((folder / "thesis.txt").exists() for folder in mine) and not left.exists()
+
+
+def test_what_may_not_be_read_is_no_damage(trainer_copy, tmp_path):
+    path = trainer_copy / "trainer_state.json"
+    path.chmod(0)
+    words = [sys.executable, "-c", COMMAND, trainer_copy, tmp_path / "out"]
+    if os.geteuid() == 0:
+        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *words]
+        if not shutil.which("setpriv") or subprocess.run([*words[:2], "true"], check=False).returncode:
+            pytest.skip("root cannot give up its rights here")
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and str(path) in done.stderr and "Permission denied" in done.stderr, done.stderr
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -500,6 +660,18 @@ def test_the_command(trainers, tmp_path):
     assert without.returncode == 2 and "torch is needed" in without.stderr
     human = python(*words[:3], tmp_path / "human", "--no-moments")
     assert human.returncode == 0 and "ferry ckpt import" in human.stdout and "weights alone" in human.stdout
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "0 1 2"])
+def test_what_is_printed_goes_into_no_file(trainers, tmp_path, closed):
+    """A stream that is closed lends its number to no file."""
+    code = "import torch, sys\nsys.argv = ['convert', *sys.argv[1:]]\n" + COMMAND.partition("; ")[2]
+    code = "import os\n" + "\n".join(f"os.close({number})" for number in closed.split()) + "\nimport runpy\n" + code
+    done = python("-c", code.replace("import torch, runpy", "import runpy"), trainers[0], tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    convert(trainers[0], tmp_path / "plain")
+    for path in (tmp_path / "plain").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes(), path
 
 
 def _without_torch(folder):

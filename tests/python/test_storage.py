@@ -276,3 +276,30 @@ def test_what_files_refuse(tmp_path):
         files.close_file(file)
     with pytest.raises(ferry.ClosedError):
         files.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name, said", [("a\0b", "NUL"), (b"a\0b", "NUL"), ("", "empty")])
+def test_paths_that_c_would_cut(tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_bytes(b"mine")
+    with ferry.Files() as files, ferry.Pool("4MiB") as pool:
+        for take in (lambda: files.open(name, "write"), lambda: ferry.Path(name), lambda: ferry.Store("8MiB", [name]),
+                     lambda: ferry.Aio([name], [(MIB, 1)]), lambda: ferry.Engine(name), lambda: ferry.Engine({}, checkpoint=name)):
+            with pytest.raises(ferry.UsageError, match=said):
+                take()
+        if name:
+            with pytest.raises(ferry.UsageError, match="NUL"):
+                ferry.Engine({}, overrides=["steps=1\0"])
+            with pytest.raises(ferry.UsageError, match="NUL"):
+                pool.reserve("2MiB", "a\0b")
+        with pytest.raises(TypeError):
+            files.open(3.5)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_path_of_any_bytes(tmp_path):
+    """That the system takes, though it is no UTF-8."""
+    path = bytes(tmp_path) + b"/\xff"
+    with ferry.Files() as files:
+        files.write(files.open(path, "write"), b"abc")
+        assert files.read(files.open(tmp_path / "\udcff"), bytearray(3)) == 3

@@ -147,9 +147,31 @@ def test_groups_are_written_later(storage):
             store.write(i, group)
         store.flush()
         assert all(torch.equal(store.load(i)["w"], group["w"]) for i, group in groups().items())
-        with pytest.raises(ferry.UsageError, match="other tensors"):
-            store.write(0, {"w": torch.zeros(2)})
         with pytest.raises(ferry.UsageError, match="no such group"):
             store.load("x")
     with pytest.raises(ferry.UsageError, match="no directory"):
         NVMeTensorStore(groups(), [])
+
+
+@pytest.mark.parametrize("changed, said", [
+    ({"n": None}, "missing"), ({"n": torch.arange(4)}, "not as it was"), ({"n": torch.tensor(1)}, "not as it was"),
+    ({"n": torch.arange(5, device="meta")}, "without values"), ({"more": torch.zeros(2)}, "no such tensor")])
+def test_a_refused_write_costs_nothing(storage, changed, said):
+    old, new = groups(2), groups(3)[2]
+    given = {name: one for name, one in {**new, **changed}.items() if one is not None}
+    with NVMeTensorStore(old, [storage], host="12KiB") as store:
+        with pytest.raises(ferry.UsageError, match=said):
+            store.write(0, given)
+        found = store.load(0)
+        assert all(torch.equal(found[name], one) for name, one in old[0].items())
+        store.write(0, new)
+        assert torch.equal(store.load(0)["w"], new["w"])
+
+
+@pytest.mark.parametrize("into, said", [({"b": torch.zeros(30), "x": torch.zeros(3)}, "no such tensor"),
+                                        ({"b": torch.zeros(4, 30)}, "not as it was"), ({"s": torch.zeros(2)}, "not as it was")])
+def test_a_refused_load_changes_nothing(storage, into, said):
+    with NVMeTensorStore(groups(2), [storage]) as store:
+        with pytest.raises(ferry.UsageError, match=said):
+            store.load_into(1, into)
+        assert not any(one.any() for one in into.values())

@@ -1,5 +1,7 @@
 """stream_model() on the CPU, whose memory stands for a GPU's. Skipped where torch is not installed."""
 
+import json
+
 import pytest
 
 import ferry_offload as ferry
@@ -178,3 +180,40 @@ def test_blocks_that_share_weights_are_refused():
     model.layers[1].up = model.layers[0].up
     with pytest.raises(ferry.UsageError, match="share a parameter"):
         stream_model(model, host="1MB", device="cpu")
+
+
+# ---------------------------------------------------------------- files of weights
+
+
+def saved(folder):
+    """A model's weights in two files and their index."""
+    from safetensors.torch import save_file
+    state = {name: one.clone() for name, one in make_model().state_dict().items() if name != "head.weight"}
+    names = sorted(state)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, some in parts.items():
+        save_file({name: state[name] for name in some}, folder / file)
+    return {name: file for file, some in parts.items() for name in some}
+
+
+@pytest.mark.parametrize("change, said", [
+    (None, None), ("[" * 100_000, "index"), ("{}", "weight_map"), ('{"weight_map": 7}', "weight_map"),
+    ('{"weight_map": {}, "weight_map": {}}', "twice"), ("/etc/passwd", "no file beside it"), ("../x.safetensors", "no file beside it"),
+    ("missing.safetensors", "missing.safetensors"), ("cut", "a.safetensors")])
+def test_weights_of_files(tmp_path, streamed, change, said):
+    pytest.importorskip("safetensors")
+    index, first = saved(tmp_path), "layers.0.up.weight"
+    text = change if change and change[0] in "[{" else None
+    if change and text is None and change != "cut":
+        index[first] = change
+    if change == "cut":
+        (tmp_path / "a.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:-10])
+    (tmp_path / "model.safetensors.index.json").write_text(text or json.dumps({"weight_map": index}))
+    with torch.device("meta"):
+        model = Model()
+    if said:
+        with pytest.raises(ferry.FerryError, match=said):
+            streamed(model, weights=tmp_path)
+        return
+    streamed(model, weights=tmp_path)
+    assert torch.equal(model(tokens(0)), make_model()(tokens(0)))

@@ -491,16 +491,17 @@ TEST(LeasesSim, EverySeedKeepsWhatIsPromised) {
         static_cast<long>(all.reverted), static_cast<long>(all.wrong),
         static_cast<long>(all.unread), static_cast<long>(all.flushed),
         static_cast<long>(all.flushes_failed));
-    // A good part of each, or the test tests nothing.
+    // A good part of each, or the test tests nothing. Of what is rare few seeds may have none.
+    const int64_t rare = seeds.count() / 100;
     EXPECT_GT(all.leases, 10 * seeds.count());
     EXPECT_GT(all.leases - all.hits, 2 * seeds.count());
     EXPECT_GT(all.conflicts, seeds.count());
     EXPECT_GT(all.full, seeds.count());
-    EXPECT_GT(all.reverted, seeds.count() / 100);
-    EXPECT_GT(all.wrong, seeds.count() / 100);
-    EXPECT_GT(all.unread, seeds.count() / 100);
+    EXPECT_GE(all.reverted, rare);
+    EXPECT_GE(all.wrong, rare);
+    EXPECT_GE(all.unread, rare);
     EXPECT_GT(all.flushed, seeds.count());
-    EXPECT_GT(all.flushes_failed, seeds.count() / 100);
+    EXPECT_GE(all.flushes_failed, rare);
 }
 
 TEST(LeasesSim, TheSameSeedIsTheSameRun) {

@@ -1,6 +1,7 @@
 """The script that writes a layout of attention from a NumPy array, and what it refuses."""
 
 import os
+import resource
 import struct
 import sys
 import tempfile
@@ -41,6 +42,29 @@ class WriteLayoutTest(unittest.TestCase):
                                     (numpy.ones(3), 64, "1 dimensions"), (numpy.zeros((0, 0)), 64, "0 x 0")):
             with self.assertRaisesRegex(ValueError, words):
                 self.script.layout_bytes(array, block)
+
+    def test_only_a_layout_is_replaced(self):
+        small, large = numpy.ones((1, 1)), numpy.tril(numpy.ones((500, 500)))
+        with tempfile.TemporaryDirectory() as folder:
+            name, notes, link = (os.path.join(folder, one) for one in ("w.layout", "notes.npy", "link"))
+            Path(notes).write_text("mine", encoding="ascii")
+            os.symlink("w.layout", link)
+            for one in (name, name, link):
+                self.script.write_layout(one, small)
+            self.assertTrue(os.path.islink(link))
+            for one, words in ((notes, "no layout"), (folder, "no regular file"), ("/dev/null", "no regular file")):
+                with self.assertRaisesRegex(ValueError, words):
+                    self.script.write_layout(one, small)
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+            try:
+                with self.assertRaisesRegex(OSError, "too large"):
+                    self.script.write_layout(name, large)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            self.assertEqual(Path(name).stat().st_size, 33)
+            self.assertEqual(Path(notes).read_text(encoding="ascii"), "mine")
+            self.assertEqual(sorted(os.listdir(folder)), ["link", "notes.npy", "w.layout"])
 
 
 if __name__ == "__main__":

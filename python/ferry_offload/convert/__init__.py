@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import usage
+from ..errors import FerryError, usage
 
 if TYPE_CHECKING:
     from .state import State
@@ -30,17 +30,37 @@ def convert(source: str | os.PathLike[str], output: str | os.PathLike[str], *, m
     except ImportError as error:
         raise usage("torch is needed to read checkpoints of DeepSpeed or a Trainer", measured=str(error),
                     remedy="pip install torch; its CPU build is enough") from error
-    from . import directory, trainer, universal, zero
-    from .model import Model, config_of
+    from .files import of_system, watching
+    from .state import damaged, does_not_fit
 
     source, output = Path(source), Path(os.path.abspath(output))
     if not source.is_dir():
         raise usage("there is nothing to convert: no such directory", where=str(source), limit=_FOREIGN)
     if os.path.lexists(output):
         raise usage("the directory to write is there already", where=str(output), remedy="name another, or take it away")
+    with watching():
+        try:
+            return _convert(source, output, model=model, tag=tag, names=names, moments=moments, trust=trust_pickles,
+                            shard_bytes=shard_bytes)
+        except FerryError:
+            raise
+        except OSError as error:
+            raise of_system(error, error.filename or source) from error
+        except MemoryError as error:
+            raise does_not_fit("there is too little memory to convert it", source, str(error)) from error
+        except Exception as error:  # what is in the files decides which
+            raise damaged("the checkpoint is not laid out as the programs do that write such", source,
+                          f"{type(error).__name__}: {error}".split("\n")[0][:300], "", "take another checkpoint, or copy this one again") from error
+
+
+def _convert(source: Path, output: Path, *, model: str | os.PathLike[str] | None, tag: str | None,
+             names: str | os.PathLike[str] | None, moments: bool, trust: bool, shard_bytes: int) -> dict[str, Any]:
+    from . import directory, trainer, universal, zero
+    from .model import Model, config_of
+
     folder = _step_folder(source, tag)
     of_model = Model(config_of([Path(model)] if model else [folder, source, folder.parent]))
-    reading: dict[str, Any] = {"moments": moments, "trust": trust_pickles}
+    reading: dict[str, Any] = {"moments": moments, "trust": trust}
     if universal.is_universal(folder):
         state = universal.read(folder, of_model, **reading)
     elif zero.is_zero(folder):
@@ -63,12 +83,21 @@ def _step_folder(source: Path, tag: str | None) -> Path:
         return source
     for latest in ("latest", "latest_universal"):
         if (source / latest).is_file():
-            return _existing(source / (source / latest).read_text().strip(), latest)
+            return _existing(source / _name_in(source / latest), latest)
     steps = sorted(path.name for path in source.glob("global_step*") if path.is_dir())
     if len(steps) > 1:
         raise usage("there are several steps, and no file `latest`", where=str(source), measured=", ".join(steps),
                     remedy=f"say which: --tag {steps[-1]}")
     return source / steps[0] if steps else source
+
+
+def _name_in(latest: Path) -> str:
+    from .files import read_bytes
+
+    name = read_bytes(latest, most=4096).decode(errors="backslashreplace").strip()
+    if not name.isprintable() or name in ("", ".", "..") or "/" in name:
+        raise usage("the file names no directory beside it", where=str(latest), measured=repr(name[:80]), remedy="name a step: --tag")
+    return name
 
 
 def _existing(folder: Path, said_by: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 
@@ -35,7 +36,19 @@ def _stop(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)  # what was written aside is removed
 
 
+def _open_standard_streams() -> None:
+    """Whoever closed them would find what is printed in the next file that is opened."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115
+
+
 def main() -> int:
+    _open_standard_streams()
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, _stop)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO
 import torch
 
 from ..errors import FerryError
+from .files import require_unchanged
 from .model import Model
 from .state import FIRST, MASTER, SECOND, TYPES, Array, State, Tensor, damaged, unsupported
 
@@ -88,6 +90,7 @@ def write(state: State, model: Model, output: Path, *, shard_bytes: int) -> dict
                 _write_file(aside / file.name, file, progress)
             progress.done()
             _write_texts(aside, state, model, files)
+            require_unchanged()
             aside.chmod(0o777 & ~_umask())
             _sync(aside)
             if os.path.lexists(output):
@@ -197,8 +200,11 @@ def _hold(aside: Path) -> int:
 
 
 def _remove_leftovers(output: Path) -> None:
-    """Of conversions to the same name that were killed."""
-    for left in output.parent.glob(f".{output.name}.*{_ASIDE}"):
+    """Of conversions to the same name that were killed, which is told by the name that mkdtemp() draws."""
+    ours = re.compile(re.escape(f".{output.name}.") + "[a-z0-9_]{8}" + re.escape(_ASIDE))
+    for left in output.parent.iterdir():
+        if not ours.fullmatch(left.name) or left.is_symlink():
+            continue
         try:
             held = _hold(left)
         except OSError:

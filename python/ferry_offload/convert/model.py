@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .state import damaged, unsupported
+from .files import read_json
+from .state import unsupported
 
 _BESIDE = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json",
            "merges.txt", "chat_template*", "spiece.model")
 _WRAPPERS = ("module.", "_orig_mod.")
 _KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # transformers' defaults
+_MOST_LAYERS = 1 << 16  # each is so many names in memory
 _HEAD, _EMBEDDING = "lm_head.weight", {"gpt2": "transformer.wte.weight"}
 
 
@@ -21,7 +22,7 @@ class Model:
 
     def __init__(self, config_path: Path) -> None:
         self.path = config_path
-        self.config = _object(config_path)
+        self.config = read_json(config_path, dict)
         self.family = str(self.config.get("model_type"))
         if self.family not in _TENSORS:
             raise unsupported("a model of a family that ferry does not train", config_path, self.family,
@@ -47,6 +48,12 @@ class Model:
             raise unsupported("config.json does not say the model's shape", f"{self.path}: {keys[0]}",
                               "missing" if value is None else repr(value), "a positive whole number")
         return value
+
+    def layers(self, *keys: str) -> range:
+        count = self.number(*keys)
+        if count > _MOST_LAYERS:
+            raise unsupported("config.json names more layers than any model has", f"{self.path}: {keys[0]}", count, _MOST_LAYERS)
+        return range(count)
 
     def absent(self, key: str, without: int, null: int) -> int:
         """A key whose default depends on whether it is missing or null."""
@@ -98,18 +105,6 @@ def config_of(candidates: Iterable[Path]) -> Path:
                       "name a directory that has it: --model DIR")
 
 
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except OSError as error:
-        raise damaged("a file cannot be read", path, error.strerror) from error
-    except ValueError as error:
-        raise unsupported("a file is no JSON", path, str(error)) from error
-    if not isinstance(found, dict):
-        raise unsupported("a file holds no JSON object", path, type(found).__name__)
-    return found
-
-
 def _linear(name: str, out: int, inner: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield name + ".weight", (out, inner)
     if bias:
@@ -125,7 +120,7 @@ def _llama(model: Model) -> Iterator[tuple[str, tuple[int, ...]]]:
     bias = qwen2 or (model.family != "mistral" and model.flag("attention_bias"))
     mlp_bias = model.family == "llama" and model.flag("mlp_bias")
     yield model.embedding, (model.number("vocab_size"), hidden)
-    for layer in range(model.number("num_hidden_layers")):
+    for layer in model.layers("num_hidden_layers"):
         block = f"model.layers.{layer}."
         for part, rows in (("q", heads * head), ("k", values), ("v", values)):
             yield from _linear(f"{block}self_attn.{part}_proj", rows, hidden, bias)
@@ -149,7 +144,7 @@ def _gpt2(model: Model) -> Iterator[tuple[str, tuple[int, ...]]]:
 
     yield model.embedding, (model.number("vocab_size"), hidden)
     yield "transformer.wpe.weight", (model.number("n_positions", "max_position_embeddings"), hidden)
-    for layer in range(model.number("n_layer", "num_hidden_layers")):
+    for layer in model.layers("n_layer", "num_hidden_layers"):
         yield from pair(f"h.{layer}.ln_1", hidden)
         yield from pair(f"h.{layer}.attn.c_attn", hidden, 3 * hidden)  # stored transposed
         yield from pair(f"h.{layer}.attn.c_proj", hidden, hidden)

@@ -6,6 +6,7 @@ file gave them and run nothing, so neither DeepSpeed nor a caller's own modules 
 
 from __future__ import annotations
 
+import math
 import pickle
 import zipfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .files import of_system, watch
 from .state import damaged, unsupported
 
 _NEEDS = (2, 6)
@@ -37,7 +39,7 @@ def number(value: Any) -> int | None:
         value = value.arguments[0] if len(getattr(value, "arguments", ())) == 1 else None
     if isinstance(value, torch.Tensor):
         value = value.item() if value.numel() == 1 else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or int(value) != value:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or int(value) != value:
         return None
     return int(value)
 
@@ -48,6 +50,7 @@ def load(path: Path, *, trust: bool = False) -> Any:
         raise unsupported("this torch cannot read pickles safely", "torch", torch.__version__,
                           "2.6 or newer", "install a newer torch")
     _require_whole(path)
+    watch(path)
     try:
         if trust:
             return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
@@ -61,7 +64,9 @@ def load(path: Path, *, trust: bool = False) -> Any:
     except ModuleNotFoundError as error:  # trusted, and its classes are wanted
         raise unsupported("a class of the pickle is of a module that is not there", path, str(error), "",
                           "install it, or leave --trust-pickles out") from error
-    except (RuntimeError, EOFError, ValueError) as error:
+    except OSError as error:
+        raise of_system(error, path) from error
+    except Exception as error:  # what the bytes are decides which
         raise damaged("a file of the checkpoint cannot be read", path, str(error).split("\n")[0], "",
                       "take another checkpoint, or copy this one again") from error
 
@@ -76,7 +81,10 @@ def _require_whole(path: Path) -> None:
         if zipfile.is_zipfile(path):
             return
         size = path.stat().st_size
+    except zipfile.BadZipFile as error:
+        raise damaged("a file of the checkpoint is none of torch.save's", path, str(error), "",
+                      "take another checkpoint, or copy this one again") from error
     except OSError as error:
-        raise damaged("a file of the checkpoint cannot be read", path, error.strerror) from error
+        raise of_system(error, path) from error
     raise damaged("a file of the checkpoint is truncated, or none of torch.save's", path, f"{size} bytes without an end", "",
                   "take another checkpoint, or copy this one again")

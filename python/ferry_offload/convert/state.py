@@ -79,5 +79,9 @@ def unsupported(what: str, where: object = "", measured: object = "", limit: obj
     return error_of(2, "usage", message(what, str(where), measured, limit, remedy))
 
 
+def does_not_fit(what: str, where: object = "", measured: object = "", limit: object = "", remedy: str = "") -> FerryError:
+    return error_of(3, "does_not_fit", message(what, str(where), measured, limit, remedy))
+
+
 def damaged(what: str, where: object = "", measured: object = "", limit: object = "", remedy: str = "") -> FerryError:
     return error_of(4, "io", message(what, str(where), measured, limit, remedy))

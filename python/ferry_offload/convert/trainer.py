@@ -5,13 +5,14 @@ ferry's families; every moment's shape is compared with the tensor's. Other orde
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .files import of_system, parse_json, read_json, shards_of, watch
 from .model import Model
 from .pickles import load, number
 from .state import TYPES, Array, Pieces, State, Tensor, damaged, kept_moments, one_step, unsupported
@@ -53,12 +54,7 @@ def read(folder: Path, model: Model, *, moments: bool, trust: bool, names: Path 
 
 
 def _global_step(path: Path) -> int:
-    try:
-        step = json.loads(path.read_text()).get("global_step")
-    except OSError as error:
-        raise damaged("a file of the checkpoint cannot be read", path, error.strerror) from error
-    except (ValueError, AttributeError) as error:
-        raise damaged("a file of the checkpoint is no JSON object", path, str(error)) from error
+    step = read_json(path, dict, damaged, "a file of the checkpoint is no JSON object").get("global_step")
     if number(step) is None:
         raise unsupported("the trainer's state does not say its step", f"{path}: global_step", step, "a whole number")
     return int(step)
@@ -133,11 +129,8 @@ def _fits(order: Sequence[str], indices: Sequence[int], state: dict[int, Any], t
 
 
 def _names_in(path: Path) -> list[str]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise unsupported("the file of names cannot be read", path, str(error)) from error
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    found = read_json(path, list)
+    if not all(isinstance(name, str) for name in found):
         raise unsupported("the file of names is no JSON list of strings", path)
     return found
 
@@ -152,14 +145,11 @@ def _flat(value: torch.Tensor) -> Pieces:
 def _weights(folder: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype, Pieces]]]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise damaged("the index of the weights cannot be read", index, str(error)) from error
+        names = sorted(set(shards_of(index).values()))
     else:
         names = ["model.safetensors"]
     for name in names:
-        path = folder / Path(name).name
+        path = folder / name
         if not path.is_file():
             raise damaged("a file of the weights is missing", path, "", "",
                           "save with save_safetensors=True, or copy the whole checkpoint")
@@ -169,40 +159,54 @@ def _weights(folder: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.d
 def _tensors_in(path: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype, Pieces]]]:
     header, begin = _header(path)
     size = path.stat().st_size
-    mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        try:
-            dtype, shape = entry["dtype"], tuple(entry["shape"])
-            first, last = (begin + offset for offset in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged("the header of a file of weights is damaged", f"{path}: {name}", str(error)) from error
-        if dtype not in _DTYPES:
-            raise unsupported("a weight of a type that ferry does not read", f"{path}: {name}", dtype, "F32, BF16 or F16")
-        if not begin <= first <= last <= size:
+        what = "the header of a file of weights is damaged"
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), list) for key in ("shape", "data_offsets")):
+            raise damaged(what, f"{path}: {name}", str(entry)[:80], "dtype, shape and data_offsets")
+        shape, offsets, said = tuple(entry["shape"]), entry["data_offsets"], entry.get("dtype")
+        if len(offsets) != 2 or not all(type(one) is int and one >= 0 for one in (*shape, *offsets)):
+            raise damaged(what, f"{path}: {name}", f"shape {list(shape)}, data_offsets {offsets}"[:200], "whole numbers")
+        dtype = _DTYPES.get(said) if isinstance(said, str) else None
+        if dtype is None:
+            raise unsupported("a weight of a type that ferry does not read", f"{path}: {name}", str(said)[:80], "F32, BF16 or F16")
+        first, last = begin + offsets[0], begin + offsets[1]
+        if last > size:
             raise damaged("a file of weights is truncated", f"{path}: {name}", f"{size} bytes", f"{last} bytes")
-        yield name, (shape, _DTYPES[dtype], _values(mapped[first:last], _DTYPES[dtype]))
+        if last - first != math.prod(shape) * dtype.itemsize:
+            raise damaged(what, f"{path}: {name}", f"{last - first} bytes", f"{math.prod(shape) * dtype.itemsize} bytes, as its shape says")
+        yield name, (shape, dtype, _values(path, first, last, dtype))
 
 
-def _values(some: torch.Tensor, dtype: torch.dtype) -> Pieces:
+def _values(path: Path, first: int, last: int, dtype: torch.dtype) -> Pieces:
+    """Read, not mapped: a file that is cut meanwhile is an error, and no signal."""
+
     def pieces() -> list[torch.Tensor]:
-        aligned = some.storage_offset() % dtype.itemsize == 0
-        return [(some if aligned else some.clone()).view(dtype)]
+        room = bytearray(last - first)
+        if not room:
+            return [torch.empty(0, dtype=dtype)]
+        try:
+            with open(path, "rb", buffering=0) as file:
+                file.seek(first)
+                at = memoryview(room)
+                while at and (count := file.readinto(at)):
+                    at = at[count:]
+        except OSError as error:
+            raise of_system(error, path) from error
+        if at:
+            raise damaged("a file of weights ends while it is read", path, f"{len(at)} bytes are missing", f"{last} bytes")
+        return [torch.frombuffer(room, dtype=dtype)]
 
     return pieces
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
+    watch(path)
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         size = path.stat().st_size
         if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
             raise damaged("a file of weights is truncated", path, f"{size} bytes", f"a header of {length}")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise damaged("the header of a file of weights is damaged", path, str(error)) from error
-    if not isinstance(header, dict):
-        raise damaged("the header of a file of weights is damaged", path, type(header).__name__)
-    return header, 8 + length
+        text = file.read(length)
+    return parse_json(text, path, dict, damaged, "the header of a file of weights is damaged"), 8 + length

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -366,19 +366,23 @@ def _reader_of(weights: Any) -> Weights | None:
 
 def _files_of(folder: str) -> Weights:
     """Those that transformers saves."""
-    from safetensors import safe_open
-    index = os.path.join(folder, "model.safetensors.index.json")
-    files: dict[str, str] = {}
-    if os.path.exists(index):
-        with open(index) as text:
-            files = json.load(text)["weight_map"]
+    from safetensors import SafetensorError, safe_open
+
+    from ..convert.files import shards_of
+    index = Path(folder, "model.safetensors.index.json")
+    files = shards_of(index) if index.exists() else {}
     opened: dict[str, Any] = {}
 
     def of(name: str) -> torch.Tensor:
-        file = files.get(name, "model.safetensors")
-        if file not in opened:
-            opened[file] = safe_open(os.path.join(folder, file), "pt")
-        return opened[file].get_tensor(name)
+        path = Path(folder, files.get(name, "model.safetensors"))
+        if not path.is_file():
+            raise usage("there is no file of the weights", where=f"{path}: {name}", remedy="name the directory of a model")
+        try:
+            if path.name not in opened:
+                opened[path.name] = safe_open(path, "pt")
+            return opened[path.name].get_tensor(name)
+        except SafetensorError as error:
+            raise error_of(4, "io", message("a tensor cannot be read", f"{path}: {name}", str(error), "", "")) from error
 
     return of
 

@@ -28,6 +28,19 @@ class _Layout:
             self.bytes += -(-tensor.nbytes // _LINE) * _LINE
         self.bytes = max(_PAGE, -(-self.bytes // _PAGE) * _PAGE)
 
+    def require(self, name: Any, group: Group, *, all_of_them: bool) -> None:
+        """That it can be copied to or from this group, before a byte is."""
+        for one, tensor in group.items():
+            if one not in self.places:
+                raise usage("the group has no such tensor", where=f"{name}: {one}", limit=", ".join(map(str, self.places))[:200])
+            if tensor.shape != self.places[one][2] or tensor.is_meta:
+                raise usage("a tensor is not as it was when the store was made", where=f"{name}: {one}",
+                            measured="a tensor without values" if tensor.is_meta else tuple(tensor.shape),
+                            limit=tuple(self.places[one][2]))
+        missing = [one for one in self.places if one not in group]
+        if all_of_them and missing:
+            raise usage("a group is written whole", where=f"{name}: {missing[0]}", measured=f"{len(missing)} tensors are missing")
+
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Of the bytes of an object."""
         return {name: flat[at:at + shape.numel() * dtype.itemsize].view(dtype).view(shape)
@@ -61,14 +74,12 @@ class NVMeTensorStore:
     @torch.no_grad()
     def write(self, name: Any, group: Group) -> None:
         """All tensors of the group. It is stored when its buffer is needed, or by flush()."""
-        wanted, given = self._layouts[name].places if name in self._layouts else {}, dict(group)
-        with self._store.acquire(self._of(name), "overwrite") as lease:
+        object, given = self._of(name), dict(group)
+        self._layouts[name].require(name, given, all_of_them=True)  # what it held goes with the first byte
+        with self._store.acquire(object, "overwrite") as lease:
             into = self._layouts[name].views(torch.frombuffer(lease, dtype=torch.uint8))
-            for one in wanted:
-                if one not in given or given[one].shape != into[one].shape:
-                    raise usage("a group is written that has other tensors", where=f"{name}: {one}",
-                                measured=tuple(given[one].shape) if one in given else "nothing", limit=tuple(into[one].shape))
-                into[one].copy_(given[one])
+            for one, tensor in given.items():
+                into[one].copy_(tensor)
             del into
 
     @contextlib.contextmanager
@@ -84,6 +95,8 @@ class NVMeTensorStore:
 
     def load_into(self, name: Any, group: Group) -> None:
         """Into tensors that are there. On a GPU the copy has ended for the current stream."""
+        self._of(name)
+        self._layouts[name].require(name, group, all_of_them=False)
         with self.lease(name) as tensors, torch.no_grad():
             for one, into in group.items():
                 into.copy_(tensors[one])
