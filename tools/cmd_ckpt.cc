@@ -122,8 +122,10 @@ void inspect(const std::string& path, bool as_json) {
         print("{}", json_line(line));
         return;
     }
-    print("step {} of {}, {} updates, {} tokens, {} in {} files, ferry {}\n", m.step, m.steps,
-          m.updates, m.tokens, format_bytes(m.bytes()), m.shards.size(), m.ferry);
+    const std::string of_moments =
+        m.moment_updates == m.updates ? "" : fmt::format(" ({} of moments)", m.moment_updates);
+    print("step {} of {}, {} updates{}, {} tokens, {} in {} files, ferry {}\n", m.step, m.steps,
+          m.updates, of_moments, m.tokens, format_bytes(m.bytes()), m.shards.size(), m.ferry);
     if (const json loss = loss_of(m); !loss.is_null())
         print("loss {}, learning rate {:.3e}, loss scale {}\n", loss_text(loss), m.last.lr,
               m.loss_scale);

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -92,7 +93,20 @@ int64_t count_at(const json& state, const char* key, int64_t without, const fs::
     return found->get<int64_t>();
 }
 
-// Where the source stands: as its files say, but for a step that was given.
+// A loss scale as DeepSpeed has it too: a power of two of at least 1.
+double scale_at(const json& state, const fs::path& file) {
+    const auto found = state.find("loss_scale");
+    if (found == state.end() || found->is_null()) return 0;
+    int exponent = 0;
+    const double value = found->is_number() ? found->get<double>() : 0;
+    if (!(value >= 1) || !std::isfinite(value) || std::frexp(value, &exponent) != 0.5)
+        refuse("a loss scale is a power of two", file.string() + ": loss_scale",
+               shown_json(*found), "correct it, or take it away: it begins as in a new run");
+    return value;
+}
+
+// Where the source stands: as its files say, but for a step that was given. Its moments stay what
+// they are.
 train::Imported position_of(const ImportOptions& options, const Config& config) {
     const fs::path source = checkpoint::without_end(options.source);
     refuse_pickles(source);
@@ -102,6 +116,11 @@ train::Imported position_of(const ImportOptions& options, const Config& config) 
         require_same_moments(*manifest, config, source);
         found.step = manifest->step;
         found.updates = manifest->updates;
+        found.moment_updates = manifest->moment_updates;
+        if (manifest->training.find("precision = fp16\n") != std::string::npos) {
+            found.loss_scale = manifest->loss_scale;
+            found.good_steps = manifest->scale_good;
+        }
     } else if (kind_of(file) != FileKind::none) {
         const TextFile kind{.name = "the trainer's state",
                             .remedy = "correct it, or move it away and say --step",
@@ -110,9 +129,14 @@ train::Imported position_of(const ImportOptions& options, const Config& config) 
         if (!state.is_object())
             refuse("the trainer's state is no object", file, shown_json(state), "say --step");
         found.step = count_at(state, "global_step", -1, file);
-        found.updates = count_at(state, "optimizer_step", found.step, file);
+        found.moment_updates = found.updates =
+            count_at(state, "optimizer_step", found.step, file);
+        found.loss_scale = scale_at(state, file);
     }
-    if (options.step) found.step = found.updates = *options.step;
+    if (options.step) {
+        if (found.step < 0) found.moment_updates = *options.step;
+        found.step = found.updates = *options.step;
+    }
     if (found.step < 0)
         refuse("it is not known which step the state is of", source,
                std::string("no manifest and no ") + kTrainerState, "say it: --step 1000");

@@ -85,7 +85,7 @@ public:
         if (!executor_.simulated()) log_planned_by(measurements_, config_);
         schedules_.record(plan_, config_.evaluate.micro_batches);
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
-        stack_.warm(schedules_.steady(), judge_->scalars(1, 1.0));  // of zeros
+        stack_.warm(schedules_.steady(), judge_->scalars({}, 1.0));  // of zeros
         stack_.fill([&] { first_contents(runtime); });
         note_committed();
         drain();
@@ -452,11 +452,9 @@ private:
         else if (saved_)
             resume_saved(saved_->contents(plan_, moment), {touch, lock});
         else if (imported_)
-            go_on_from({.step = runtime.imported.step,
-                        .updates = runtime.imported.updates,
-                        .loss_scale = loss_scale_.state(),
-                        .frozen = state_->initialise(imported_->contents(moment), {touch, lock},
-                                                     start_up)});
+            go_on_from(begin_from(
+                runtime.imported,
+                state_->initialise(imported_->contents(moment), {touch, lock}, start_up)));
         else
             frozen_ = state_->initialise({fill, moment}, {touch, lock}, start_up);
         if (loaded_) loaded_->log_rate(start_up.seconds());
@@ -476,7 +474,9 @@ private:
         state = {.step = step_,
                  .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
         report.speculative = plan_.speculative && judge_->speculates_now();
-        if (report.speculative) state.speculative = judge_->scalars(updates_ + 1, 1 / scale);
+        if (report.speculative)
+            state.speculative =
+                judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
         const swap::Schedule& schedule = schedules_.step(previous_, report.speculative);
         log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_, schedule.name,
                               schedule.tasks.size(), schedule.waits.size()));
@@ -497,7 +497,9 @@ private:
         loss_scale_.good_step();
         skipped_in_a_row_ = 0;
         ++updates_;
-        state.after_outcome = judge_->scalars(updates_, outcome.clip_factor / scale);
+        ++moment_updates_;
+        state.after_outcome =
+            judge_->scalars({updates_, moment_updates_}, outcome.clip_factor / scale);
         report.committed = report.speculative && outcome.clip_factor == 1;
         previous_ = !report.speculative ? Previous::not_speculative
                     : report.committed  ? Previous::committed
@@ -534,9 +536,22 @@ private:
             log_info(fmt::format("resumed after step {} from {}", step_, saved_->path()));
     }
 
+    // After an imported step, whose frozen weights have this hash.
+    RunState begin_from(const Imported& imported, uint64_t frozen) const {
+        RunState found{.step = imported.step,
+                       .updates = imported.updates,
+                       .moment_updates = imported_->has_moments() ? imported.moment_updates : 0,
+                       .loss_scale = loss_scale_.state(),
+                       .frozen = frozen};
+        if (loss_scale_.scales() && imported.loss_scale > 0)
+            found.loss_scale = {.value = imported.loss_scale, .good = imported.good_steps};
+        return found;
+    }
+
     void go_on_from(const RunState& found) {
         step_ = found.step;
         updates_ = found.updates;
+        moment_updates_ = found.moment_updates;
         loss_scale_.resume(found.loss_scale);
         skipped_in_a_row_ = found.skipped_in_a_row;
         judge_->resume(found.unclipped_in_a_row);
@@ -547,6 +562,7 @@ private:
     RunState run_state() const {
         return {.step = step_,
                 .updates = updates_,
+                .moment_updates = moment_updates_,
                 .loss_scale = loss_scale_.state(),
                 .skipped_in_a_row = skipped_in_a_row_,
                 .unclipped_in_a_row = judge_->unclipped_in_a_row(),
@@ -635,7 +651,8 @@ private:
     std::unique_ptr<SavedRun> saved_;                    // until the state is initialised
     std::unique_ptr<LoadedWeights> loaded_;              // as long
     std::unique_ptr<ImportedState> imported_;            // as long
-    int64_t step_ = 0, last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
+    int64_t step_ = 0, last_good_ = 0, sequence_ = 0, durable_step_ = -1;
+    int64_t updates_ = 0, moment_updates_ = 0;  // of the weights, and what moments took in
     // The stack needs these until it is closed: after an error its store still finishes tasks.
     std::unique_ptr<RankDirectories> directories_{};
     std::optional<Rows> rows_{};
@@ -665,7 +682,7 @@ void Engine::Run::measure() {
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     cost::Measurements measured = take_measurements(
         schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
-        judge_->scalars(1, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
+        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
     time_storage(config_, plan_, store(), executor_, measured);
     if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
     if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);

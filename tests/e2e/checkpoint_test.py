@@ -626,6 +626,7 @@ class ImportTest(Saving):
         for placement, state in ((RAM, {}), (NVME, BF16), (MIXED, {"precision": "bf16", "optimizer__master": "split",
                                                                   "optimizer__moments": "bf16"}),
                                  (RAM, {**SGD, **BF16}), (RAM, {"optimizer__method": "lion", "model__tie_embeddings": True}),
+                                 (NVME, {"optimizer__moments": "int8", **BF16}), (RAM, {"precision": "fp16"}),
                                  (MIXED, {"freeze": ["model.layers.1.*"], **BF16})):
             with self.subTest(placement=placement, **state):
                 whole = self.whole(**state)
@@ -724,6 +725,92 @@ class ImportTest(Saving):
                 self.assertEqual(after[name], before[name], name)
         self.assertEqual(self.ok(self.train(config, "--resume", "latest")).steps[0]["step"], 1)
 
+    def test_without_moments_in_the_middle(self):
+        """The schedule goes on, and bias correction begins: the first update is Adam's first, one learning rate an element."""
+        source = self.source()
+        there = self.plain(source, "exp_avg.safetensors", "exp_avg_sq.safetensors")
+        free = {"clip_norm": 0, "optimizer__weight_decay": 0, "optimizer__betas": [0.9, 0.999]}
+        config = self.saving(checkpoint__every=1, checkpoint__keep={"last": 20}, **free)
+        self.imported(config, there)
+        said = self.ok(self.ferry("ckpt", "inspect", self.step(self.AT), "--json")).lines[0]
+        self.assertEqual((said["updates"], said["moment_updates"]), (self.AT, 0))
+        self.assertIn(f"{self.AT} updates (0 of moments)", self.ok(self.ferry("ckpt", "inspect", self.step(self.AT))).out)
+        whole = self.ok(self.train(config, "--resume", "latest"))
+        lr = whole.steps[0]["lr"]
+        schedule = self.ok(self.train(self.run_config(**free)))
+        self.assertEqual([step["lr"] for step in whole.steps], [step["lr"] for step in schedule.steps[self.AT:]])
+        before, after = self.arrays(self.step(self.AT)), self.arrays(self.step(self.AT + 1))
+        for name in [name for name in before if name.endswith("_proj.weight")]:
+            was, now = (struct.unpack(f"<{len(one[name][2]) // 4}f", one[name][2]) for one in (before, after))
+            moved = sorted(abs(a - b) for a, b in zip(was, now))
+            self.assertLessEqual(moved[-1], lr * 1.01, name)
+            self.assertGreater(moved[len(moved) // 2], lr * 0.98, name)
+        # Both counts outlive a kill, of a checkpoint and of durable steps.
+        for placement, words in ((RAM, {}), (NVME, {"checkpoint__durable_steps": True})):
+            shutil.rmtree(self.dir_)
+            config = self.saving(placement, **free, **words)
+            self.imported(config, there)
+            self.killed(config, "--resume", "latest", steps=3)
+            last = self.ok(self.train(config, *(("--resume",) if words else self.latest())))
+            self.assertEqual(last.hashes, whole.hashes)
+
+    def test_another_step_leaves_moments_as_they_are(self):
+        there = self.imported(self.saving(), self.source(), "--step", "3")
+        said = self.ok(self.ferry("ckpt", "inspect", there, "--json")).lines[0]
+        self.assertEqual((said["step"], said["updates"], said["moment_updates"]), (3, 3, self.AT))
+
+    def test_int8_moments(self):
+        """Codes stay codes, and become numbers where the run keeps those."""
+        source = self.source(optimizer__moments="int8", **BF16)
+        before = self.arrays(source)
+        shares = {}
+        for name, first in ((".exp_avg", 1), (".exp_avg_sq", 2)):
+            above = [10.0 ** (decade - 6) * (0.1 + 0.9 * (2 * i + 1) / (2 * (first << decade)))
+                     for decade in range(7) for i in range(first << decade)]
+            shares[name] = ([-share for share in reversed(above)] if first == 1 else []) + [0, *above, 1]
+        after = self.arrays(self.imported(self.saving(**BF16), self.plain(source)))
+        coded = [name for name, array in before.items() if array[0] == "U8"]
+        self.assertTrue(coded)
+        for name in coded:
+            self.assertEqual(after[name][:2], ("F32", before[name][1]))
+            scales = before[name.replace(".exp_avg_sq", ".exp_avg_sq_scales") if name.endswith("_sq") else name + "_scales"][2]
+            scales = struct.unpack(f"<{len(scales) // 4}f", scales)
+            values = struct.unpack(f"<{len(before[name][2])}f", after[name][2])
+            for i, (code, value) in enumerate(zip(before[name][2], values)):
+                wanted = shares[name[name.rindex("."):]][code] * scales[i // 256]
+                self.assertLessEqual(abs(value - wanted), 3e-7 * abs(wanted), (name, i))
+        # Of one tensor numbers, of the others codes: all are codes again.
+        shutil.rmtree(self.dir_)
+        there = self.plain(source)
+        name = next(name for name in coded if name.endswith(".exp_avg"))
+        self.change(os.path.join(there, "exp_avg.safetensors"), lambda tensors: tensors.update({name: after[name]}))
+        self.change(os.path.join(there, "exp_avg_scales.safetensors"), lambda tensors: tensors.pop(name + "_scales"))
+        again = self.arrays(self.imported(self.saving(optimizer__moments="int8", **BF16), there))
+        for other in before:
+            if other not in (name, name + "_scales"):
+                self.assertEqual(again[other], before[other], other)
+        self.assertEqual(again[name][:2], before[name][:2])
+
+    def test_a_loss_scale(self):
+        fp16 = {"precision": "fp16"}
+        source = self.source(**fp16)
+        config = self.saving(optimizer__lr=0.001, **fp16)
+        said = self.ok(self.ferry("ckpt", "inspect", self.imported(config, source), "--json")).lines[0]
+        self.assertEqual(said["loss_scale"], {"value": 65536, "good": self.AT, "skipped": 0})
+        shutil.rmtree(self.dir_)
+        there = self.plain(source)
+        state = {"global_step": self.AT, "loss_scale": 1024}
+        pathlib.Path(there, "trainer_state.json").write_text(json.dumps(state), encoding="utf-8")
+        self.imported(config, there)
+        self.assertEqual({step["loss_scale"] for step in self.ok(self.train(config, "--resume", "latest")).steps}, {1024})
+        # Another type has none.
+        shutil.rmtree(self.dir_)
+        self.imported(self.saving(**BF16), source)
+        self.assertEqual({s["loss_scale"] for s in self.ok(self.train(self.saving(**BF16), "--resume", "latest")).steps}, {1})
+        for wrong in (0.5, 3, -2, "high", 0):
+            pathlib.Path(there, "trainer_state.json").write_text(json.dumps({**state, "loss_scale": wrong}), encoding="utf-8")
+            self.refused(USAGE, ["power of two", "loss_scale"], *self.importing(config, there))
+
     # ------------------------------------------------------------ refused
 
     def test_bad_state(self):
@@ -812,9 +899,15 @@ class ImportTest(Saving):
         self.refused(USAGE, ["did not come to its end", self.dir_], *self.importing(config, source))
         self.assertEqual(self.steps(), before)
 
-    def test_int8_is_not_imported(self):
+    def test_codes_that_say_nothing(self):
         source = self.source(optimizer__moments="int8", **BF16)
-        self.refused(USAGE, ["of a type that is not read", "U8"], *self.importing(self.saving(**BF16), source))
+        there = self.plain(source, "exp_avg_scales.safetensors")
+        self.refused(USAGE, ["codes of moments have no scales", ".exp_avg_scales"], *self.importing(self.saving(**BF16), there))
+        there = self.plain(source)
+        path = os.path.join(there, "exp_avg_scales.safetensors")
+        name = sorted(self.tensors(path))[0]
+        self.change(path, lambda tensors: tensors.update({name: ("F32", [1], tensors[name][2][:4])}))
+        self.refused(USAGE, ["another shape", name], *self.importing(self.saving(**BF16), there))
 
 
 if __name__ == "__main__":

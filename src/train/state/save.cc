@@ -45,6 +45,7 @@ void note_run(const RunState& state, Manifest& manifest) {
     const StepReport& last = state.report;
     manifest.step = state.step;
     manifest.updates = state.updates;
+    manifest.moment_updates = state.moment_updates;
     manifest.loss_scale = state.loss_scale.value;
     manifest.scale_good = state.loss_scale.good;
     manifest.scale_skipped = state.loss_scale.skipped;
@@ -67,6 +68,7 @@ RunState run_of(const Manifest& manifest) {
     const checkpoint::LastStep& last = manifest.last;
     return {.step = manifest.step,
             .updates = manifest.updates,
+            .moment_updates = manifest.moment_updates,
             .loss_scale = {manifest.loss_scale, manifest.scale_good, manifest.scale_skipped},
             .skipped_in_a_row = manifest.skipped_in_a_row,
             .unclipped_in_a_row = manifest.unclipped_in_a_row,
