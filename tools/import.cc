@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/json_reader.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "checkpoint/steps.h"
 #include "copy_progress.h"
@@ -100,8 +101,8 @@ double scale_at(const json& state, const fs::path& file) {
     int exponent = 0;
     const double value = found->is_number() ? found->get<double>() : 0;
     if (!(value >= 1) || !std::isfinite(value) || std::frexp(value, &exponent) != 0.5)
-        refuse("a loss scale is a power of two", file.string() + ": loss_scale",
-               shown_json(*found), "correct it, or take it away: it begins as in a new run");
+        refuse("a loss scale is a power of two", file.string() + ": loss_scale", shown_json(*found),
+               "correct it, or take it away: it begins as in a new run");
     return value;
 }
 
@@ -129,8 +130,7 @@ train::Imported position_of(const ImportOptions& options, const Config& config) 
         if (!state.is_object())
             refuse("the trainer's state is no object", file, shown_json(state), "say --step");
         found.step = count_at(state, "global_step", -1, file);
-        found.moment_updates = found.updates =
-            count_at(state, "optimizer_step", found.step, file);
+        found.moment_updates = found.updates = count_at(state, "optimizer_step", found.step, file);
         found.loss_scale = scale_at(state, file);
     }
     if (options.step) {
@@ -143,6 +143,27 @@ train::Imported position_of(const ImportOptions& options, const Config& config) 
     return found;
 }
 
+// What the checkpoint is made of: durable steps of this configuration, or what is imported.
+struct Source {
+    bool durable = false;
+    train::Imported imported{};
+};
+
+Source source_of(const ImportOptions& options, const Config& config) {
+    if (!holds_durable_steps(options.source)) return {.imported = position_of(options, config)};
+    if (options.step)
+        refuse("durable steps know which step they are of", "--step", std::to_string(*options.step),
+               "leave it out");
+    return {.durable = resume_from(options.source, config).durable};
+}
+
+// Durable steps are read as they lie; else the checkpoint is all that is left behind.
+std::unique_ptr<train::Engine> engine_of(Config config, const Source& source, Executor& executor) {
+    if (source.durable) return train::Engine::make(config, {.executor = &executor, .resume = true});
+    config.checkpoint.durable_steps = false;
+    return train::Engine::make(config, {.executor = &executor, .imported = source.imported});
+}
+
 }  // namespace
 
 void import_checkpoint(const ImportOptions& options) {
@@ -151,16 +172,17 @@ void import_checkpoint(const ImportOptions& options) {
     if (config.checkpoint.dir.empty())
         refuse("there is no place for the checkpoint", "checkpoint.dir", "not set",
                "set it: --set checkpoint.dir=DIR");
-    const train::Imported imported = position_of(options, config);
-    if (imported.step > config.steps)
+    const Source source = source_of(options, config);
+    if (source.imported.step > config.steps)
         refuse("the state is of a step beyond the run's last", options.source,
-               fmt::format("step {}, steps {}", imported.step, config.steps),
-               fmt::format("set steps to {} or more", imported.step));
+               fmt::format("step {}, steps {}", source.imported.step, config.steps),
+               fmt::format("set steps to {} or more", source.imported.step));
     const auto executor = make_thread_executor();
-    const auto steps = claim_checkpoints(config, {});
-    const auto engine =
-        train::Engine::make(config, {.executor = executor.get(), .imported = imported});
-    make_way(*steps, {});
+    const ResumeFrom from{.durable = source.durable};
+    const auto steps = claim_checkpoints(config, from);
+    const auto engine = engine_of(config, source, *executor);
+    make_way(*steps, from);
+    const int64_t step = engine->last_step();
     CopyProgress progress("import " + options.source, *executor);
     int64_t bytes = 0;
     const auto failed = engine->save({.directory = steps.get(),
@@ -171,11 +193,11 @@ void import_checkpoint(const ImportOptions& options) {
                                           },
                                       .program = FERRY_VERSION});
     if (failed) throw Error(*failed);
-    const fs::path path = fs::path(config.checkpoint.dir) / checkpoint::name_of_step(imported.step);
+    const fs::path path = fs::path(config.checkpoint.dir) / checkpoint::name_of_step(step);
     if (options.json)
         print("{}", json_line(json{{"checkpoint", path.string()},
-                                   {"step", imported.step},
-                                   {"updates", imported.updates},
+                                   {"step", step},
+                                   {"updates", checkpoint::manifest_of(path).updates},
                                    {"bytes", bytes},
                                    {"seconds", progress.seconds()}}));
     else

@@ -119,8 +119,9 @@ public:
                 return read_checkpoint(
                     plan_, read, [](std::span<const std::span<const std::byte>>) {},
                     [] { return true; });
-            save_ = std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving,
-                                                     checkpoint_room_, stack_.teams().all());
+            save_ =
+                std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving, checkpoint_room_,
+                                                 stack_.teams().all(), rows_->checkpoint);
             try {
                 save_->read(read, ranks_ != nullptr);
             } catch (...) {
@@ -409,7 +410,7 @@ private:
     void open(const Config& config, const Runtime& runtime) {
         if (!executor_.simulated()) check_paths(config_);
         if (runtime.resume) require_recorded_formats(config_, shape_, device_);
-        rows_.emplace(recording_, config_, world_.ranks, stack_.teams());
+        rows_.emplace(recording_, executor_, config_, world_.ranks, stack_.teams());
         judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
         if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
         stack_.open(
@@ -452,9 +453,8 @@ private:
         else if (saved_)
             resume_saved(saved_->contents(plan_, moment), {touch, lock});
         else if (imported_)
-            go_on_from(begin_from(
-                runtime.imported,
-                state_->initialise(imported_->contents(moment), {touch, lock}, start_up)));
+            go_on_from(begin_from(runtime.imported, state_->initialise(imported_->contents(moment),
+                                                                       {touch, lock}, start_up)));
         else
             frozen_ = state_->initialise({fill, moment}, {touch, lock}, start_up);
         if (loaded_) loaded_->log_rate(start_up.seconds());
@@ -475,8 +475,7 @@ private:
                  .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
         report.speculative = plan_.speculative && judge_->speculates_now();
         if (report.speculative)
-            state.speculative =
-                judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
+            state.speculative = judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
         const swap::Schedule& schedule = schedules_.step(previous_, report.speculative);
         log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_, schedule.name,
                               schedule.tasks.size(), schedule.waits.size()));
@@ -618,13 +617,16 @@ private:
     StepKernels& kernels() { return stack_.kernels(); }
 
     struct Rows {  // of a trace, in this order
-        Rows(trace::Recording* recording, const Config& config, int ranks, const NodeTeams& teams)
+        Rows(trace::Recording* recording, const Executor& executor, const Config& config, int ranks,
+             const NodeTeams& teams)
             : lanes(recording, swap::lanes_of(ranks)),
               workers(recording, teams),
-              paths(recording, config) {}
+              paths(recording, config),
+              checkpoint(config.checkpoint.dir.empty() ? nullptr : recording, executor) {}
         TraceRows lanes;
         WorkerRows workers;
         PathRows paths;
+        CheckpointRows checkpoint;
     };
 
     const int exceptions_ = std::uncaught_exceptions();

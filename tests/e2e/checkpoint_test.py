@@ -454,6 +454,77 @@ class CheckpointTest(Saving):
         self.assertEqual(self.steps(), ["before-1", "step-00000010", "step-00000012"])
         self.assertTrue(self.diff(self.step(12), self.step(12, os.path.join(self.dir_, "before-1")))["equal"])
 
+    def test_a_clock_that_goes_backwards(self):
+        """Names go by the step: the newest of them counts, and stays, whatever its files' times say."""
+        config = self.saving(checkpoint__every=3)
+        self.killed(config, steps=7)
+        self.assertEqual(self.steps()[:2], ["step-00000003", "step-00000006"])
+        newest = int(self.steps()[-1][-8:])
+        for age, name in enumerate(reversed(self.steps())):
+            for place, _, files in os.walk(os.path.join(self.dir_, name)):
+                for path in (place, *(os.path.join(place, file) for file in files)):
+                    os.utime(path, (4e9 - 1e9 * (2 - age), 4e9 - 1e9 * (2 - age)))
+        last = self.ok(self.train(config, "--resume", "latest"))
+        self.assertEqual(last.steps[0]["step"], newest)
+        self.assertEqual(self.steps(), ["step-00000009", "step-00000012"])
+
+    def test_durable_steps_become_a_checkpoint(self):
+        """Of a run that died and of one that ended; both go on as they would have."""
+        whole = self.whole(**BF16)
+        config = self.saving(NVME, checkpoint__every=None, checkpoint__durable_steps=True, **BF16)
+        config["checkpoint"].pop("dir")
+        self.killed(config, steps=5)
+        drive = config["budgets"]["nvme"][0]["path"]
+        self.refused(USAGE, ["durable steps are there", "ferry ckpt import"], "ckpt", "export", drive, self.path("exported"))
+        words = [*self.command(config)[1:2], drive, "--set", f"checkpoint.dir={self.dir_}"]
+        self.refused(USAGE, ["--step"], "ckpt", "import", *words, "--step", "3")
+        other = self.command({**config, "checkpoint": {"dir": self.dir_}})[1]
+        self.refused(USAGE, ["not of this configuration", "checkpoint.durable_steps"], "ckpt", "import", other, drive)
+        made = self.ok(self.ferry("ckpt", "import", *words, "--json")).lines[0]
+        self.assertIn(made["step"], (3, 4, 5))
+        self.ok(self.ferry("ckpt", "verify", self.dir_))
+        resumed = self.ok(self.train(self.run_config(**BF16), "--resume", self.dir_))
+        self.assertEqual(resumed.hashes, whole.hashes)
+        self.same_as(whole, self.ok(self.train(config, "--resume")))
+        # At its end, too.
+        made = self.ok(self.ferry("ckpt", "import", *words, "--json")).lines[0]
+        self.assertEqual((made["step"], self.steps()[-1]), (STEPS, "step-00000012"))
+        exported, out = self.path(f"{self.name}-exported"), self.path(f"{self.name}-trained")
+        self.ok(self.ferry("ckpt", "export", self.dir_, exported))
+        self.ok(self.train(self.run_config(**BF16), "--export", out))
+        for name in ("model.safetensors", "config.json"):
+            self.assertEqual(pathlib.Path(exported, name).read_bytes(), pathlib.Path(out, name).read_bytes())
+
+    def test_what_it_costs_is_planned_and_traced(self):
+        """The plan says what training waits for; the trace has each piece, read, copied aside and written."""
+        trace = self.path(f"{self.name}.json")
+        run = self.ok(self.train(self.saving(MIXED, checkpoint__every=4), "--trace", trace))
+        saved = [line for line in run.lines if "checkpoint" in line]
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e.get("ph") == "M" and e["name"] == "thread_name"}
+        groups = {e["pid"]: e["args"]["name"] for e in events if e.get("ph") == "M" and e["name"] == "process_name"}
+        found = {}
+        for e in events:
+            if e.get("ph") == "X" and groups.get(e["pid"]) == "checkpoint":
+                key = names[e["pid"], e["tid"]], e["name"], e["args"]["step"]
+                found[key] = found.get(key, 0) + e["args"].get("bytes", 0)
+        for line in saved:
+            bytes_ = [found[key, what, line["step"]] for key, what in (("read", "read"), ("read", "copy"), ("write", "write"))]
+            self.assertEqual(len(set(bytes_)), 1, bytes_)
+            self.assertTrue(0.9 * line["bytes"] < bytes_[0] < line["bytes"], (bytes_, line))
+            self.assertEqual(found["write", "flush", line["step"]], 0)
+        words = self.command(self.saving(MIXED, checkpoint__every=4))
+        planned = self.ok(self.ferry("plan", words[1], "--json")).lines[0]["checkpoint"]
+        self.assertEqual(planned["bytes"], saved[0]["bytes"])
+        self.assertTrue(0 < planned["stored_bytes"] < planned["bytes"])
+        self.assertGreater(planned["write_seconds"], 0)
+        self.assertGreater(planned["waited_seconds"], 0)
+        self.assertEqual(len(self.steps()), 2)  # nothing is left of what was measured
+        self.assertIn("of which training waits", self.ok(self.ferry("plan", words[1])).out)
+        unmeasured = self.ok(self.ferry("plan", words[1], "--json", "--no-prediction")).lines[0]["checkpoint"]
+        self.assertEqual((unmeasured["write_seconds"], unmeasured["waited_seconds"]), (None, None))
+
     def test_two_runs_in_one_directory(self):
         config = self.saving(steps=2000, checkpoint__every=2000)
         process = subprocess.Popen([FERRY, *self.command(config)], text=True, stdout=subprocess.PIPE,

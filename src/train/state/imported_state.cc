@@ -181,8 +181,8 @@ void ImportedState::require_codes(const model::Tensor& tensor, std::string_view 
         refuse("the codes of moments have no scales", name, "missing",
                "one for each block of 256 codes", "write them too, or moments in F32");
     if (!scales->stored->type)
-        refuse("state of a type that is not read", name, scales->stored->dtype,
-               "F32, BF16 or F16", "write it in one of these");
+        refuse("state of a type that is not read", name, scales->stored->dtype, "F32, BF16 or F16",
+               "write it in one of these");
 }
 
 void ImportedState::prove(Team& team, StartUp& start_up) const {

@@ -35,9 +35,9 @@ public:
     bool has_moments() const { return has_moments_; }
     // Where the directory is a checkpoint, compares all its checksums. Throws io.
     void prove(Team& team, StartUp& start_up) const;
-    // Values are rounded once to the type that the run keeps; codes stay codes, bit for bit. What is
-    // not there begins as in a new run: the master is the weight, and the moments are those before
-    // the first step.
+    // Values are rounded once to the type that the run keeps; codes stay codes, bit for bit. What
+    // is not there begins as in a new run: the master is the weight, and the moments are those
+    // before the first step.
     StateIo::Contents contents(StateIo::FirstMoment first) const;
 
 private:

@@ -156,6 +156,7 @@ public:
           saving_(saving) {
         for (const Group group : groups_) {
             for (const auto& [file, arrays] : arrays_of(group)) {
+                ++files_;
                 bytes_ += checkpoint::header_bytes(arrays);
                 for (const ArrayInfo& array : arrays) bytes_ += array.bytes;
             }
@@ -164,6 +165,7 @@ public:
 
     const std::vector<Entry>& entries() const { return entries_; }
     int64_t bytes() const { return bytes_; }
+    int64_t files() const { return files_; }
     int64_t written() const { return written_; }
 
     // `read` gives an entry's arrays.
@@ -216,7 +218,7 @@ private:
     std::vector<Entry> entries_;
     std::vector<Group> groups_;
     const Saving& saving_;
-    int64_t bytes_ = 0, written_ = 0;
+    int64_t bytes_ = 0, files_ = 0, written_ = 0;
 };
 
 // Throws where so much more has no room.
@@ -238,6 +240,24 @@ void require_room(const checkpoint::Steps& directory, int64_t bytes, int64_t ste
 
 int64_t checkpoint_bytes(const Plan& plan, const Saving& saving) {
     return Writer(plan, saving).bytes();
+}
+
+int64_t checkpoint_files(const Plan& plan, const Saving& saving) {
+    constexpr int64_t kTexts = 2;  // the model's description and the manifest
+    return Writer(plan, saving).files() + kTexts;
+}
+
+int64_t stored_checkpoint_bytes(const Plan& plan) {
+    int64_t bytes = 0;
+    const auto add = [&](swap::ObjectId object) {
+        if (object != swap::kNoObject && plan.objects[object].home == swap::Tier::nvme)
+            bytes += plan.objects[object].bytes;
+    };
+    for (const planner::Chunk& chunk : plan.chunks) {
+        add(chunk.weight);
+        if (chunk.trainable) add(chunk.state);
+    }
+    return bytes;
 }
 
 void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& saving,
