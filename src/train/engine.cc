@@ -113,6 +113,7 @@ public:
         FERRY_CHECK(!save_, "a checkpoint is on its way");
         guarded([&] {
             drain();
+            state_->begin_arrays();
             const auto read = [this](int64_t layer, const model::Tensor& tensor,
                                      const ArraySink& sink) { read_arrays(layer, tensor, sink); };
             if (world_.rank != 0)

@@ -151,6 +151,27 @@ TEST_P(Resumes, FromEveryPlacementToEveryOther) {
     }
 }
 
+// Also where chunks hold several tensors.
+TEST_P(Resumes, EachChunkOnStorageIsReadOnceForACheckpoint) {
+    if (ranks() > 1 || comm::ranks_launched() > 0) GTEST_SKIP() << "of one rank";
+    const TemporaryDirectory directory(memory_directory());
+    run(config(Placement::storage), "", [&](Engine& engine, bool) {
+        engine.step();
+        const auto read_bytes = [&] {
+            int64_t bytes = 0;
+            for (const aio::PathCounters& path : engine.report().paths) bytes += path.bytes_read;
+            return bytes;
+        };
+        const int64_t before = read_bytes();
+        checkpoint::Steps steps(directory.path());
+        ASSERT_FALSE(engine.save({.directory = &steps}));
+        const int64_t stored = stored_checkpoint_bytes(engine.plan());
+        EXPECT_GT(stored, 0);
+        EXPECT_GE(read_bytes() - before, stored);
+        EXPECT_LT(read_bytes() - before, stored + stored / 2);  // whole blocks
+    });
+}
+
 INSTANTIATE_TEST_SUITE_P(kinds, Resumes,
                          testing::Combine(testing::Range<size_t>(0, kKinds.size()),
                                           testing::Values(1, 2)),

@@ -254,8 +254,8 @@ int64_t stored_checkpoint_bytes(const Plan& plan) {
             bytes += plan.objects[object].bytes;
     };
     for (const planner::Chunk& chunk : plan.chunks) {
-        add(chunk.weight);
         if (chunk.trainable) add(chunk.state);
+        if (!chunk.trainable || plan.state.split) add(chunk.weight);  // else it is cast again
     }
     return bytes;
 }
