@@ -357,17 +357,17 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
     };
     std::vector<int64_t> counts;
     for (const checkpoint::TensorInfo& tensor : what.tensors) counts.push_back(tensor.count());
-    RunningChecksum sum;
+    std::optional<RunningChecksum> sum;  // of the tensor
     ReadAhead ahead(counts, [&](size_t i, int64_t first, std::span<float> values) {
         const auto& array = of(i);
-        if (first == 0) sum = {};
-        array.shard->read(*array.stored, first, values, &sum);
-        if (first + std::ssize(values) < counts[i] || sum.value() == array.checksum) return;
+        if (first == 0) sum.emplace();
+        array.shard->read(*array.stored, first, values, &*sum);
+        if (first + std::ssize(values) < counts[i] || sum->value() == array.checksum) return;
         throw Error(
             Trouble::io,
             {.what = "bytes of the checkpoint are not those that were written",
              .where = array.shard->file_of(*array.stored) + ": " + array.stored->name,
-             .measured = fmt::format("checksum {:016x}", sum.value()),
+             .measured = fmt::format("checksum {:016x}", sum->value()),
              .limit = fmt::format("{:016x}", array.checksum),
              .remedy = "export another checkpoint: ferry ckpt verify says which are whole"});
     });

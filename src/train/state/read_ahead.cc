@@ -1,6 +1,7 @@
 #include "read_ahead.h"
 
 #include <algorithm>
+#include <string>
 #include <system_error>
 #include <utility>
 
