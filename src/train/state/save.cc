@@ -166,7 +166,6 @@ public:
     const std::vector<Entry>& entries() const { return entries_; }
     int64_t bytes() const { return bytes_; }
     int64_t files() const { return files_; }
-    int64_t written() const { return written_; }
 
     // `read` gives an entry's arrays.
     template <class Read>
@@ -279,8 +278,9 @@ void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& savin
             return shards;
         });
     } catch (const Error& error) {
-        if (error.trouble() == Trouble::io)  // says what is missing, where it is for want of room
-            require_room(steps, writer.bytes() - writer.written(), unwritten.manifest.step);
+        // Says what is missing, where it is for want of room: what was written is gone again.
+        if (error.trouble() == Trouble::io)
+            require_room(steps, writer.bytes(), unwritten.manifest.step);
         throw;
     }
 }
