@@ -1,7 +1,10 @@
 // A run that goes on from a checkpoint has the bits of one that was never stopped: every optimizer
 // and format of the state, by one rank and by several, after the first steps and before the last,
 // wherever the state lay and wherever it lies then.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <array>
@@ -14,6 +17,22 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
 #include "train/state/saving.h"
+
+namespace {
+
+int64_t g_free_bytes = -1;  // that every file system says it has; below 0: what it has
+
+}  // namespace
+
+// In place of the system's, of this program alone.
+extern "C" int statvfs(const char* path, struct statvfs* found) noexcept {
+    using Call = int (*)(const char*, struct statvfs*);
+    static const auto next = reinterpret_cast<Call>(dlsym(RTLD_NEXT, "statvfs"));
+    const int done = next(path, found);
+    if (done == 0 && g_free_bytes >= 0)
+        found->f_bavail = static_cast<fsblkcnt_t>(g_free_bytes) / found->f_frsize;
+    return done;
+}
 
 namespace ferry::train {
 namespace {
@@ -170,6 +189,37 @@ TEST_P(Resumes, EachChunkOnStorageIsReadOnceForACheckpoint) {
         EXPECT_GE(read_bytes() - before, stored);
         EXPECT_LT(read_bytes() - before, stored + stored / 2);  // whole blocks
     });
+}
+
+// By another program, once there was room. What was written by then is gone again, and the
+// checkpoint before it stays.
+TEST(ADiskThatFills, WhileACheckpointIsWrittenIsSaidWithTheBytesMissing) {
+    const TinyData data;
+    const TemporaryDirectory directory(memory_directory());
+    const auto executor = make_thread_executor();
+    const auto engine = Engine::make(tiny_config(data), {.executor = executor.get()});
+    checkpoint::Steps steps(directory.path());
+    engine->step();
+    ASSERT_FALSE(engine->save({.directory = &steps}));
+    engine->step();
+    int64_t missing = 0;
+    const auto fill = [&](int64_t written, int64_t of) {
+        if (written < of / 2) return;
+        g_free_bytes = of / 2;
+        missing = of - g_free_bytes;
+        throw Error(Trouble::io, {.what = "the file cannot be written"});
+    };
+    const auto failed = engine->save({.directory = &steps, .progress = fill});
+    g_free_bytes = -1;
+    ASSERT_TRUE(failed);
+    EXPECT_THAT(failed->what(), testing::HasSubstr("no room for the checkpoint of step 2"));
+    const std::string measured = failed->problem().measured;  // "1 KiB free, 1048576 bytes missing"
+    const int64_t said = std::stoll(measured.substr(measured.find(", ") + 2));
+    EXPECT_GE(said, missing);
+    EXPECT_LE(said, missing + 2 * kMiB);
+    ASSERT_EQ(checkpoint::steps_in(directory.path()).size(), 1);
+    EXPECT_FALSE(engine->save({.directory = &steps}));
+    EXPECT_EQ(checkpoint::steps_in(directory.path()).size(), 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(kinds, Resumes,
