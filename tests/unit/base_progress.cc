@@ -12,7 +12,7 @@ TEST(Progress, SaysBytesRateAndTimeLeft) {
     EXPECT_EQ(progress_text(kGiB, 101 * kGiB, 1),
               "1.00 GiB of 101.00 GiB (1 %), 1.07 GB/s, 1 min 40 s left");
     EXPECT_EQ(progress_text(kGiB, 3601 * kGiB, 2),
-              "1.00 GiB of 3601.00 GiB (0 %), 0.54 GB/s, 2 h 00 min left");
+              "1.00 GiB of 3.52 TiB (0 %), 0.54 GB/s, 2 h 00 min left");
 }
 
 TEST(Progress, IsOfWhatIsDoneAtTheEnd) {
