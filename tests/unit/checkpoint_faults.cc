@@ -144,10 +144,13 @@ int64_t leftovers_in(const std::string& directory) {
 // `before` leaves steps 2 and 3, and perhaps more, in the directory.
 using Before = std::function<void(const std::string& directory)>;
 void check_every_operation(int error, bool once, const Before& before) {
+    const TemporaryDirectory beginning(memory_directory());
+    before(beginning.path());
     for (int n = 0;; ++n) {
         SCOPED_TRACE(n);
         const TemporaryDirectory directory(memory_directory());
-        before(directory.path());
+        std::filesystem::copy(beginning.path(), directory.path(),
+                              std::filesystem::copy_options::recursive);
         const int code = run_with_fault([&] { run_in(directory.path(), 4); }, n, error, once);
         EXPECT_GE(newest_whole(directory.path()), 3);
         // The next run goes on, and clears up.
