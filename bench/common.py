@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import shutil
 import statistics
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 LEAST_FOR_INTERVAL = 6  # pairs; with fewer the least and the most stand for the interval
 COLUMNS = """Of each row the table has the value's and the reference's median over the rounds, and the median of the rounds' ratios,
 which are of value and reference so that larger is better. The spread is the ratio's 95 % interval, of fewer than six
@@ -153,6 +155,16 @@ def check_steps(parser, options, steady=1):
     """Ends where --steps leaves fewer than `steady` after those of --warmup."""
     if options.steps < options.warmup + steady:
         parser.error(f"--steps: at least {steady} more than --warmup, which is {options.warmup}")
+
+
+def bytes_of(text):
+    """Of a size as configurations have it."""
+    if text == "unlimited":
+        return math.inf
+    found = re.fullmatch(r"([0-9]+\.?[0-9]*) ?([KMGT]iB|B|)", str(text))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; 128GiB is one")
+    return float(found[1]) * UNITS[found[2]]
 
 
 def program(text):

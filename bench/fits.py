@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import math
-import re
 import sys
 from pathlib import Path
 
@@ -25,17 +24,6 @@ from training import GIB, TINY, ControlGroup, given, prediction_row, train
 
 LEAST_STEPS = 5  # that were not skipped for an overflow
 SLACK = GIB  # of the process over its host budget
-UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-
-
-def bytes_of(text):
-    """Of a size as configurations have it."""
-    if text == "unlimited":
-        return math.inf
-    found = re.fullmatch(r"([0-9]+\.?[0-9]*) ?([KMGT]iB|B|)", str(text))
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; 128GiB is one")
-    return float(found[1]) * UNITS[found[2]]
 
 
 def configuration(text):
@@ -113,7 +101,7 @@ class Model:
         self.settings = settings_of(options, config, directory, volume)
         needs.room(options.path, needs.plan(options, file, self.settings)["nvme_bytes"])
         asked = given(options, self.settings)
-        self.budgets = {tier: bytes_of(asked.get(f"budgets.{tier}", config["budgets"][tier]))
+        self.budgets = {tier: common.bytes_of(asked.get(f"budgets.{tier}", config["budgets"][tier]))
                         for tier in ("device", "host")}
 
     def run(self, options):
@@ -146,7 +134,7 @@ def main():
     parser.add_argument("--path", type=needs.directory, default="/var/tmp", help="directory for the volume")
     parser.add_argument("--host", help="host budget instead of the configuration's")
     parser.add_argument("--steps", type=common.at_least(2), help="instead of the configuration's")
-    parser.add_argument("--cgroup", metavar="SIZE", type=lambda text: int(bytes_of(text)),
+    parser.add_argument("--cgroup", metavar="SIZE", type=lambda text: int(common.bytes_of(text)),
                         help="run in a control group with this limit of memory, 128GiB; needs the right to make one")
     parser.add_argument("--predict", action="store_true",
                         help="measure kernels and links first, and compare the step with its prediction")

@@ -11,6 +11,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/saved.h"
@@ -22,6 +23,7 @@
 #include "import.h"
 #include "json_line.h"
 #include "output.h"
+#include "resume.h"
 #include "train/state/export.h"
 
 namespace ferry::tools {
@@ -44,6 +46,13 @@ std::vector<std::string> checkpoints_at(const std::string& given) {
     }
     const bool is_directory = kind_of(path) == FileKind::directory;
     const auto aside = is_directory ? checkpoint::moved_aside_in(path) : std::vector<std::string>();
+    if (is_directory && holds_durable_steps(path))
+        throw Error(Trouble::usage,
+                    {.what = "durable steps are there, and no checkpoint",
+                     .where = given,
+                     .remedy = "make a checkpoint of the last one, with the run's configuration: "
+                               "ferry ckpt import CONFIG " +
+                               given});
     throw Error(Trouble::usage,
                 {.what = "no checkpoint is there",
                  .where = given,
@@ -122,8 +131,10 @@ void inspect(const std::string& path, bool as_json) {
         print("{}", json_line(line));
         return;
     }
-    print("step {} of {}, {} updates, {} tokens, {} in {} files, ferry {}\n", m.step, m.steps,
-          m.updates, m.tokens, format_bytes(m.bytes()), m.shards.size(), m.ferry);
+    const std::string of_moments =
+        m.moment_updates == m.updates ? "" : fmt::format(" ({} of moments)", m.moment_updates);
+    print("step {} of {}, {} updates{}, {} tokens, {} in {} files, ferry {}\n", m.step, m.steps,
+          m.updates, of_moments, m.tokens, format_bytes(m.bytes()), m.shards.size(), m.ferry);
     if (const json loss = loss_of(m); !loss.is_null())
         print("loss {}, learning rate {:.3e}, loss scale {}\n", loss_text(loss), m.last.lr,
               m.loss_scale);
@@ -420,8 +431,8 @@ void add_writers(CLI::App& ckpt, const Shared& options) {
 
     CLI::App* in = add(ckpt, options, "import",
                        "a checkpoint for this configuration from a Hugging Face directory, with "
-                       "the optimizer's state where it has one, or from a checkpoint of a run "
-                       "with other settings; it goes into checkpoint.dir",
+                       "the optimizer's state where it has one, from a checkpoint of a run "
+                       "with other settings, or from durable steps; it goes into checkpoint.dir",
                        "ferry ckpt import my.json CONVERTED --step 1000");
     in->add_option("config", options->imported.config, "configuration that goes on from it")
         ->required();

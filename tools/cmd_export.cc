@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "commands.h"
+#include "copy_progress.h"
 #include "export_options.h"
 #include "ferry/config.h"
 
@@ -64,6 +65,9 @@ void add_export_command(CLI::App& app) {
     command->callback([options] {
         const ferry::Config config = ferry::load_config(options->config, options->overrides);
         const ferry::train::ExportDirectory directory(options->exported.directory, config);
-        ferry::train::export_weights(options->weights, config, options->exported, directory);
+        const auto executor = ferry::make_thread_executor();
+        CopyProgress progress("export " + options->weights, *executor);
+        ferry::train::export_weights(options->weights, config, options->exported, directory,
+                                     [&](int64_t bytes, int64_t of) { progress.at(bytes, of); });
     });
 }

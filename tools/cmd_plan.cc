@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
+#include "checkpoint_cost.h"
 #include "commands.h"
 #include "ferry/config.h"
 #include "ferry/optim.h"
@@ -24,7 +25,6 @@
 #include "train/from_config.h"
 #include "train/prediction/kernel_profile.h"
 #include "train/prediction/predictor.h"
-#include "train/state/saving.h"
 #include "wear.h"
 
 namespace ferry::tools {
@@ -123,31 +123,6 @@ nlohmann::json to_json(const std::vector<ops::SlowPath>& paths) {
     return all;
 }
 
-// A checkpoint on its way, within the budgets: the machine may have less left.
-struct CheckpointOnItsWay {
-    int64_t bytes = 0, held = 0;  // held: in host memory, while training goes on
-};
-
-std::optional<CheckpointOnItsWay> checkpoint_of(const Config& config, const planner::Plan& plan) {
-    const CheckpointConfig& saved = config.checkpoint;
-    if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0))
-        return std::nullopt;
-    const int64_t bytes = train::checkpoint_bytes(plan, {});
-    const int64_t left = std::max<int64_t>(config.budgets.host_bytes - plan.host_bytes, 0);
-    return CheckpointOnItsWay{bytes, std::min(saved.memory_bytes.value_or(left), bytes)};
-}
-
-std::string text_of(const CheckpointOnItsWay& checkpoint) {
-    const int64_t rest = checkpoint.bytes - checkpoint.held;
-    return fmt::format("a checkpoint: {}, {}\n", format_bytes(checkpoint.bytes),
-                       rest == 0 ? std::string("held in host memory while training goes on")
-                                 : format_bytes(checkpoint.held) +
-                                       " of it held in host memory; training waits until the "
-                                       "other " +
-                                       format_bytes(rest) +
-                                       " are written (budgets.host, checkpoint.memory)");
-}
-
 // What attention computes; nothing where that is all of the causal mask.
 std::string text_of(const std::optional<train::PatternShare>& share, const Config& config) {
     const std::string documents = config.data.isolate_documents ? "documents isolated" : "";
@@ -227,6 +202,7 @@ void run_plan(const PlanOptions& options) {
                                      .measured = report->found.missing,
                                      .remedy = "mend that, give a machine file that has the "
                                                "measurement (--machine), or leave --svg out"});
+    const auto checkpoint = checkpoint_cost(config, plan, report ? &report->found : nullptr);
     const Wear wear = wear_of(config, *predictor, plan, count,
                               report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())
@@ -242,7 +218,7 @@ void run_plan(const PlanOptions& options) {
         print("{}", text_of(slow));
         if (report) print("{}", text_of(*report));
         print("{}", text_of(wear, config));
-        if (const auto checkpoint = checkpoint_of(config, plan)) print("{}", text_of(*checkpoint));
+        if (checkpoint) print("{}", text_of(*checkpoint));
         if (options.schedule) print_schedule(config, schedule);
         return;
     }
@@ -265,8 +241,7 @@ void run_plan(const PlanOptions& options) {
         {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};
     if (options.longest) line["longest_sequence"] = longest;
-    if (const auto checkpoint = checkpoint_of(config, plan))
-        line["checkpoint"] = {{"bytes", checkpoint->bytes}, {"held_bytes", checkpoint->held}};
+    if (checkpoint) line["checkpoint"] = to_json(*checkpoint);
     if (report) line["prediction"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
     print("{}", json_line(line));

@@ -457,15 +457,26 @@ private:
             for (const model::Tensor& tensor : layer.tensors)
                 infos.push_back({tensor.name, tensor.shape});
         }
+        CopyProgress progress("weights to " + options_.weights_out, *executor_);
+        int64_t bytes = 0, of = 0;
+        for (const checkpoint::TensorInfo& info : infos) of += 4 * info.count();
         const auto failed = train::write_weights(*engine_, [&](const train::TensorSource& source) {
-            checkpoint::write_safetensors(options_.weights_out, infos, DType::f32, source);
+            checkpoint::write_safetensors(options_.weights_out, infos, DType::f32,
+                                          [&](size_t i, const train::Engine::Sink& sink) {
+                                              source(i, [&](std::span<const float> values) {
+                                                  sink(values);
+                                                  progress.at(bytes += 4 * std::ssize(values), of);
+                                              });
+                                          });
         });
         if (failed) keep_of_weights(*failed);
     }
 
     void export_model() {
-        const auto failed = train::export_model(*engine_, config_, options_.exported,
-                                                export_directory_ ? &*export_directory_ : nullptr);
+        CopyProgress progress("export to " + options_.exported.directory, *executor_);
+        const auto failed = train::export_model(
+            *engine_, config_, options_.exported, export_directory_ ? &*export_directory_ : nullptr,
+            [&](int64_t bytes, int64_t of) { progress.at(bytes, of); });
         if (failed) keep_of_weights(*failed);
     }
 

@@ -28,7 +28,4 @@ private:
     bool shown_ = false;
 };
 
-// "1.50 GiB of 6.00 GiB (25 %), 1.2 GB/s, 4 s left"
-std::string progress_text(int64_t bytes, int64_t of, double seconds);
-
 }  // namespace ferry::tools

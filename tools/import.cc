@@ -3,12 +3,14 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
 #include "base/json_reader.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "checkpoint/steps.h"
 #include "copy_progress.h"
@@ -92,7 +94,20 @@ int64_t count_at(const json& state, const char* key, int64_t without, const fs::
     return found->get<int64_t>();
 }
 
-// Where the source stands: as its files say, but for a step that was given.
+// A loss scale as DeepSpeed has it too: a power of two of at least 1.
+double scale_at(const json& state, const fs::path& file) {
+    const auto found = state.find("loss_scale");
+    if (found == state.end() || found->is_null()) return 0;
+    int exponent = 0;
+    const double value = found->is_number() ? found->get<double>() : 0;
+    if (!(value >= 1) || !std::isfinite(value) || std::frexp(value, &exponent) != 0.5)
+        refuse("a loss scale is a power of two", file.string() + ": loss_scale", shown_json(*found),
+               "correct it, or take it away: it begins as in a new run");
+    return value;
+}
+
+// Where the source stands: as its files say, but for a step that was given. Its moments stay what
+// they are.
 train::Imported position_of(const ImportOptions& options, const Config& config) {
     const fs::path source = checkpoint::without_end(options.source);
     refuse_pickles(source);
@@ -102,6 +117,11 @@ train::Imported position_of(const ImportOptions& options, const Config& config) 
         require_same_moments(*manifest, config, source);
         found.step = manifest->step;
         found.updates = manifest->updates;
+        found.moment_updates = manifest->moment_updates;
+        if (manifest->training.find("precision = fp16\n") != std::string::npos) {
+            found.loss_scale = manifest->loss_scale;
+            found.good_steps = manifest->scale_good;
+        }
     } else if (kind_of(file) != FileKind::none) {
         const TextFile kind{.name = "the trainer's state",
                             .remedy = "correct it, or move it away and say --step",
@@ -110,13 +130,38 @@ train::Imported position_of(const ImportOptions& options, const Config& config) 
         if (!state.is_object())
             refuse("the trainer's state is no object", file, shown_json(state), "say --step");
         found.step = count_at(state, "global_step", -1, file);
-        found.updates = count_at(state, "optimizer_step", found.step, file);
+        found.moment_updates = found.updates = count_at(state, "optimizer_step", found.step, file);
+        found.loss_scale = scale_at(state, file);
     }
-    if (options.step) found.step = found.updates = *options.step;
+    if (options.step) {
+        if (found.step < 0) found.moment_updates = *options.step;
+        found.step = found.updates = *options.step;
+    }
     if (found.step < 0)
         refuse("it is not known which step the state is of", source,
                std::string("no manifest and no ") + kTrainerState, "say it: --step 1000");
     return found;
+}
+
+// What the checkpoint is made of: durable steps of this configuration, or what is imported.
+struct Source {
+    bool durable = false;
+    train::Imported imported{};
+};
+
+Source source_of(const ImportOptions& options, const Config& config) {
+    if (!holds_durable_steps(options.source)) return {.imported = position_of(options, config)};
+    if (options.step)
+        refuse("durable steps know which step they are of", "--step", std::to_string(*options.step),
+               "leave it out");
+    return {.durable = resume_from(options.source, config).durable};
+}
+
+// Durable steps are read as they lie; else the checkpoint is all that is left behind.
+std::unique_ptr<train::Engine> engine_of(Config config, const Source& source, Executor& executor) {
+    if (source.durable) return train::Engine::make(config, {.executor = &executor, .resume = true});
+    config.checkpoint.durable_steps = false;
+    return train::Engine::make(config, {.executor = &executor, .imported = source.imported});
 }
 
 }  // namespace
@@ -127,16 +172,17 @@ void import_checkpoint(const ImportOptions& options) {
     if (config.checkpoint.dir.empty())
         refuse("there is no place for the checkpoint", "checkpoint.dir", "not set",
                "set it: --set checkpoint.dir=DIR");
-    const train::Imported imported = position_of(options, config);
-    if (imported.step > config.steps)
+    const Source source = source_of(options, config);
+    if (source.imported.step > config.steps)
         refuse("the state is of a step beyond the run's last", options.source,
-               fmt::format("step {}, steps {}", imported.step, config.steps),
-               fmt::format("set steps to {} or more", imported.step));
+               fmt::format("step {}, steps {}", source.imported.step, config.steps),
+               fmt::format("set steps to {} or more", source.imported.step));
     const auto executor = make_thread_executor();
-    const auto steps = claim_checkpoints(config, {});
-    const auto engine =
-        train::Engine::make(config, {.executor = executor.get(), .imported = imported});
-    make_way(*steps, {});
+    const ResumeFrom from{.durable = source.durable};
+    const auto steps = claim_checkpoints(config, from);
+    const auto engine = engine_of(config, source, *executor);
+    make_way(*steps, from);
+    const int64_t step = engine->last_step();
     CopyProgress progress("import " + options.source, *executor);
     int64_t bytes = 0;
     const auto failed = engine->save({.directory = steps.get(),
@@ -147,11 +193,11 @@ void import_checkpoint(const ImportOptions& options) {
                                           },
                                       .program = FERRY_VERSION});
     if (failed) throw Error(*failed);
-    const fs::path path = fs::path(config.checkpoint.dir) / checkpoint::name_of_step(imported.step);
+    const fs::path path = fs::path(config.checkpoint.dir) / checkpoint::name_of_step(step);
     if (options.json)
         print("{}", json_line(json{{"checkpoint", path.string()},
-                                   {"step", imported.step},
-                                   {"updates", imported.updates},
+                                   {"step", step},
+                                   {"updates", checkpoint::manifest_of(path).updates},
                                    {"bytes", bytes},
                                    {"seconds", progress.seconds()}}));
     else

@@ -76,8 +76,12 @@ ResumeFrom resume_from(const std::optional<std::string>& option, const Config& c
                    "name a checkpoint, such as DIR/step-00000100");
     }
     if (checkpoint::is_checkpoint(path)) return {.checkpoint = path};
-    if (kind_of(path / kVolume) != FileKind::none) return durable_at(path, config);
+    if (holds_durable_steps(path)) return durable_at(path, config);
     return newest_in(path);
+}
+
+bool holds_durable_steps(const std::string& directory) {
+    return kind_of(std::filesystem::path(directory) / kVolume) != FileKind::none;
 }
 
 bool is_in(const std::string& saved, const std::string& directory) {

@@ -18,6 +18,8 @@ struct ResumeFrom {
 // `option`: none where it was not given, "" where nothing stands behind it, "latest", a checkpoint,
 // a directory of them or one that holds durable steps. Throws usage where that is not there.
 ResumeFrom resume_from(const std::optional<std::string>& option, const Config& config);
+// Whether the directory is a path of a run that keeps its state there.
+bool holds_durable_steps(const std::string& directory);
 // Whether a checkpoint is one of those in a directory.
 bool is_in(const std::string& saved, const std::string& directory);
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -74,6 +75,8 @@ private:
     bool made_ = false;
     int lock_ = -1;
 };
+// Hears of bytes of weights that were written, and of how many there are.
+using ExportProgress = std::function<void(int64_t bytes, int64_t of)>;
 // Weights, config.json and, where the model came from a directory, its tokenizer's files.
 // config.json is written last: without it the directory is not taken for a model. A tokenizer's
 // file that cannot be written is a warning. Of several ranks the first one has the directory, and
@@ -81,9 +84,10 @@ private:
 // thrown.
 [[nodiscard]] std::optional<NotWritten> export_model(Engine& engine, const Config& config,
                                                      const ExportOptions& options,
-                                                     const ExportDirectory* directory);
+                                                     const ExportDirectory* directory,
+                                                     const ExportProgress& progress = {});
 // The same of weights that `ferry train --weights-out` wrote, of the model that `config` describes.
 void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
-                    const ExportDirectory& directory);
+                    const ExportDirectory& directory, const ExportProgress& progress = {});
 
 }  // namespace ferry::train

@@ -124,6 +124,11 @@ struct Imported {
     std::string directory{};  // empty: nothing is imported
     int64_t step = 0;         // the last one done
     int64_t updates = 0;      // of its weights, which are fewer where steps were skipped
+    // That its moments have taken in (docs/numerics.md). Where it has none, none.
+    int64_t moment_updates = 0;
+    // Of fp16, and the good steps in a row since it changed. 0: it begins as in a new run.
+    double loss_scale = 0;
+    int64_t good_steps = 0;
 };
 
 // The surroundings of an engine; tests pass a simulated executor and volume.

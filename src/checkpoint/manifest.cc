@@ -93,6 +93,9 @@ public:
         if (!value.is_array()) refuse(key, value, "a list");
         return value;
     }
+    int64_t count(const char* key, int64_t without) const {
+        return object_.contains(key) ? count(key) : without;
+    }
     int64_t count(const char* key) const {
         constexpr uint64_t kMost = uint64_t{1} << 62;
         const json& value = at(key);
@@ -215,6 +218,7 @@ std::string write_manifest(const Manifest& m) {
         {"step", m.step},
         {"steps", m.steps},
         {"updates", m.updates},
+        {"moment_updates", m.moment_updates},
         {"tokens", m.tokens},
         {"sequences", m.sequences},
         {"loss_scale",
@@ -252,6 +256,7 @@ Manifest read_manifest(std::string_view text, const std::string& where) {
     Manifest m{.step = fields.count("step"),
                .steps = fields.count("steps"),
                .updates = fields.count("updates"),
+               .moment_updates = fields.count("moment_updates", fields.count("updates")),
                .tokens = fields.count("tokens"),
                .sequences = fields.count("sequences"),
                .loss_scale = scale.number("value"),

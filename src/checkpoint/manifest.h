@@ -40,8 +40,9 @@ struct HeldBackLoss {
 
 struct Manifest {
     int64_t version = kManifestVersion;
-    int64_t step = 0, steps = 0, updates = 0;  // steps: that the run was to take
-    int64_t tokens = 0, sequences = 0;         // seen by now: the place in the data's order
+    int64_t step = 0, steps = 0;              // steps: that the run was to take
+    int64_t updates = 0, moment_updates = 0;  // of the weights, and that moments took in
+    int64_t tokens = 0, sequences = 0;        // seen by now: the place in the data's order
     double loss_scale = 1;
     int64_t scale_good = 0, scale_skipped = 0;  // steps in a row
     int64_t skipped_in_a_row = 0, unclipped_in_a_row = 0;

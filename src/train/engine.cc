@@ -61,14 +61,16 @@ public:
         FERRY_CHECK(!save_, "a checkpoint is on its way");
         guarded([&] {
             drain();
+            state_->begin_arrays();
             const auto read = [this](int64_t layer, const model::Tensor& tensor,
                                      const ArraySink& sink) { read_arrays(layer, tensor, sink); };
             if (world_.rank != 0)
                 return read_checkpoint(
                     plan_, read, [](std::span<const std::span<const std::byte>>) {},
                     [] { return true; });
-            save_ = std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving,
-                                                     checkpoint_room_, stack_.teams().all());
+            save_ =
+                std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving, checkpoint_room_,
+                                                 stack_.teams().all(), rows_->checkpoint);
             try {
                 save_->read(read, ranks_ != nullptr);
             } catch (...) {
@@ -262,7 +264,8 @@ private:
         state = {.step = step_,
                  .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
         report.speculative = plan_.speculative && judge_->speculates_now();
-        if (report.speculative) state.speculative = judge_->scalars(updates_ + 1, 1 / scale);
+        if (report.speculative)
+            state.speculative = judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
         const swap::Schedule& schedule = schedules_.step(previous_, report.speculative);
         log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_, schedule.name,
                               schedule.tasks.size(), schedule.waits.size()));
@@ -283,7 +286,9 @@ private:
         loss_scale_.good_step();
         skipped_in_a_row_ = 0;
         ++updates_;
-        state.after_outcome = judge_->scalars(updates_, outcome.clip_factor / scale);
+        ++moment_updates_;
+        state.after_outcome =
+            judge_->scalars({updates_, moment_updates_}, outcome.clip_factor / scale);
         report.committed = report.speculative && outcome.clip_factor == 1;
         previous_ = !report.speculative ? Previous::not_speculative
                     : report.committed  ? Previous::committed
@@ -309,6 +314,7 @@ private:
     void go_on_from(const RunState& found) {
         step_ = found.step;
         updates_ = found.updates;
+        moment_updates_ = found.moment_updates;
         loss_scale_.resume(found.loss_scale);
         skipped_in_a_row_ = found.skipped_in_a_row;
         judge_->resume(found.unclipped_in_a_row);
@@ -319,6 +325,7 @@ private:
     RunState run_state() const {
         return {.step = step_,
                 .updates = updates_,
+                .moment_updates = moment_updates_,
                 .loss_scale = loss_scale_.state(),
                 .skipped_in_a_row = skipped_in_a_row_,
                 .unclipped_in_a_row = judge_->unclipped_in_a_row(),
@@ -375,7 +382,8 @@ private:
     StepReport last_{};      // the last step's
     StepReport resumed_{};   // that of the step after which the run was resumed
     std::string removed_{};  // a file of the durable state that was removed under the run
-    int64_t last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
+    int64_t last_good_ = 0, sequence_ = 0, durable_step_ = -1;
+    int64_t updates_ = 0, moment_updates_ = 0;  // of the weights, and what moments took in
     std::span<const std::byte> committed_{};  // the record of the last step
     Timelines planned_{};                     // once the bound is known
     LossScale loss_scale_ = first_loss_scale();
@@ -393,7 +401,7 @@ void Engine::Run::measure() {
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     cost::Measurements measured = take_measurements(
         schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
-        judge_->scalars(1, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
+        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
     time_storage(config_, plan_, store(), executor_, measured);
     if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
     if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);

@@ -146,12 +146,13 @@ double OutcomeJudge::learning_rate(int64_t update) const {
     return optim::learning_rate(schedule_, update);
 }
 
-std::array<optim::Scalars, 2> OutcomeJudge::scalars(int64_t update, double gradient_scale) const {
+std::array<optim::Scalars, 2> OutcomeJudge::scalars(UpdateNumber update,
+                                                    double gradient_scale) const {
     optim::Hyper hyper = hyper_;
-    hyper.lr = learning_rate(update);
-    const optim::Scalars decayed = optim::scalars_of(hyper, update, gradient_scale);
+    hyper.lr = learning_rate(update.of_weights);
+    const optim::Scalars decayed = optim::scalars_of(hyper, update.of_moments, gradient_scale);
     hyper.weight_decay = 0;
-    return {optim::scalars_of(hyper, update, gradient_scale), decayed};
+    return {optim::scalars_of(hyper, update.of_moments, gradient_scale), decayed};
 }
 
 }  // namespace ferry::train

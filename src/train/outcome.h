@@ -61,6 +61,13 @@ Error diverged(const Config& config, const Outcome& outcome, const Divergence& h
 // The error that ends an evaluation whose numbers are not finite: such a loss is no result.
 Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute);
 
+// Numbers from 1 of an update, which differ where moments began in the middle of a run. The
+// learning rate follows the weights' updates; bias correction and the moments' rounding follow
+// theirs.
+struct UpdateNumber {
+    int64_t of_weights = 1, of_moments = 1;
+};
+
 class OutcomeJudge {
 public:
     // `host` is the host arena: the plan's norm leaves and the step's report are in it, complete
@@ -76,8 +83,9 @@ public:
     // `reports`: all ranks', in their order, so that all decide alike. The gradients carry
     // `loss_scale`, the losses are those of `targets`.
     Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale);
-    // Without ([0]) and with ([1]) weight decay, for update number `update` (from 1).
-    std::array<optim::Scalars, 2> scalars(int64_t update, double gradient_scale) const;
+    // Without ([0]) and with ([1]) weight decay.
+    std::array<optim::Scalars, 2> scalars(UpdateNumber update, double gradient_scale) const;
+    // Of an update of the weights, from 1.
     double learning_rate(int64_t update) const;
     // A speculative update pays when the clip factor will be 1: off after a clipped or skipped
     // step.

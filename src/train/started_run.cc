@@ -71,7 +71,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, config_.evaluate.micro_batches);
     if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
-    stack_.warm(schedules_.steady(), judge_->scalars(1, 1.0));  // of zeros
+    stack_.warm(schedules_.steady(), judge_->scalars({}, 1.0));  // of zeros
     stack_.fill([&] { first_contents(runtime); });
 }
 
@@ -148,7 +148,7 @@ void StartedRun::require_same_start(const Config& config) const {
 void StartedRun::open(const Config& config, const Runtime& runtime) {
     if (!executor_.simulated()) check_paths(config_);
     if (runtime.resume) require_recorded_formats(config_, shape_, device_);
-    rows_.emplace(recording_, config_, world_.ranks, stack_.teams());
+    rows_.emplace(recording_, executor_, config_, world_.ranks, stack_.teams());
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
     if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
     stack_.open({.open_volume = runtime.open_volume,
@@ -244,6 +244,9 @@ void StartedRun::import_state(const Imported& imported, const StateIo::FirstMome
                               const StateIo::Watch& watch) {
     found_.step = imported.step;
     found_.updates = imported.updates;
+    if (imported_->has_moments()) found_.moment_updates = imported.moment_updates;
+    if (first_loss_scale().scales() && imported.loss_scale > 0)
+        found_.loss_scale = {.value = imported.loss_scale, .good = imported.good_steps};
     found_.frozen = state_->initialise(imported_->contents(moment), watch, stack_.start_up());
 }
 

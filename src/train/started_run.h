@@ -57,13 +57,16 @@ protected:
     aio::Volume* volume() const { return stack_.volume(); }
 
     struct Rows {  // of a trace, in this order
-        Rows(trace::Recording* recording, const Config& config, int ranks, const NodeTeams& teams)
+        Rows(trace::Recording* recording, const Executor& executor, const Config& config, int ranks,
+             const NodeTeams& teams)
             : lanes(recording, swap::lanes_of(ranks)),
               workers(recording, teams),
-              paths(recording, config) {}
+              paths(recording, config),
+              checkpoint(config.checkpoint.dir.empty() ? nullptr : recording, executor) {}
         TraceRows lanes;
         WorkerRows workers;
         PathRows paths;
+        CheckpointRows checkpoint;
     };
 
     const std::shared_ptr<ComputeContext> context_;

@@ -272,6 +272,13 @@ class ScriptsTest(FerryTest):
             self.assertGreater(rows[f"{variant}: loaded in"]["value"], 0)
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
+    def test_checkpoint(self):
+        rows, notes = self.script("checkpoint", *self.beside_fio(), "--layers", "2", "--steps", "6", "--every", "2")
+        for name in ("checkpoint: written", "resumed: first step"):
+            self.assertGreater(rows[name]["value"], 0)
+        self.assertGreater(rows["checkpoint: training waited, beside the plan"]["reference"], 0)
+        self.assertIn("checkpoint.memory auto; the export with all memory", notes[0])
+
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_weak_scaling(self):
         rows, _ = self.script("weak_scaling", "--ranks", "1", "--steps", "5")

@@ -21,6 +21,7 @@ STEPS = 12
 RAM = {}
 MIXED = {"swap__state_on_nvme": 0.5, "swap__chunk_elements": 8192}
 NVME = {"swap__state_on_nvme": 1.0, "swap__chunk_elements": 4096}
+BF16 = {"precision": "bf16"}
 SGD = {"optimizer__method": "sgd", "optimizer__momentum": 0.9, "optimizer__betas": None}
 
 
@@ -102,6 +103,14 @@ class Saving(FerryTest):
         with open(path, "rb") as file:
             length = struct.unpack("<Q", file.read(8))[0]
             return json.loads(file.read(length)), 8 + length
+
+    def tensors(self, path):
+        """By name: type, shape and bytes."""
+        entries, at = self.header(path)
+        with open(path, "rb") as file:
+            data = file.read()
+        return {name: (entry["dtype"], entry["shape"], data[at + entry["data_offsets"][0]:at + entry["data_offsets"][1]])
+                for name, entry in entries.items() if name != "__metadata__"}
 
 
 class CheckpointTest(Saving):
@@ -496,6 +505,75 @@ class CheckpointTest(Saving):
         self.assertEqual(self.steps(), ["before-1", "step-00000010", "step-00000012"])
         self.assertTrue(self.diff(self.step(12), self.step(12, os.path.join(self.dir_, "before-1")))["equal"])
 
+    def test_a_clock_that_goes_backwards(self):
+        """Names go by the step: the newest of them counts, and stays, whatever its files' times say."""
+        config = self.saving(checkpoint__every=3)
+        self.killed(config, steps=7)
+        saved = [name for name in self.steps() if re.fullmatch(r"step-\d{8}", name)]
+        newest = int(saved[-1][-8:])
+        for age, name in enumerate(reversed(saved)):
+            for place, _, files in os.walk(os.path.join(self.dir_, name)):
+                for path in (place, *(os.path.join(place, file) for file in files)):
+                    os.utime(path, (2e9 + 1e9 * age, 2e9 + 1e9 * age))
+        last = self.ok(self.train(config, "--resume", "latest"))
+        self.assertEqual(last.steps[0]["step"], newest)
+        self.assertEqual(self.steps(), ["step-00000009", "step-00000012"])
+
+    def test_durable_steps_become_a_checkpoint(self):
+        """Of a run that died and of one that ended; both go on as they would have."""
+        whole = self.whole(**BF16)
+        config = self.run_config(NVME, checkpoint__durable_steps=True, **BF16)
+        self.killed(config, steps=5)
+        drive = config["budgets"]["nvme"][0]["path"]
+        self.refused(USAGE, ["durable steps are there", "ferry ckpt import"], "ckpt", "export", drive, self.path("exported"))
+        words = [*self.command(config)[1:2], drive, "--set", f"checkpoint.dir={self.dir_}"]
+        self.refused(USAGE, ["--step"], "ckpt", "import", *words, "--step", "3")
+        other = self.command({**config, "checkpoint": {"dir": self.dir_}})[1]
+        self.refused(USAGE, ["not of this configuration", "checkpoint.durable_steps"], "ckpt", "import", other, drive)
+        made = self.ok(self.ferry("ckpt", "import", *words, "--json")).lines[0]
+        self.assertGreaterEqual(made["step"], 3)
+        self.ok(self.ferry("ckpt", "verify", self.dir_))
+        resumed = self.ok(self.train(self.run_config(**BF16), "--resume", self.dir_))
+        self.assertEqual(resumed.hashes, whole.hashes)
+        self.assertEqual(self.ok(self.train(config, "--resume")).hashes, whole.hashes)
+        # At its end, too.
+        made = self.ok(self.ferry("ckpt", "import", *words, "--json")).lines[0]
+        self.assertEqual((made["step"], self.steps()[-1]), (STEPS, "step-00000012"))
+        exported, out = self.path(f"{self.name}-exported"), self.path(f"{self.name}-trained")
+        self.ok(self.ferry("ckpt", "export", self.dir_, exported))
+        self.ok(self.train(self.run_config(**BF16), "--export", out))
+        self.assertEqual(*(self.tensors(os.path.join(place, "model.safetensors")) for place in (exported, out)))
+
+    def test_what_it_costs_is_planned_and_traced(self):
+        """The plan says what training waits for; the trace has each piece, read, copied aside and written."""
+        trace = self.path(f"{self.name}.json")
+        run = self.ok(self.train(self.saving(MIXED, checkpoint__every=4), "--trace", trace))
+        saved = [line for line in run.lines if "checkpoint" in line]
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e.get("ph") == "M" and e["name"] == "thread_name"}
+        groups = {e["pid"]: e["args"]["name"] for e in events if e.get("ph") == "M" and e["name"] == "process_name"}
+        found = {}
+        for e in events:
+            if e.get("ph") == "X" and groups.get(e["pid"]) == "checkpoint":
+                key = names[e["pid"], e["tid"]], e["name"], e["args"]["step"]
+                found[key] = found.get(key, 0) + e["args"].get("bytes", 0)
+        for line in saved:
+            bytes_ = [found[key, what, line["step"]] for key, what in (("read", "read"), ("read", "copy"), ("write", "write"))]
+            self.assertEqual(len(set(bytes_)), 1, bytes_)
+            self.assertTrue(0.9 * line["bytes"] < bytes_[0] < line["bytes"], (bytes_, line))
+            self.assertEqual(found["write", "flush", line["step"]], 0)
+        words = self.command(self.saving(MIXED, checkpoint__every=4))
+        planned = self.ok(self.ferry("plan", words[1], "--json")).lines[0]["checkpoint"]
+        self.assertEqual(planned["bytes"], saved[0]["bytes"])
+        self.assertTrue(0 < planned["stored_bytes"] < planned["bytes"])
+        self.assertGreater(planned["write_seconds"], 0)
+        self.assertGreater(planned["waited_seconds"], 0)
+        self.assertEqual(len(self.steps()), 2)  # nothing is left of what was measured
+        self.assertIn("of which training waits", self.ok(self.ferry("plan", words[1])).out)
+        unmeasured = self.ok(self.ferry("plan", words[1], "--json", "--no-prediction")).lines[0]["checkpoint"]
+        self.assertEqual((unmeasured["write_seconds"], unmeasured["waited_seconds"]), (None, None))
+
     def test_two_runs_in_one_directory(self):
         config = self.saving(steps=2000, checkpoint__every=2000)
         process = subprocess.Popen([FERRY, *self.command(config)], text=True, stdout=subprocess.PIPE,
@@ -608,9 +686,6 @@ class CheckpointTest(Saving):
         self.assertEqual(self.refused(USAGE, ["no checkpoint is there"], "ckpt", "ls", self.dir_).out, "")
 
 
-BF16 = {"precision": "bf16"}
-
-
 class ImportTest(Saving):
     """ferry ckpt import: of checkpoints whose settings change, and of a directory of safetensors."""
 
@@ -644,14 +719,6 @@ class ImportTest(Saving):
         run = self.ok(self.ferry(*self.importing(config, source, "--json", *words)))
         return run.lines[0]["checkpoint"]
 
-    def tensors(self, path):
-        """By name: type, shape and bytes."""
-        entries, at = self.header(path)
-        with open(path, "rb") as file:
-            data = file.read()
-        return {name: (entry["dtype"], entry["shape"], data[at + entry["data_offsets"][0]:at + entry["data_offsets"][1]])
-                for name, entry in entries.items() if name != "__metadata__"}
-
     def change(self, path, change):
         tensors = self.tensors(path)
         change(tensors)
@@ -668,6 +735,7 @@ class ImportTest(Saving):
         for placement, state in ((RAM, {}), (NVME, BF16), (MIXED, {"precision": "bf16", "optimizer__master": "split",
                                                                   "optimizer__moments": "bf16"}),
                                  (RAM, {**SGD, **BF16}), (RAM, {"optimizer__method": "lion", "model__tie_embeddings": True}),
+                                 (NVME, {"optimizer__moments": "int8", **BF16}), (RAM, {"precision": "fp16"}),
                                  (MIXED, {"freeze": ["model.layers.1.*"], **BF16})):
             with self.subTest(placement=placement, **state):
                 whole = self.whole(**state)
@@ -766,6 +834,92 @@ class ImportTest(Saving):
                 self.assertEqual(after[name], before[name], name)
         self.assertEqual(self.ok(self.train(config, "--resume", "latest")).steps[0]["step"], 1)
 
+    def test_without_moments_in_the_middle(self):
+        """The schedule goes on, and bias correction begins: the first update is Adam's first, one learning rate an element."""
+        source = self.source()
+        there = self.plain(source, "exp_avg.safetensors", "exp_avg_sq.safetensors")
+        free = {"clip_norm": 0, "optimizer__weight_decay": 0, "optimizer__betas": [0.9, 0.999]}
+        config = self.saving(checkpoint__every=1, checkpoint__keep={"last": 20}, **free)
+        self.imported(config, there)
+        said = self.ok(self.ferry("ckpt", "inspect", self.step(self.AT), "--json")).lines[0]
+        self.assertEqual((said["updates"], said["moment_updates"]), (self.AT, 0))
+        self.assertIn(f"{self.AT} updates (0 of moments)", self.ok(self.ferry("ckpt", "inspect", self.step(self.AT))).out)
+        whole = self.ok(self.train(config, "--resume", "latest"))
+        lr = whole.steps[0]["lr"]
+        schedule = self.ok(self.train(self.run_config(**free)))
+        self.assertEqual([step["lr"] for step in whole.steps], [step["lr"] for step in schedule.steps[self.AT:]])
+        before, after = self.arrays(self.step(self.AT)), self.arrays(self.step(self.AT + 1))
+        for name in [name for name in before if name.endswith("_proj.weight")]:
+            was, now = (struct.unpack(f"<{len(one[name][2]) // 4}f", one[name][2]) for one in (before, after))
+            moved = sorted(abs(a - b) for a, b in zip(was, now))
+            self.assertLessEqual(moved[-1], lr * 1.01, name)
+            self.assertGreater(moved[len(moved) // 2], lr * 0.98, name)
+        # Both counts outlive a kill, of a checkpoint and of durable steps.
+        for placement, words in ((RAM, {}), (NVME, {"checkpoint__durable_steps": True})):
+            shutil.rmtree(self.dir_)
+            config = self.saving(placement, **free, **words)
+            self.imported(config, there)
+            self.killed(config, "--resume", "latest", steps=3)
+            last = self.ok(self.train(config, *(("--resume",) if words else self.latest())))
+            self.assertEqual(last.hashes, whole.hashes)
+
+    def test_another_step_leaves_moments_as_they_are(self):
+        there = self.imported(self.saving(), self.source(), "--step", "3")
+        said = self.ok(self.ferry("ckpt", "inspect", there, "--json")).lines[0]
+        self.assertEqual((said["step"], said["updates"], said["moment_updates"]), (3, 3, self.AT))
+
+    def test_int8_moments(self):
+        """Codes stay codes, and become numbers where the run keeps those."""
+        source = self.source(optimizer__moments="int8", **BF16)
+        before = self.arrays(source)
+        shares = {}
+        for name, first in ((".exp_avg", 1), (".exp_avg_sq", 2)):
+            above = [10.0 ** (decade - 6) * (0.1 + 0.9 * (2 * i + 1) / (2 * (first << decade)))
+                     for decade in range(7) for i in range(first << decade)]
+            shares[name] = ([-share for share in reversed(above)] if first == 1 else []) + [0, *above, 1]
+        after = self.arrays(self.imported(self.saving(**BF16), self.plain(source)))
+        coded = [name for name, array in before.items() if array[0] == "U8"]
+        self.assertTrue(coded)
+        for name in coded:
+            self.assertEqual(after[name][:2], ("F32", before[name][1]))
+            scales = before[name.replace(".exp_avg_sq", ".exp_avg_sq_scales") if name.endswith("_sq") else name + "_scales"][2]
+            scales = struct.unpack(f"<{len(scales) // 4}f", scales)
+            values = struct.unpack(f"<{len(before[name][2])}f", after[name][2])
+            for i, (code, value) in enumerate(zip(before[name][2], values)):
+                wanted = shares[name[name.rindex("."):]][code] * scales[i // 256]
+                self.assertLessEqual(abs(value - wanted), 3e-7 * abs(wanted), (name, i))
+        # Of one tensor numbers, of the others codes: all are codes again.
+        shutil.rmtree(self.dir_)
+        there = self.plain(source)
+        name = next(name for name in coded if name.endswith(".exp_avg"))
+        self.change(os.path.join(there, "exp_avg.safetensors"), lambda tensors: tensors.update({name: after[name]}))
+        self.change(os.path.join(there, "exp_avg_scales.safetensors"), lambda tensors: tensors.pop(name + "_scales"))
+        again = self.arrays(self.imported(self.saving(optimizer__moments="int8", **BF16), there))
+        for other in before:
+            if other not in (name, name + "_scales"):
+                self.assertEqual(again[other], before[other], other)
+        self.assertEqual(again[name][:2], before[name][:2])
+
+    def test_a_loss_scale(self):
+        fp16 = {"precision": "fp16"}
+        source = self.source(**fp16)
+        config = self.saving(optimizer__lr=0.001, **fp16)
+        said = self.ok(self.ferry("ckpt", "inspect", self.imported(config, source), "--json")).lines[0]
+        self.assertEqual(said["loss_scale"], {"value": 65536, "good": self.AT, "skipped": 0})
+        shutil.rmtree(self.dir_)
+        there = self.plain(source)
+        state = {"global_step": self.AT, "loss_scale": 1024}
+        pathlib.Path(there, "trainer_state.json").write_text(json.dumps(state), encoding="utf-8")
+        self.imported(config, there)
+        self.assertEqual({step["loss_scale"] for step in self.ok(self.train(config, "--resume", "latest")).steps}, {1024})
+        # Another type has none.
+        shutil.rmtree(self.dir_)
+        self.imported(self.saving(**BF16), source)
+        self.assertEqual({s["loss_scale"] for s in self.ok(self.train(self.saving(**BF16), "--resume", "latest")).steps}, {1})
+        for wrong in (0.5, 3, -2, "high", 0):
+            pathlib.Path(there, "trainer_state.json").write_text(json.dumps({**state, "loss_scale": wrong}), encoding="utf-8")
+            self.refused(USAGE, ["power of two", "loss_scale"], *self.importing(config, there))
+
     # ------------------------------------------------------------ refused
 
     def test_bad_state(self):
@@ -854,9 +1008,15 @@ class ImportTest(Saving):
         self.refused(USAGE, ["did not come to its end", self.dir_], *self.importing(config, source))
         self.assertEqual(self.steps(), before)
 
-    def test_int8_is_not_imported(self):
+    def test_codes_that_say_nothing(self):
         source = self.source(optimizer__moments="int8", **BF16)
-        self.refused(USAGE, ["of a type that is not read", "U8"], *self.importing(self.saving(**BF16), source))
+        there = self.plain(source, "exp_avg_scales.safetensors")
+        self.refused(USAGE, ["codes of moments have no scales", ".exp_avg_scales"], *self.importing(self.saving(**BF16), there))
+        there = self.plain(source)
+        path = os.path.join(there, "exp_avg_scales.safetensors")
+        name = sorted(self.tensors(path))[0]
+        self.change(path, lambda tensors: tensors.update({name: ("F32", [1], tensors[name][2][:4])}))
+        self.refused(USAGE, ["another shape", name], *self.importing(self.saving(**BF16), there))
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def _truth(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     if case.get("round_robin"):
-        return _of_shuffled(engine)
+        return _of_shuffled(engine, case)
     if hasattr(engine.optimizer, "_hp_optimizer_states_linked"):
         # It links them after the first group's first step, when the others' are not made yet.
         engine.optimizer._hp_optimizer_states_linked = False
@@ -150,11 +150,15 @@ def _truth(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
         else:
             with deepspeed.zero.GatheredParameters([parameter], enabled=case["stage"] == 3):
                 frozen[plain] = parameter.detach().cpu().clone()
-    return {"trained": trained, "frozen": frozen, "global_step": engine.global_steps,
-            "optimizer_step": engine.global_steps - engine.skipped_steps}
+    return {"trained": trained, "frozen": frozen, **_counts(engine, case)}
 
 
-def _of_shuffled(engine: Any) -> dict[str, Any]:
+def _counts(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
+    return {"global_step": engine.global_steps, "optimizer_step": engine.global_steps - engine.skipped_steps,
+            "loss_scale": float(engine.optimizer.loss_scaler.cur_scale) if case["type"] == "fp16" else None}
+
+
+def _of_shuffled(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     """With round_robin_gradients the flat vectors have another order than DeepSpeed's view by name believes (0.19.8), so
     they are gathered and cut here. That each master, rounded, is the parameter shows which one is right."""
     import torch
@@ -173,8 +177,7 @@ def _of_shuffled(engine: Any) -> dict[str, Any]:
                 at += parameter.numel()
                 assert kind != "master" or torch.equal(value.to(parameter.dtype), parameter)
     frozen = {names[id(p)]: p.detach().clone() for p in engine.module.parameters() if not p.requires_grad}
-    return {"trained": trained, "frozen": frozen, "global_step": engine.global_steps,
-            "optimizer_step": engine.global_steps - engine.skipped_steps}
+    return {"trained": trained, "frozen": frozen, **_counts(engine, case)}
 
 
 def _universal(folder: Path) -> None:

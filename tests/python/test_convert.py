@@ -188,10 +188,13 @@ def test_ferry_takes_it_over(name, made, converted, tmp_path):
     case, truth = deepspeeds.CASES[name], torch.load(made(name) / "truth.pt")
     out, _ = converted(name)
     first = truth["global_step"] + 1
+    assert json.loads((out / "trainer_state.json").read_text()).get("loss_scale") == truth["loss_scale"]
     imported, found, lines = import_and_resume(tmp_path, out, first, case["type"], list(truth["frozen"]))
     assert (imported["step"], imported["updates"]) == (truth["global_step"], truth["optimizer_step"])
     compare(found, truth, case["type"])
     assert [line["step"] for line in lines] == [first]
+    if truth["loss_scale"]:
+        assert lines[0]["loss_scale"] == truth["loss_scale"]
 
 
 def torch_losses(truth, tied, steps):

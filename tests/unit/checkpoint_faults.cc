@@ -1,5 +1,6 @@
 // The n-th operation on files fails, or the process is killed before it, for every n: while
-// checkpoints are written, replaced and removed, and while a later run finds what is left. Whatever
+// checkpoints are written, replaced, removed, moved aside and read, and while a later run finds and
+// removes what is left. Whatever
 // n is, what has a checkpoint's name is whole, and the newest that was there does not get lost.
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -13,7 +14,10 @@
 #include <csignal>
 #include <cstdarg>
 #include <filesystem>
+#include <functional>
+#include <set>
 
+#include "base/files.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
 #include "checkpoint_sample.h"
@@ -65,6 +69,9 @@ int renameat2(int a, const char* from, int b, const char* to, unsigned flags) {
 int unlinkat(int directory, const char* name, int flags) {
     return fails() ? -1 : next<decltype(&unlinkat)>("unlinkat")(directory, name, flags);
 }
+ssize_t pread(int file, void* to, size_t bytes, off_t offset) {
+    return fails() ? -1 : next<decltype(&pread)>("pread")(file, to, bytes, offset);
+}
 int open(const char* path, int flags, ...) {
     va_list list;
     va_start(list, flags);
@@ -79,7 +86,7 @@ namespace {
 
 using test::write_sample;
 
-constexpr int kDone = 0, kFailed = 1;
+constexpr int kDone = 0, kFailed = 1, kWrong = 2;
 
 // Uses the directory as a run does: the last step is written twice.
 void run_in(const std::string& directory, int64_t first) {
@@ -92,7 +99,7 @@ void run_in(const std::string& directory, int64_t first) {
 }
 
 // In a process of its own, with a fault at operation n.
-int run_with_fault(const std::string& directory, int64_t first, int n, int error, bool once) {
+int run_with_fault(const std::function<void()>& run, int n, int error, bool once) {
     const pid_t child = fork();
     if (child == 0) {
         g_left = n;
@@ -100,7 +107,7 @@ int run_with_fault(const std::string& directory, int64_t first, int n, int error
         g_once = once;
         int code = kDone;
         try {
-            run_in(directory, first);
+            run();
         } catch (const Error&) {
             code = kFailed;
         }
@@ -125,12 +132,26 @@ int64_t newest_whole(const std::string& directory) {
     return newest;
 }
 
-void check_every_operation(int error, bool once) {
+std::string memory_directory() { return access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/var/tmp"; }
+
+int64_t leftovers_in(const std::string& directory) {
+    int64_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(directory))
+        count += is_leftover(entry.path().filename().string());
+    return count;
+}
+
+// `before` leaves steps 2 and 3, and perhaps more, in the directory.
+using Before = std::function<void(const std::string& directory)>;
+void check_every_operation(int error, bool once, const Before& before) {
+    const TemporaryDirectory beginning(memory_directory());
+    before(beginning.path());
     for (int n = 0;; ++n) {
         SCOPED_TRACE(n);
-        const TemporaryDirectory directory(access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/var/tmp");
-        run_in(directory.path(), 1);  // steps 2 and 3 are there
-        const int code = run_with_fault(directory.path(), 4, n, error, once);
+        const TemporaryDirectory directory(memory_directory());
+        std::filesystem::copy(beginning.path(), directory.path(),
+                              std::filesystem::copy_options::recursive);
+        const int code = run_with_fault([&] { run_in(directory.path(), 4); }, n, error, once);
         EXPECT_GE(newest_whole(directory.path()), 3);
         // The next run goes on, and clears up.
         run_in(directory.path(), 7);
@@ -144,9 +165,99 @@ void check_every_operation(int error, bool once) {
     }
 }
 
-TEST(EveryFileOperation, MayBeTheLast) { check_every_operation(0, false); }
-TEST(EveryFileOperation, MayFail) { check_every_operation(EIO, true); }
-TEST(EveryFileOperation, MayFindTheDiskFullFromThereOn) { check_every_operation(ENOSPC, false); }
+void finish(const std::string& directory) { run_in(directory, 1); }
+
+// Killed twice, so that the next run clears up: while it wrote, and while it removed.
+void leave_what_kills_leave(const std::string& directory) {
+    finish(directory);
+    const auto write = [&] {
+        Steps steps(directory);
+        write_sample(steps, 4);
+    };
+    const auto leave = [&](const std::function<void()>& run) {
+        const int64_t before = leftovers_in(directory);
+        for (int n = 0; leftovers_in(directory) == before; ++n) {
+            ASSERT_LT(n, 100);
+            run_with_fault(run, n, 0, false);
+        }
+    };
+    leave(write);
+    leave([&] { remove_directory(directory + "/" + name_of_step(2)); });
+    EXPECT_EQ(leftovers_in(directory), 2);
+}
+
+TEST(EveryFileOperation, MayBeTheLast) { check_every_operation(0, false, finish); }
+TEST(EveryFileOperation, MayFail) { check_every_operation(EIO, true, finish); }
+TEST(EveryFileOperation, MayFindTheDiskFullFromThereOn) {
+    check_every_operation(ENOSPC, false, finish);
+}
+
+TEST(EveryFileOperation, OfARunThatClearsUpMayBeTheLast) {
+    check_every_operation(0, false, leave_what_kills_leave);
+}
+TEST(EveryFileOperation, OfARunThatClearsUpMayFail) {
+    check_every_operation(EIO, true, leave_what_kills_leave);
+}
+
+// A run that begins afresh moves those of a finished run aside, oldest first.
+void check_moving_aside(int error, bool once) {
+    for (int n = 0;; ++n) {
+        SCOPED_TRACE(n);
+        const TemporaryDirectory directory(memory_directory());
+        finish(directory.path());
+        const auto move = [&] {
+            Steps steps(directory.path());
+            steps.move_aside();
+        };
+        const int code = run_with_fault(move, n, error, once);
+        std::set<int64_t> found;
+        std::vector<std::string> all = moved_aside_in(directory.path());
+        all.push_back(directory.path());
+        for (const std::string& place : all) {
+            newest_whole(place);
+            for (const Step& step : steps_in(place)) EXPECT_TRUE(found.insert(step.step).second);
+        }
+        EXPECT_EQ(found, (std::set<int64_t>{2, 3}));
+        // What is still there ends with the newest, which says that its run has ended.
+        EXPECT_TRUE(newest_whole(directory.path()) == 3 || steps_in(directory.path()).empty());
+        move();
+        EXPECT_TRUE(steps_in(directory.path()).empty());
+        if (code == kDone) {
+            EXPECT_GT(n, 4);
+            return;
+        }
+        ASSERT_LT(n, 100);
+    }
+}
+
+TEST(EveryFileOperation, OfMovingAsideMayBeTheLast) { check_moving_aside(0, false); }
+TEST(EveryFileOperation, OfMovingAsideMayFail) { check_moving_aside(EIO, true); }
+
+// A resume comes to the values that were written, or says that it does not; nothing changes on the
+// disk.
+TEST(EveryFileOperation, OfAResumeMayFail) {
+    const TemporaryDirectory directory(memory_directory());
+    finish(directory.path());
+    const auto resume = [&] {
+        Steps steps(directory.path());
+        const Saved saved(steps_in(directory.path()).back().path);
+        for (const Shard& shard : saved.manifest().shards)
+            check_shard(saved.path(), shard, [](int64_t) {});
+        std::vector<float> values(6);
+        saved.read(*saved.find("w"), 0, std::as_writable_bytes(std::span(values)));
+        if (values != std::vector<float>(6, 100)) _exit(kWrong);
+    };
+    for (const int error : {0, EIO}) {
+        int n = 0;
+        for (int code = kFailed; code != kDone; ++n) {
+            code = run_with_fault(resume, n, error, true);
+            ASSERT_NE(code, kWrong) << n;
+            ASSERT_LT(n, 200);
+            ASSERT_EQ(newest_whole(directory.path()), 3);
+        }
+        EXPECT_GT(n, 10);
+    }
+}
 
 }  // namespace
 }  // namespace ferry::checkpoint

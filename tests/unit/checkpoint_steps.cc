@@ -1,6 +1,7 @@
 // Manifests, and directories of checkpoints: what is read back is what was written, what is damaged
 // is named, and what goes is what the configuration says.
 #include <gtest/gtest.h>
+#include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <fstream>
 #include <limits>
 
+#include "base/checksum.h"
 #include "base/files.h"
 #include "checkpoint/array_file.h"
 #include "checkpoint/saved.h"
@@ -61,6 +63,19 @@ TEST(Manifest, IsReadAsItWasWritten) {
     EXPECT_EQ(read.shards[0].checksum, 0xfedcba9876543210);
     EXPECT_EQ(read.training, m.training);
     EXPECT_EQ(read.bytes(), 26);
+}
+
+// One of before they were counted apart.
+TEST(Manifest, WithoutACountOfMomentsHasTheWeights) {
+    Manifest m = sample_manifest(17);
+    m.moment_updates = 5;
+    EXPECT_EQ(read_manifest(write_manifest(m), "m").moment_updates, 5);
+    std::string text = write_manifest(m);
+    const std::string line = " \"moment_updates\": 5,\n", end = "\"\n}\n";
+    text.erase(text.find(line), line.size());
+    text.resize(text.size() - 16 - end.size());
+    text += fmt::format("{:016x}", checksum(std::as_bytes(std::span(text)))) + end;
+    EXPECT_EQ(read_manifest(text, "m").moment_updates, m.updates);
 }
 
 TEST(Manifest, EveryFlippedBitIsNoticed) {

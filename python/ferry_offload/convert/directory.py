@@ -181,8 +181,9 @@ def _write_texts(aside: Path, state: State, model: Model, files: list[Written]) 
         _write_json(aside / "model.safetensors.index.json",
                     {"metadata": {"total_size": sum(file.bytes for file in weights)},
                      "weight_map": {name: file.name for file in weights for name, _, _ in file.entries}})
-    _write_json(aside / "trainer_state.json",
-                {"global_step": state.global_step, "optimizer_step": state.optimizer_step, "converted_from": state.about})
+    scale = {} if state.loss_scale is None else {"loss_scale": state.loss_scale}
+    _write_json(aside / "trainer_state.json", {"global_step": state.global_step, "optimizer_step": state.optimizer_step,
+                                               **scale, "converted_from": state.about})
 
 
 def _write_json(path: Path, what: Any) -> None:

@@ -44,6 +44,14 @@ def number(value: Any) -> int | None:
     return int(value)
 
 
+def attribute(value: Any, name: str) -> Any:
+    """Of an object of a class that was loaded, or was not. None: it has no such attribute."""
+    if isinstance(value, Opaque):
+        state = getattr(value, "state", None)
+        return state.get(name) if isinstance(state, dict) else None
+    return getattr(value, name, None)
+
+
 def load(path: Path, *, trust: bool = False) -> Any:
     """What the file holds, its tensors mapped and not yet read. Throws io where it is damaged."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _NEEDS:

@@ -51,6 +51,7 @@ class State:
     optimizer_step: int
     about: dict[str, Any]  # format, and what is particular to it
     left_out: list[str] = field(default_factory=list)
+    loss_scale: float | None = None  # of fp16
 
 
 def kept_moments(names: Sequence[str], where: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .model import Model
-from .pickles import load, number
+from .pickles import attribute, load, number
 from .state import MASTER, TYPES, Array, Pieces, State, Tensor, damaged, kept_moments, one_step, unsupported
 
 _OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
@@ -186,8 +186,16 @@ class _Reader:
         taken = self._steps(base)
         about = {"format": "deepspeed", "stage": self.stage, "ranks": self.ranks,
                  "version": str(self.models[0].get("ds_version", "unknown"))}
-        return assemble(self.models[0], self.model, trained, frozen_in(self.models, self.files), where=self.files.folder, about=about,
-                        global_step=step, optimizer_step=taken if taken is not None else step - skipped)
+        found = assemble(self.models[0], self.model, trained, frozen_in(self.models, self.files), where=self.files.folder, about=about,
+                         global_step=step, optimizer_step=taken if taken is not None else step - skipped)
+        if any(tensor.weight.dtype == torch.float16 for tensor in found.tensors):
+            found.loss_scale = self._loss_scale()
+        return found
+
+    def _loss_scale(self) -> float | None:
+        """None where it is not known, or none that ferry could go on with: it is then found anew."""
+        scale = number(attribute(self.optimizers[0].get("loss_scaler"), "cur_scale"))
+        return float(scale) if scale and scale > 0 and scale & (scale - 1) == 0 else None
 
     def _base_states(self) -> list[list[dict[str, Any]]]:
         """The wrapped optimizer's state: by rank, by group."""

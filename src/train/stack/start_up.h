@@ -4,6 +4,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "base/log.h"
+#include "base/progress.h"
 #include "ferry/executor.h"
 #include "ferry/units.h"
 
@@ -12,16 +13,17 @@ namespace ferry::train {
 class StartUp {
 public:
     explicit StartUp(const Executor& executor) : executor_(executor) {}
-    // Within a stage, often: a line every ten seconds.
+    // Within a stage, often: a line every ten seconds, with the rate and the time left.
     void at(const char* stage, int64_t bytes, int64_t of) {
         if (seconds_since(said_) < 10 || of == 0) return;
-        log_info(fmt::format("{}: {} of {}", stage, format_bytes(bytes), format_bytes(of)));
+        log_info(fmt::format("{}: {}", stage, progress_text(bytes, of, seconds())));
         said_ = executor_.now();
     }
     // Ends a stage, with a line if it took a second, and begins the next.
     void done(const char* stage, int64_t bytes) {
         if (seconds() >= 1)
-            log_info(fmt::format("{}: {} in {:.1f} s", stage, format_bytes(bytes), seconds()));
+            log_info(fmt::format("{}: {} in {:.1f} s, {:.2f} GB/s", stage, format_bytes(bytes),
+                                 seconds(), static_cast<double>(bytes) * 1e-9 / seconds()));
         next();
     }
     double seconds() const { return seconds_since(began_); }  // since this stage began

@@ -28,6 +28,31 @@ void TraceRows::record(const swap::Schedule& schedule, const swap::Timeline& pla
     }
 }
 
+CheckpointRows::CheckpointRows(trace::Recording* recording, const Executor& executor)
+    : recording_(recording), executor_(executor) {
+    if (!recording_) return;
+    rows_ = {recording_->add_row("checkpoint", "read"), recording_->add_row("checkpoint", "write")};
+}
+
+void CheckpointRows::begin(Row row) {
+    if (recording_) since_[static_cast<size_t>(row)] = executor_.now();
+}
+
+void CheckpointRows::note(Row row, std::string_view what, int64_t bytes, int64_t step,
+                          int64_t layer) {
+    if (!recording_) return;
+    Nanos& since = since_[static_cast<size_t>(row)];
+    const Nanos now = executor_.now();
+    recording_->add({.row = rows_[static_cast<size_t>(row)],
+                     .name = what,
+                     .begin_ns = since,
+                     .end_ns = now,
+                     .bytes = bytes,
+                     .step = step,
+                     .layer = layer});
+    since = now;
+}
+
 WorkerRows::WorkerRows(trace::Recording* recording, const NodeTeams& teams)
     : recording_(recording) {
     for (int worker = 0; recording_ && worker < teams.workers(); ++worker)

@@ -28,6 +28,25 @@ private:
     std::array<trace::RowId, swap::kLanes> measured_{}, planned_{};
 };
 
+// A checkpoint's pieces: as the run reads them and copies them aside, and as another thread writes
+// them meanwhile.
+class CheckpointRows {
+public:
+    // Nothing where there is no recording.
+    CheckpointRows(trace::Recording* recording, const Executor& executor);
+
+    enum class Row : uint8_t { read, write };
+    // One thread a row: notes what it did since its last call of begin() or note().
+    void begin(Row row);
+    void note(Row row, std::string_view what, int64_t bytes, int64_t step, int64_t layer = -1);
+
+private:
+    trace::Recording* recording_;
+    const Executor& executor_;
+    std::array<trace::RowId, 2> rows_{};
+    std::array<Nanos, 2> since_{};
+};
+
 // Each thread's part of the team lane's tasks.
 class WorkerRows {
 public:

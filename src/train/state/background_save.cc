@@ -11,14 +11,21 @@ namespace {
 // The training thread failed, and says why itself.
 struct Abandoned {};
 
+int64_t bytes_of(std::span<const std::span<const std::byte>> arrays) {
+    int64_t bytes = 0;
+    for (const std::span<const std::byte> array : arrays) bytes += std::ssize(array);
+    return bytes;
+}
+
 }  // namespace
 
 BackgroundSave::BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
-                               std::span<std::byte> room, Team& team)
+                               std::span<std::byte> room, Team& team, CheckpointRows& rows)
     : plan_(plan),
       unwritten_(std::move(unwritten)),
       saving_(std::move(saving)),
-      queue_(room, team) {
+      queue_(room, team),
+      rows_(rows) {
     try {
         thread_ = std::thread([this] { write(); });
     } catch (const std::system_error& error) {
@@ -31,11 +38,21 @@ BackgroundSave::~BackgroundSave() {
 }
 
 void BackgroundSave::write() {
+    const int64_t step = unwritten_.manifest.step;
     try {
+        rows_.begin(CheckpointRows::Row::write);
         write_checkpoint(plan_, unwritten_, saving_,
-                         [&](int64_t, const model::Tensor&, const ArraySink& sink) {
-                             if (!queue_.take_tensor(sink)) throw Abandoned();
+                         [&](int64_t layer, const model::Tensor&, const ArraySink& sink) {
+                             const bool whole = queue_.take_tensor(
+                                 [&](std::span<const std::span<const std::byte>> arrays) {
+                                     rows_.begin(CheckpointRows::Row::write);
+                                     sink(arrays);
+                                     rows_.note(CheckpointRows::Row::write, "write",
+                                                bytes_of(arrays), step, layer);
+                                 });
+                             if (!whole) throw Abandoned();
                          });
+        rows_.note(CheckpointRows::Row::write, "flush", 0, step);
     } catch (const Abandoned&) {
         // Nothing was published.
     } catch (const Error& error) {
@@ -50,10 +67,21 @@ void BackgroundSave::write() {
 }
 
 void BackgroundSave::read(const ReadArrays& read, bool together) {
+    const int64_t step = unwritten_.manifest.step;
+    int64_t layer = -1;
+    const ReadArrays noted = [&](int64_t of, const model::Tensor& tensor, const ArraySink& sink) {
+        layer = of;
+        read(of, tensor, sink);
+    };
     try {
+        rows_.begin(CheckpointRows::Row::read);
         read_checkpoint(
-            plan_, read,
-            [&](std::span<const std::span<const std::byte>> arrays) { queue_.put(arrays); },
+            plan_, noted,
+            [&](std::span<const std::span<const std::byte>> arrays) {
+                rows_.note(CheckpointRows::Row::read, "read", bytes_of(arrays), step, layer);
+                queue_.put(arrays);
+                rows_.note(CheckpointRows::Row::read, "copy", bytes_of(arrays), step, layer);
+            },
             [&] {
                 queue_.end_tensor();
                 return together || !queue_.closed();

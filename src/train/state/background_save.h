@@ -11,15 +11,17 @@
 #include "piece_queue.h"
 #include "save.h"
 #include "saving.h"
+#include "train/stack/trace_rows.h"
 
 namespace ferry::train {
 
 class BackgroundSave {
 public:
     // Starts the thread that writes. `room` holds what waits for it, and the team's threads copy it
-    // there; plan and room must outlive this. Throws does_not_fit where no thread can be made.
+    // there; plan, room and rows must outlive this. Throws does_not_fit where no thread can be
+    // made.
     BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
-                   std::span<std::byte> room, Team& team);
+                   std::span<std::byte> room, Team& team, CheckpointRows& rows);
     ~BackgroundSave();  // waits until all is written
     BackgroundSave(const BackgroundSave&) = delete;
     BackgroundSave& operator=(const BackgroundSave&) = delete;
@@ -40,6 +42,7 @@ private:
     const Unwritten unwritten_;
     const Saving saving_;
     PieceQueue queue_;
+    CheckpointRows& rows_;
     std::optional<Error> failed_{};  // of the thread, until it has ended
     std::atomic<bool> ended_ = false;
     std::thread thread_{};

@@ -13,7 +13,7 @@
 namespace ferry::train {
 namespace {
 
-constexpr uint64_t kFormat = 2;
+constexpr uint64_t kFormat = 3;
 struct Stored {
     uint64_t format;
     RunState state;

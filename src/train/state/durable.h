@@ -19,7 +19,9 @@ namespace ferry::train {
 
 // After a step was committed. The data position follows from the step.
 struct RunState {
-    int64_t step = 0, updates = 0;
+    int64_t step = 0;
+    // Of the weights, and those that their moments took in: fewer where moments began later.
+    int64_t updates = 0, moment_updates = 0;
     LossScale::State loss_scale{};
     int64_t skipped_in_a_row = 0, unclipped_in_a_row = 0;
     uint64_t frozen = 0;  // hash of the frozen weights

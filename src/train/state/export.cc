@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 
 #include "base/checksum.h"
 #include "base/files.h"
@@ -19,6 +20,7 @@
 #include "loaded_weights.h"
 #include "model/huggingface.h"
 #include "planner/planner.h"
+#include "read_ahead.h"
 #include "train/model_of.h"
 #include "train/state/export.h"
 
@@ -114,9 +116,25 @@ void write_files(const std::string& directory, const Exported& what, const Expor
     checkpoint::write_new_text(std::filesystem::path(directory) / "config.json", what.description);
 }
 
+// The same source, of which `progress` hears.
+TensorSource told(const Exported& what, const TensorSource& source,
+                  const ExportProgress& progress) {
+    if (!progress) return source;
+    int64_t of = 0;
+    for (const auto& tensor : what.tensors) of += tensor.count() * size_of(what.type);
+    const auto bytes = std::make_shared<int64_t>(0);
+    return [=, type = what.type](size_t i, const Engine::Sink& sink) {
+        source(i, [&](std::span<const float> values) {
+            sink(values);
+            progress(*bytes += std::ssize(values) * size_of(type), of);
+        });
+    };
+}
+
 void write(const Exported& what, const ExportOptions& options, const ExportDirectory& claimed,
-           const TensorSource& source) {
+           const TensorSource& from, const ExportProgress& progress) {
     const ExportDirectory::Place place = claimed.place();
+    const TensorSource source = told(what, from, progress);
     try {
         write_files(place.path, what, options, claimed, source);
     } catch (const Error& error) {
@@ -279,19 +297,20 @@ std::optional<NotWritten> write_weights(Engine& engine,
 
 std::optional<NotWritten> export_model(Engine& engine, const Config& config,
                                        const ExportOptions& options,
-                                       const ExportDirectory* directory) {
+                                       const ExportDirectory* directory,
+                                       const ExportProgress& progress) {
     if (directory == nullptr) {
         give_weights(engine);
         return std::nullopt;
     }
     return write_weights(engine, [&](const TensorSource& source) {
         write(exported_of(engine.layers(), config, options, *directory), options, *directory,
-              source);
+              source, progress);
     });
 }
 
 void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
-                    const ExportDirectory& directory) {
+                    const ExportDirectory& directory, const ExportProgress& progress) {
     const model::Shape shape = model_of(config).shape;
     const auto layers = model::layers_of(shape, {}, false);
     const LoadedWeights loaded(weights, shape, layers);
@@ -300,25 +319,22 @@ void export_weights(const std::string& weights, const Config& config, const Expo
         checkpoint::check_shard(model.checkpoint, file, [](int64_t) {});
     const std::vector<Read> reads = in_order(layers);
     const Exported what = exported_of(layers, config, options, directory);
-    write(what, options, directory, [&](size_t i, const Engine::Sink& sink) {
-        constexpr int64_t kPart = 4 * kMiB;
-        std::vector<float> room;
-        const model::Tensor& t = *reads[i].tensor;
-        for (int64_t first = 0; first < t.count; first += kPart) {
-            room.resize(static_cast<size_t>(std::min(kPart, t.count - first)));
-            loaded.fill(layers[static_cast<size_t>(reads[i].layer)], t.offset + first, room);
-            sink(room);
-        }
+    std::vector<int64_t> counts;
+    for (const Read& read : reads) counts.push_back(read.tensor->count);
+    ReadAhead ahead(counts, [&](size_t i, int64_t first, std::span<float> values) {
+        const Read& read = reads[i];
+        loaded.fill(layers[static_cast<size_t>(read.layer)], read.tensor->offset + first, values);
     });
+    write(
+        what, options, directory, [&](size_t i, const Engine::Sink& sink) { ahead.give(i, sink); },
+        progress);
 }
 
 void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& options,
-                       const ExportDirectory& directory,
-                       const std::function<void(int64_t bytes, int64_t of)>& progress) {
+                       const ExportDirectory& directory, const ExportProgress& progress) {
     Exported what;
     std::string description;
     std::vector<const checkpoint::Saved::Array*> arrays;
-    int64_t of = 0, bytes = 0;
     for (const checkpoint::Shard& shard : saved.manifest().shards) {
         const std::filesystem::path file = std::filesystem::path(saved.path()) / shard.file;
         if (shard.file == "config.json") {
@@ -335,28 +351,29 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
     const DType computed = *arrays.front()->stored->type;
     what.type = options.type.value_or(computed);
     what.description = model::with_type(description, saved.path(), what.type);
-    for (const auto& tensor : what.tensors) of += tensor.count() * size_of(what.type);
-    write(what, options, directory, [&](size_t i, const Engine::Sink& sink) {
-        constexpr int64_t kPart = 4 * kMiB;
+    const auto of = [&](size_t i) -> const checkpoint::Saved::Array& {
         const auto* const master = saved.find(what.tensors[i].name + ".master");
-        const auto& array = what.type != computed && master ? *master : *arrays[i];
-        std::vector<float> room;
-        RunningChecksum sum;
-        for (int64_t first = 0, count = what.tensors[i].count(); first < count; first += kPart) {
-            room.resize(static_cast<size_t>(std::min(kPart, count - first)));
-            array.shard->read(*array.stored, first, room, &sum);
-            sink(room);
-            progress(bytes += std::ssize(room) * size_of(what.type), of);
-        }
-        if (sum.value() == array.checksum) return;
+        return what.type != computed && master ? *master : *arrays[i];
+    };
+    std::vector<int64_t> counts;
+    for (const checkpoint::TensorInfo& tensor : what.tensors) counts.push_back(tensor.count());
+    std::optional<RunningChecksum> sum;  // of the tensor
+    ReadAhead ahead(counts, [&](size_t i, int64_t first, std::span<float> values) {
+        const auto& array = of(i);
+        if (first == 0) sum.emplace();
+        array.shard->read(*array.stored, first, values, &*sum);
+        if (first + std::ssize(values) < counts[i] || sum->value() == array.checksum) return;
         throw Error(
             Trouble::io,
             {.what = "bytes of the checkpoint are not those that were written",
              .where = array.shard->file_of(*array.stored) + ": " + array.stored->name,
-             .measured = fmt::format("checksum {:016x}", sum.value()),
+             .measured = fmt::format("checksum {:016x}", sum->value()),
              .limit = fmt::format("{:016x}", array.checksum),
              .remedy = "export another checkpoint: ferry ckpt verify says which are whole"});
     });
+    write(
+        what, options, directory, [&](size_t i, const Engine::Sink& sink) { ahead.give(i, sink); },
+        progress);
 }
 
 }  // namespace ferry::train

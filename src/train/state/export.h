@@ -25,7 +25,6 @@ void give_weights(Engine& engine);
 // What is copied is checked: throws io where a byte of it is not as it was written, and leaves no
 // file.
 void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& options,
-                       const ExportDirectory& directory,
-                       const std::function<void(int64_t bytes, int64_t of)>& progress);
+                       const ExportDirectory& directory, const ExportProgress& progress);
 
 }  // namespace ferry::train

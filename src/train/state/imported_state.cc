@@ -19,8 +19,18 @@ namespace {
 
 using What = StateArray::What;
 
-constexpr std::string_view kMaster = ".master", kFirst = ".exp_avg", kSecond = ".exp_avg_sq";
-constexpr std::array kSuffixes{kMaster, kFirst, kSecond};
+constexpr std::string_view kMaster = ".master", kFirst = ".exp_avg", kSecond = ".exp_avg_sq",
+                           kFirstScales = ".exp_avg_scales", kSecondScales = ".exp_avg_sq_scales";
+constexpr std::array kSuffixes{kMaster, kFirst, kSecond, kFirstScales, kSecondScales};
+constexpr std::string_view kCodes = "U8";
+
+std::string_view scales_of(std::string_view moment) {
+    return moment == kSecond ? kSecondScales : kFirstScales;
+}
+
+bool is_of_scales(std::string_view suffix) {
+    return suffix == kFirstScales || suffix == kSecondScales;
+}
 
 // Files of a directory that may hold state: all but the weights.
 std::vector<std::filesystem::path> state_files_in(const std::filesystem::path& directory) {
@@ -100,10 +110,13 @@ void ImportedState::bind(Arrays found, std::string_view prefix,
                 if (at == found.end() && name.starts_with(prefix))
                     at = found.find(std::string_view(name).substr(prefix.size()));
                 if (at == found.end()) continue;
-                if (at->second.stored->shape != tensor.shape)
+                const std::vector<int64_t> shape =
+                    is_of_scales(suffix) ? std::vector{ceil_div(tensor.count, kMomentBlock)}
+                                         : tensor.shape;
+                if (at->second.stored->shape != shape)
                     refuse("an array of the state has another shape than its tensor", at->first,
                            fmt::format("[{}]", fmt::join(at->second.stored->shape, ", ")),
-                           fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
+                           fmt::format("[{}]", fmt::join(shape, ", ")),
                            "check that state and model belong together");
                 arrays_.emplace(name, at->second);
                 has_masters_ |= suffix == kMaster;
@@ -154,9 +167,22 @@ void ImportedState::require_array(const model::Tensor& tensor, std::string_view 
                suffix == kMaster ? "the masters of all tensors that train, or none"
                                  : "the moments of all tensors that train, or none",
                "write the others too, or take the files of this kind away");
-    if (found != nullptr && !found->stored->type)
-        refuse("state of a type that is not read", name, found->stored->dtype, "F32, BF16 or F16",
-               "import a checkpoint whose optimizer.moments are not int8");
+    if (found == nullptr || found->stored->type) return;
+    if (suffix != kMaster && found->stored->dtype == kCodes) return require_codes(tensor, suffix);
+    refuse("state of a type that is not read", name, found->stored->dtype,
+           suffix == kMaster ? "F32, BF16 or F16" : "F32, BF16, F16, or U8 with scales",
+           "write it in one of these");
+}
+
+void ImportedState::require_codes(const model::Tensor& tensor, std::string_view suffix) const {
+    const Array* scales = find(tensor, scales_of(suffix));
+    const std::string name = tensor.name + std::string(scales_of(suffix));
+    if (scales == nullptr)
+        refuse("the codes of moments have no scales", name, "missing",
+               "one for each block of 256 codes", "write them too, or moments in F32");
+    if (!scales->stored->type)
+        refuse("state of a type that is not read", name, scales->stored->dtype, "F32, BF16 or F16",
+               "write it in one of these");
 }
 
 void ImportedState::prove(Team& team, StartUp& start_up) const {
@@ -173,16 +199,51 @@ void ImportedState::read_moments(const model::Layer& layer, const StateArray& ar
     const int64_t count = std::ssize(out) / array.width.bytes * array.width.elements;
     // Of padding, what a new run has.
     std::vector<float> values(static_cast<size_t>(count), is_second ? 0.0f : of_first.value);
-    for (const model::Tensor& tensor : layer.tensors) {
-        const int64_t from = std::max(first, tensor.offset),
-                      to = std::min(first + count, tensor.offset + tensor.count);
-        if (from >= to) continue;
-        if (const Array* found = find(tensor, suffix))
-            found->file->read(*found->stored, from - tensor.offset,
-                              std::span(values).subspan(static_cast<size_t>(from - first),
-                                                        static_cast<size_t>(to - from)));
+    const optim::Map map = is_second ? optim::Map::without_sign : of_first.map;
+    const auto for_parts = [&](const auto& body) {
+        for (const model::Tensor& tensor : layer.tensors) {
+            const int64_t from = std::max(first, tensor.offset),
+                          to = std::min(first + count, tensor.offset + tensor.count);
+            if (from < to) body(tensor, from, to - from);
+        }
+    };
+    for_parts([&](const model::Tensor& tensor, int64_t from, int64_t elements) {
+        if (!has_as_kept(tensor, array))
+            read_values(tensor, suffix, map, from - tensor.offset,
+                        std::span(values).subspan(static_cast<size_t>(from - first),
+                                                  static_cast<size_t>(elements)));
+    });
+    store(values, array, map, out);
+    for_parts([&](const model::Tensor& tensor, int64_t from, int64_t elements) {
+        if (!has_as_kept(tensor, array)) return;
+        const Array& found = *find(tensor, array.suffix);
+        found.file->read_bytes(*found.stored, array.width.of(from - tensor.offset),
+                               out.subspan(static_cast<size_t>(array.width.of(from - first)),
+                                           static_cast<size_t>(array.width.of(elements))));
+    });
+}
+
+bool ImportedState::has_as_kept(const model::Tensor& tensor, const StateArray& array) const {
+    const bool coded = array.dtype == kCodes || is_of_scales(array.suffix);
+    const Array* found = coded ? find(tensor, array.suffix) : nullptr;
+    return found != nullptr && found->stored->dtype == array.dtype;
+}
+
+void ImportedState::read_values(const model::Tensor& tensor, std::string_view suffix,
+                                optim::Map map, int64_t first, std::span<float> out) const {
+    const Array* found = find(tensor, suffix);
+    if (found == nullptr) return;
+    if (found->stored->type) return found->file->read(*found->stored, first, out);
+    const Array& scaled = *find(tensor, scales_of(suffix));
+    const int64_t block = first / kMomentBlock, end = first + std::ssize(out);
+    std::vector<uint8_t> codes(out.size());
+    std::vector<float> scales(static_cast<size_t>(ceil_div(end, kMomentBlock) - block));
+    found->file->read_bytes(*found->stored, first, std::as_writable_bytes(std::span(codes)));
+    scaled.file->read(*scaled.stored, block, scales);
+    for (size_t i = 0; i < out.size(); ++i) {
+        const int64_t of = (first + static_cast<int64_t>(i)) / kMomentBlock - block;
+        out[i] = optim::share_of(map, codes[i]) * scales[static_cast<size_t>(of)];
     }
-    store(values, array, is_second ? optim::Map::without_sign : of_first.map, out);
 }
 
 StateIo::Contents ImportedState::contents(StateIo::FirstMoment first) const {

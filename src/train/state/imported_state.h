@@ -21,7 +21,8 @@ namespace ferry::train {
 
 // A Hugging Face directory. Files beside the weights may hold, in fp32, bf16 or fp16, NAME.master,
 // NAME.exp_avg and NAME.exp_avg_sq of its tensors, as a checkpoint of ferry's does
-// (docs/checkpoints.md).
+// (docs/checkpoints.md). Moments may be ferry's codes, with NAME.exp_avg_scales and
+// NAME.exp_avg_sq_scales.
 class ImportedState {
 public:
     // Throws usage where there are no weights of this model, or state of another shape or of
@@ -31,10 +32,12 @@ public:
     // Throws usage where masters, or a moment that the run keeps, are there of some tensors that
     // train and not of others, or are of a type that is not read.
     void require(const planner::Plan& plan) const;
+    bool has_moments() const { return has_moments_; }
     // Where the directory is a checkpoint, compares all its checksums. Throws io.
     void prove(Team& team, StartUp& start_up) const;
-    // Values are rounded once to the type that the run keeps. What is not there begins as in a new
-    // run: the master is the weight, and the moments are those before the first step.
+    // Values are rounded once to the type that the run keeps; codes stay codes, bit for bit. What
+    // is not there begins as in a new run: the master is the weight, and the moments are those
+    // before the first step.
     StateIo::Contents contents(StateIo::FirstMoment first) const;
 
 private:
@@ -48,6 +51,12 @@ private:
                              std::string limit, std::string remedy) const;
     const Array* find(const model::Tensor& tensor, std::string_view suffix) const;
     void require_array(const model::Tensor& tensor, std::string_view suffix, bool wanted) const;
+    void require_codes(const model::Tensor& tensor, std::string_view suffix) const;
+    // Whether the array is one of codes or scales, and the file has it so.
+    bool has_as_kept(const model::Tensor& tensor, const StateArray& array) const;
+    // Elements of a tensor's moment from `first` on; what the file lacks stays as it is.
+    void read_values(const model::Tensor& tensor, std::string_view suffix, optim::Map map,
+                     int64_t first, std::span<float> out) const;
     void read_moments(const model::Layer& layer, const StateArray& array, int64_t first,
                       std::span<std::byte> out, const StateIo::FirstMoment& of_first) const;
 

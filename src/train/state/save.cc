@@ -41,6 +41,7 @@ void note_run(const RunState& state, Manifest& manifest) {
     const StepReport& last = state.report;
     manifest.step = state.step;
     manifest.updates = state.updates;
+    manifest.moment_updates = state.moment_updates;
     manifest.loss_scale = state.loss_scale.value;
     manifest.scale_good = state.loss_scale.good;
     manifest.scale_skipped = state.loss_scale.skipped;
@@ -63,6 +64,7 @@ RunState run_of(const Manifest& manifest) {
     const checkpoint::LastStep& last = manifest.last;
     return {.step = manifest.step,
             .updates = manifest.updates,
+            .moment_updates = manifest.moment_updates,
             .loss_scale = {manifest.loss_scale, manifest.scale_good, manifest.scale_skipped},
             .skipped_in_a_row = manifest.skipped_in_a_row,
             .unclipped_in_a_row = manifest.unclipped_in_a_row,
@@ -148,6 +150,7 @@ public:
           saving_(saving) {
         for (const Group group : groups_) {
             for (const auto& [file, arrays] : arrays_of(group)) {
+                ++files_;
                 bytes_ += checkpoint::header_bytes(arrays);
                 for (const ArrayInfo& array : arrays) bytes_ += array.bytes;
             }
@@ -156,7 +159,7 @@ public:
 
     const std::vector<Entry>& entries() const { return entries_; }
     int64_t bytes() const { return bytes_; }
-    int64_t written() const { return written_; }
+    int64_t files() const { return files_; }
 
     // `read` gives an entry's arrays.
     template <class Read>
@@ -208,7 +211,7 @@ private:
     std::vector<Entry> entries_;
     std::vector<Group> groups_;
     const Saving& saving_;
-    int64_t bytes_ = 0, written_ = 0;
+    int64_t bytes_ = 0, files_ = 0, written_ = 0;
 };
 
 // Throws where so much more has no room.
@@ -232,6 +235,24 @@ int64_t checkpoint_bytes(const Plan& plan, const Saving& saving) {
     return Writer(plan, saving).bytes();
 }
 
+int64_t checkpoint_files(const Plan& plan, const Saving& saving) {
+    constexpr int64_t kTexts = 2;  // the model's description and the manifest
+    return Writer(plan, saving).files() + kTexts;
+}
+
+int64_t stored_checkpoint_bytes(const Plan& plan) {
+    int64_t bytes = 0;
+    const auto add = [&](swap::ObjectId object) {
+        if (object != swap::kNoObject && plan.objects[object].home == swap::Tier::nvme)
+            bytes += plan.objects[object].bytes;
+    };
+    for (const planner::Chunk& chunk : plan.chunks) {
+        if (chunk.trainable) add(chunk.state);
+        if (!chunk.trainable || plan.state.split) add(chunk.weight);  // else it is cast again
+    }
+    return bytes;
+}
+
 void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& saving,
                       const ReadArrays& read) {
     Writer writer(plan, saving);
@@ -251,8 +272,9 @@ void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& savin
             return shards;
         });
     } catch (const Error& error) {
-        if (error.trouble() == Trouble::io)  // says what is missing, where it is for want of room
-            require_room(steps, writer.bytes() - writer.written(), unwritten.manifest.step);
+        // Says what is missing, where it is for want of room: what was written is gone again.
+        if (error.trouble() == Trouble::io)
+            require_room(steps, writer.bytes(), unwritten.manifest.step);
         throw;
     }
 }

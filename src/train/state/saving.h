@@ -22,5 +22,8 @@ struct Saving {
 
 // Of all its files but the manifest.
 int64_t checkpoint_bytes(const planner::Plan& plan, const Saving& saving);
+int64_t checkpoint_files(const planner::Plan& plan, const Saving& saving);
+// Of these bytes, what a rank reads from storage first.
+int64_t stored_checkpoint_bytes(const planner::Plan& plan);
 
 }  // namespace ferry::train

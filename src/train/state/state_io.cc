@@ -409,8 +409,10 @@ void StateIo::read_arrays(int64_t layer, int64_t first, int64_t count, const Arr
                       end = std::min(last, chunk.first + chunk.count) - chunk.first;
         if (begin >= end) continue;
         FERRY_CHECK(chunk.trainable || !chunk.replica, "the state of another rank's chunk");
-        const Staging place =
-            brought(chunk, chunk.trainable, !chunk.trainable || plan_.state.split);
+        const Staging place = held_ == &chunk ? place_of(chunk, staging_[0])
+                                              : brought(chunk, chunk.trainable,
+                                                        !chunk.trainable || plan_.state.split);
+        held_ = &chunk;
         for (int64_t at = begin; at < end; at += kPartMost)
             give_arrays(chunk, place, at, std::min(kPartMost, end - at), sink);
     }

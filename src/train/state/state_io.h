@@ -75,7 +75,10 @@ public:
     // fp32 values of elements [first, first + count) of a layer: the master's, or the compute
     // weights' where the chunk is frozen.
     void read(int64_t layer, int64_t first, int64_t count, const Sink& sink);
-    // The same of all that a checkpoint keeps (state_arrays): elements of this rank's shards.
+    // The same of all that a checkpoint keeps (state_arrays): elements of this rank's shards. A
+    // pass begins with begin_arrays() and does nothing else until its end: a chunk that is in
+    // storage and holds several tensors is then read once.
+    void begin_arrays() { held_ = nullptr; }
     void read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink);
     // The same of the gradients that wait for their update, zeros where the chunk is frozen.
     void read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink);
@@ -115,6 +118,7 @@ private:
     swap::Store& store_;
     Team& team_;
     const std::vector<Staging> staging_;
+    const planner::Chunk* held_ = nullptr;  // by the staging memory, in a pass over all arrays
 };
 
 }  // namespace ferry::train

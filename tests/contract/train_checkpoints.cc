@@ -1,0 +1,234 @@
+// A run that goes on from a checkpoint has the bits of one that was never stopped: every optimizer
+// and format of the state, by one rank and by several, after the first steps and before the last,
+// wherever the state lay and wherever it lies then.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <functional>
+
+#include "checkpoint/saved.h"
+#include "checkpoint/steps.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_run.h"
+#include "train/state/saving.h"
+
+namespace {
+
+int64_t g_free_bytes = -1;  // that every file system says it has; below 0: what it has
+
+}  // namespace
+
+// In place of the system's, of this program alone.
+extern "C" int statvfs(const char* path, struct statvfs* found) noexcept {
+    using Call = int (*)(const char*, struct statvfs*);
+    static const auto next = reinterpret_cast<Call>(dlsym(RTLD_NEXT, "statvfs"));
+    const int done = next(path, found);
+    if (done == 0 && g_free_bytes >= 0)
+        found->f_bavail = static_cast<fsblkcnt_t>(g_free_bytes) / found->f_frsize;
+    return done;
+}
+
+namespace ferry::train {
+namespace {
+
+struct Kind {
+    const char* name;
+    std::function<void(Config&)> set;
+};
+
+const std::array kKinds{
+    Kind{"AdamW", [](Config&) {}},
+    Kind{"AdamInHalfWithItsLossScale",
+         [](Config& config) {
+             config.optimizer.method = optim::Method::adam;
+             config.precision = DType::f16;
+         }},
+    Kind{"SplitMasterWithBf16Moments",
+         [](Config& config) {
+             config.precision = DType::bf16;
+             config.optimizer.master = MasterFormat::split;
+             config.optimizer.moments = MomentType::bf16;
+         }},
+    Kind{"Int8Moments",
+         [](Config& config) {
+             config = with_coded_moments(config);
+             config.precision = DType::bf16;
+         }},
+    Kind{"SgdWithMomentum",
+         [](Config& config) {
+             config.optimizer.method = optim::Method::sgd;
+             config.optimizer.momentum = 0.9;
+             config.precision = DType::bf16;
+         }},
+    Kind{"Lion",
+         [](Config& config) {
+             config.optimizer.method = optim::Method::lion;
+             config.freeze = {"*layers.1.*"};
+         }},
+    Kind{"AdagradWithBf16Moments",
+         [](Config& config) {
+             config.optimizer.method = optim::Method::adagrad;
+             config.optimizer.initial_accumulator = 0.1;
+             config.optimizer.moments = MomentType::bf16;
+             config.model.tie_embeddings = true;
+         }},
+};
+
+enum class Placement { memory, both, storage };
+constexpr std::array kPlacements{Placement::memory, Placement::both, Placement::storage};
+
+std::string memory_directory() { return access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/var/tmp"; }
+
+class Resumes : public testing::TestWithParam<std::tuple<size_t, int>> {
+protected:
+    int ranks() const { return std::get<1>(GetParam()); }
+
+    Config config(Placement placement) const {
+        Config config = tiny_config(data_);
+        config.batch = {.sequence = 8, .micro_batch = 1, .micro_batches = 4};
+        config.clip_norm = 0.5;
+        config.zero.stage = placement == Placement::memory ? 1 : 3;
+        kKinds[std::get<0>(GetParam())].set(config);
+        if (placement == Placement::memory) return config;
+        config.budgets.nvme = {{.path = storage_.path(), .size_bytes = 64 * kMiB}};
+        config.swap.state_on_nvme = placement == Placement::both ? 0.5 : 1;
+        config.swap.speculate = Speculate::all;
+        config.io.direct = false;
+        return config;
+    }
+
+    // Of the state at the end. `with` is done with each rank's engine, after its start.
+    uint64_t run(const Config& config, const std::string& from,
+                 const std::function<void(Engine&, bool first)>& with) const {
+        uint64_t hash = 0;
+        const auto go = [&](Runtime runtime, bool first) {
+            runtime.checkpoint = from;
+            const auto engine = Engine::make(config, std::move(runtime));
+            with(*engine, first);
+            const uint64_t mine = engine->state_hash();
+            if (first) hash = mine;
+        };
+        if (ranks() == 1) {
+            const auto executor = make_thread_executor();
+            go({.executor = executor.get()}, true);
+            return hash;
+        }
+        comm::on_run_ranks(ranks(),
+                           [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+                               const bool first = others->rank() == 0;
+                               go({.executor = &executor, .ranks = std::move(others)}, first);
+                           });
+        return hash;
+    }
+
+    // Saves after each of its steps.
+    uint64_t run_and_save(const Config& config, const std::string& directory) const {
+        return run(config, "", [&](Engine& engine, bool first) {
+            std::optional<checkpoint::Steps> steps;
+            if (first) steps.emplace(directory);
+            while (engine.last_step() < config.steps) {
+                engine.step();
+                const auto failed = engine.save({.directory = first ? &*steps : nullptr});
+                ASSERT_FALSE(failed) << failed->what();
+            }
+        });
+    }
+
+    uint64_t resume(const Config& config, const std::string& directory, int64_t step) const {
+        const std::string from = std::filesystem::path(directory) / checkpoint::name_of_step(step);
+        return run(config, from, [&](Engine& engine, bool) {
+            EXPECT_EQ(engine.last_step(), step);
+            while (engine.last_step() < config.steps) engine.step();
+        });
+    }
+
+    const TinyData data_;
+    const TemporaryDirectory storage_{memory_directory()};
+};
+
+TEST_P(Resumes, FromEveryPlacementToEveryOther) {
+    if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
+    const uint64_t whole = run(config(Placement::memory), "", [&](Engine& engine, bool) {
+        while (engine.last_step() < 6) engine.step();
+    });
+    for (const Placement written : kPlacements) {
+        const TemporaryDirectory directory(memory_directory());
+        ASSERT_EQ(run_and_save(config(written), directory.path()), whole);
+        for (const Placement read : kPlacements) {
+            for (const int64_t step : {1, 3, 5, 6}) {
+                SCOPED_TRACE(testing::Message() << "from " << static_cast<int>(written) << " to "
+                                                << static_cast<int>(read) << " after " << step);
+                ASSERT_EQ(resume(config(read), directory.path(), step), whole);
+            }
+        }
+    }
+}
+
+// Also where chunks hold several tensors.
+TEST_P(Resumes, EachChunkOnStorageIsReadOnceForACheckpoint) {
+    if (ranks() > 1 || comm::ranks_launched() > 0) GTEST_SKIP() << "of one rank";
+    const TemporaryDirectory directory(memory_directory());
+    run(config(Placement::storage), "", [&](Engine& engine, bool) {
+        engine.step();
+        const auto read_bytes = [&] {
+            int64_t bytes = 0;
+            for (const aio::PathCounters& path : engine.report().paths) bytes += path.bytes_read;
+            return bytes;
+        };
+        const int64_t before = read_bytes();
+        checkpoint::Steps steps(directory.path());
+        ASSERT_FALSE(engine.save({.directory = &steps}));
+        const int64_t stored = stored_checkpoint_bytes(engine.plan());
+        EXPECT_GT(stored, 0);
+        EXPECT_GE(read_bytes() - before, stored);
+        EXPECT_LT(read_bytes() - before, stored + stored / 2);  // whole blocks
+    });
+}
+
+// By another program, once there was room. What was written by then is gone again, and the
+// checkpoint before it stays.
+TEST(ADiskThatFills, WhileACheckpointIsWrittenIsSaidWithTheBytesMissing) {
+    const TinyData data;
+    const TemporaryDirectory directory(memory_directory());
+    const auto executor = make_thread_executor();
+    const auto engine = Engine::make(tiny_config(data), {.executor = executor.get()});
+    checkpoint::Steps steps(directory.path());
+    engine->step();
+    ASSERT_FALSE(engine->save({.directory = &steps}));
+    engine->step();
+    int64_t missing = 0;
+    const auto fill = [&](int64_t written, int64_t of) {
+        if (written < of / 2) return;
+        g_free_bytes = of / 2;
+        missing = of - g_free_bytes;
+        throw Error(Trouble::io, {.what = "the file cannot be written"});
+    };
+    const auto failed = engine->save({.directory = &steps, .progress = fill});
+    g_free_bytes = -1;
+    ASSERT_TRUE(failed);
+    EXPECT_THAT(failed->what(), testing::HasSubstr("no room for the checkpoint of step 2"));
+    const std::string measured = failed->problem().measured;  // "1 KiB free, 1048576 bytes missing"
+    const int64_t said = std::stoll(measured.substr(measured.find(", ") + 2));
+    EXPECT_GE(said, missing);
+    EXPECT_LE(said, missing + 2 * kMiB);
+    ASSERT_EQ(checkpoint::steps_in(directory.path()).size(), 1);
+    EXPECT_FALSE(engine->save({.directory = &steps}));
+    EXPECT_EQ(checkpoint::steps_in(directory.path()).size(), 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(kinds, Resumes,
+                         testing::Combine(testing::Range<size_t>(0, kKinds.size()),
+                                          testing::Values(1, 2)),
+                         [](const auto& kind) {
+                             return std::string(kKinds[std::get<0>(kind.param)].name) + "By" +
+                                    std::to_string(std::get<1>(kind.param));
+                         });
+
+}  // namespace
+}  // namespace ferry::train

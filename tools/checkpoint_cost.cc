@@ -1,0 +1,148 @@
+#include "checkpoint_cost.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "checkpoint/array_file.h"
+#include "checkpoint/steps.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
+#include "ferry/units.h"
+#include "train/state/saving.h"
+
+namespace ferry::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct WriteRate {
+    double bytes_per_s = 0;
+    double file_seconds = 0;  // of a file, however small
+};
+
+double seconds_since(Nanos then, const Executor& executor) {
+    return static_cast<double>(executor.now() - then) * 1e-9;
+}
+
+// A file as a checkpoint has them, flushed.
+void write_file(const std::string& path, int64_t bytes, std::span<const std::byte> room) {
+    checkpoint::ArrayFile file(path, {{"w", "U8", {bytes}, bytes}});
+    for (int64_t left = bytes; left > 0;) {
+        const auto piece = room.first(static_cast<size_t>(std::min(left, std::ssize(room))));
+        file.write(piece);
+        left -= std::ssize(piece);
+    }
+    file.finish();
+}
+
+// The directory, or the nearest above it that is there.
+fs::path nearest(fs::path path) {
+    path = fs::absolute(path);
+    while (kind_of(path) != FileKind::directory && path != path.root_path())
+        path = path.parent_path();
+    return path;
+}
+
+// As a checkpoint of so many bytes is written there. None, with a warning, where nothing can be.
+std::optional<WriteRate> rate_at(const std::string& directory, int64_t bytes) {
+    constexpr double kLongest = 2;  // seconds
+    constexpr int64_t kPiece = 4 * kMiB, kFile = 256 * kMiB;
+    const auto executor = make_thread_executor();
+    try {
+        // A kill leaves what the next run removes.
+        const DraftDirectory draft(nearest(directory) / checkpoint::name_of_step(0));
+        const auto file = [&](int number) {
+            return fs::path(draft.draft()) / fmt::format("model-{}.safetensors", number);
+        };
+        const std::vector<std::byte> room(kPiece, std::byte{0x5a});
+        Nanos began = executor->now();
+        write_file(file(0), 1, room);
+        WriteRate rate{.file_seconds = seconds_since(began, *executor)};
+        int64_t written = 0;
+        int files = 0;
+        began = executor->now();
+        while (files == 0 || (written < bytes && seconds_since(began, *executor) < kLongest)) {
+            const int64_t part = std::clamp<int64_t>(bytes - written, 1, kFile);
+            write_file(file(++files), part, room);
+            written += part;
+        }
+        const double seconds = seconds_since(began, *executor) - files * rate.file_seconds;
+        rate.bytes_per_s = static_cast<double>(written) / std::max(seconds, 1e-6);
+        return rate;
+    } catch (const Error& error) {
+        log_warn("how fast a checkpoint is written cannot be measured: " +
+                 std::string(error.what()));
+        return std::nullopt;
+    }
+}
+
+}  // namespace
+
+std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planner::Plan& plan,
+                                              const FoundMeasurements* found) {
+    const CheckpointConfig& saved = config.checkpoint;
+    if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0))
+        return std::nullopt;
+    const int64_t bytes = train::checkpoint_bytes(plan, {});
+    const int64_t left = std::max<int64_t>(config.budgets.host_bytes - plan.host_bytes, 0);
+    CheckpointCost cost{.bytes = bytes,
+                        .held = std::min(saved.memory_bytes.value_or(left), bytes),
+                        .stored = train::stored_checkpoint_bytes(plan)};
+    const cost::Measurements* measured = found ? &found->measurements : nullptr;
+    const bool knows = measured && measured->dram_bytes_per_s > 0 &&
+                       (cost.stored == 0 || measured->nvme_bytes_per_s > 0);
+    const auto rate = knows ? rate_at(saved.dir, bytes) : std::nullopt;
+    if (!rate) return cost;
+    const auto all = static_cast<double>(bytes);
+    const double write =
+        all / rate->bytes_per_s +
+        static_cast<double>(train::checkpoint_files(plan, {})) * rate->file_seconds;
+    double read = 0;
+    if (cost.stored > 0) read = static_cast<double>(cost.stored) / measured->nvme_bytes_per_s;
+    cost.write_seconds = write;
+    if (cost.held == 0) {
+        cost.waited_seconds = read + write;  // piece by piece
+        return cost;
+    }
+    // Copied aside while the thread that writes is behind by no more than what is held.
+    constexpr double kReadAndWritten = 2;
+    const double copy = kReadAndWritten * all / measured->dram_bytes_per_s;
+    const double rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s;
+    cost.waited_seconds = std::max(read + copy, rest);
+    return cost;
+}
+
+std::string text_of(const CheckpointCost& cost) {
+    const int64_t rest = cost.bytes - cost.held;
+    std::string text = fmt::format("a checkpoint: {}, ", format_bytes(cost.bytes));
+    if (rest == 0)
+        text += "held in host memory while training goes on";
+    else
+        text += fmt::format(
+            "{} of it held in host memory; training waits until the other {} are written "
+            "(budgets.host, checkpoint.memory)",
+            format_bytes(cost.held), format_bytes(rest));
+    if (cost.waited_seconds)
+        text +=
+            fmt::format("; written in {:.2g} s, of which training waits {:.2g}",
+                        std::max(*cost.write_seconds, *cost.waited_seconds), *cost.waited_seconds);
+    return text + "\n";
+}
+
+nlohmann::json to_json(const CheckpointCost& cost) {
+    const auto known = [](const std::optional<double>& value) {
+        return value ? nlohmann::json(*value) : nlohmann::json();
+    };
+    return {{"bytes", cost.bytes},
+            {"held_bytes", cost.held},
+            {"stored_bytes", cost.stored},
+            {"write_seconds", known(cost.write_seconds)},
+            {"waited_seconds", known(cost.waited_seconds)}};
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,29 @@
+// What a checkpoint costs a run: how long it is written, and how long training waits for it.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "ferry/config.h"
+#include "find_measurements.h"
+#include "planner/planner.h"
+
+namespace ferry::tools {
+
+struct CheckpointCost {
+    int64_t bytes = 0;
+    int64_t held = 0;    // of them, in host memory while training goes on, within the budgets
+    int64_t stored = 0;  // of them, read from NVMe while training waits
+    // None: nothing was measured, or nothing can be written there.
+    std::optional<double> write_seconds{}, waited_seconds{};
+};
+// None where the run writes none but at its end. With `found` a few files are written to the file
+// system of checkpoint.dir for at most two seconds, and removed.
+std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planner::Plan& plan,
+                                              const FoundMeasurements* found);
+std::string text_of(const CheckpointCost& cost);
+nlohmann::json to_json(const CheckpointCost& cost);
+
+}  // namespace ferry::tools
