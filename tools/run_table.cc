@@ -105,6 +105,24 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     print("\n");
 }
 
+namespace {
+
+// What this rank sent to the others.
+void print_collectives(const train::RunReport& report) {
+    if (report.collectives.empty()) return;
+    print("\n  {:<18} {:>10} {:>14} {:>14} {:>6}\n", "collective", "calls/step", "raw bytes/step",
+          "sent/step", "ratio");
+    for (const train::CollectiveReport& of : report.collectives) {
+        print("  {:<18} {:>10} {:>14} {:>14} {:>6.3f}\n", of.collective, of.calls / report.steps,
+              format_bytes(of.raw_bytes / report.steps), format_bytes(of.sent_bytes / report.steps),
+              of.raw_bytes > 0
+                  ? static_cast<double>(of.sent_bytes) / static_cast<double>(of.raw_bytes)
+                  : 1.0);
+    }
+}
+
+}  // namespace
+
 void print_run(const train::RunReport& report, const Config& config) {
     if (report.steps == 0) return;
     const double steps = static_cast<double>(report.steps), step_seconds = report.seconds / steps;
@@ -122,6 +140,7 @@ void print_run(const train::RunReport& report, const Config& config) {
               link.link != "compute" ? fmt::format("{:.4f}", link.exposed_seconds / steps) : "",
               moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
     }
+    print_collectives(report);
     print("\n  {:<11} {:>12} {:>12} {:>14}\n", "tier", "reserved", "peak", "budget");
     for (const swap::Tier tier : kTiers) {
         const int64_t reserved = reserved_of(tier, report.reserved);
@@ -180,12 +199,18 @@ double exposed_comm_seconds(const train::RunReport& report) {
 }
 
 nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan) {
-    nlohmann::json links = nlohmann::json::array(), paths = links;
+    nlohmann::json links = nlohmann::json::array(), paths = links, collectives = links;
     for (const train::LinkReport& link : report.links) {
         links.push_back({{"lane", link.link},
                          {"bytes", link.bytes},
                          {"busy_seconds", link.busy_seconds},
                          {"exposed_seconds", link.exposed_seconds}});
+    }
+    for (const train::CollectiveReport& of : report.collectives) {
+        collectives.push_back({{"collective", of.collective},
+                               {"calls", of.calls},
+                               {"raw_bytes", of.raw_bytes},
+                               {"sent_bytes", of.sent_bytes}});
     }
     for (const aio::PathCounters& path : report.paths) {
         paths.push_back({{"path", path.path},
@@ -232,6 +257,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"exposed_comm_seconds", exposed_comm_seconds(report)},
               {"tiers", tiers_json(plan)},
               {"lanes", links},
+              {"collectives", collectives},
               {"paths", paths}}}};
 }
 

@@ -11,6 +11,7 @@
 #include "ferry/dtype.h"
 #include "model/model.h"
 #include "swap/schedule.h"
+#include "zero/zero.h"
 
 namespace ferry::cost {
 
@@ -119,6 +120,7 @@ struct Work {
     int64_t tokens = 0, tokens_bytes = 0, input_bytes = 0;  // of a micro-batch
     int64_t checked_bytes = 0;  // of what an update reads from storage and will write there
     int64_t ranks = 1;
+    zero::Codecs codecs{};
     DType compute = DType::f32, wire = DType::f32;
     StateFormat state{};
     model::OfSaved<double> saved_flops{};  // of what gives each activation that a block may save

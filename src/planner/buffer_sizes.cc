@@ -36,8 +36,12 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return largest(work, false, gradient);
         case Class::wire:
             return elements * wire + elements / kLeafElements * 4;
-        case Class::parts:
-            return work.partition.ranks * elements * wire;
+        case Class::parts: {
+            // Sums come back uncoded to where every rank updates everything.
+            const int64_t part = work.partition.part_bytes(elements, work.numerics.wire);
+            const int64_t sum = work.partition.sharding.state ? 0 : elements * wire;
+            return work.partition.ranks * std::max(part, sum);
+        }
         case Class::activation:
         case Class::input_staging:
             return work.needs.activation;

@@ -71,7 +71,8 @@ void Recorder::exchange(int64_t index, const Gradient& gradient) {
     auto in = acquire<Content::parts>();
     record<op::Exchange>(
         chunk.layer, index, {.to_ranks = out, .from_ranks = in},
-        {.bytes = zero::exchanged_bytes(plan_.partition, chunk.count * size_of(plan_.wire))});
+        {.bytes = zero::exchanged_bytes(plan_.partition,
+                                        plan_.partition.part_bytes(chunk.count, plan_.wire))});
     impl_->arrivals.push_back({index, std::move(in)});
 }
 

@@ -52,7 +52,8 @@ public:
         : context_(std::move(context)),
           ranks_(context_->ranks.get()),
           world_(context_->world()),
-          partition_(zero::partition_of(config.zero.stage, world_.rank, world_.ranks)),
+          partition_(
+              zero::partition_of(config.zero.stage, world_.rank, world_.ranks, codecs_of(config))),
           config_(config_of_rank(config, world_)),
           executor_(*runtime.executor),
           device_(*context_->device),
@@ -211,6 +212,7 @@ private:
         report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.sequence,
                                                plan_.micro_batches * numerics_.tokens());
         add_links(report.links, store(), world_.ranks);
+        if (lane_) report.collectives = lane_->collectives();
         report.reserved = stack_.reserved();
         if (volume()) report.paths = volume()->counters();
         look_for_files();

@@ -60,6 +60,11 @@ private:
     void kernel(const swap::Call& call, const cost::op::UpdateSpeculative<At>& at);
     void kernel(const swap::Call& call, const cost::op::Recast<At>& at);
 
+    // The chunk lies so many elements into each rank's shard.
+    void encode(const cost::op::Cut<At>& at, const planner::Chunk& chunk,
+                const model::Segment& segment, int64_t within);
+    void decode(const cost::op::Sum<At>& at, const planner::Chunk& chunk);
+
     const planner::Chunk& chunk_of(const swap::Call& call) const;
     MicroBatch loaded(int32_t* tokens) const;
     int64_t held_back_number(const swap::Call& call) const;  // of the micro-batch, over all ranks

@@ -11,9 +11,10 @@ bool travels(const Partition& partition, const model::Segment& segment) {
 
 }  // namespace
 
-Partition partition_of(int64_t stage, int rank, int ranks) {
+Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs) {
     FERRY_CHECK(rank >= 0 && rank < ranks);
-    return {rank, ranks, ranks > 1 ? sharding_of(stage) : Sharding{}};
+    if (ranks == 1) return {rank, ranks};
+    return {rank, ranks, sharding_of(stage), codecs};
 }
 
 const model::Segment& segment_of(const model::Layer& layer, int64_t element) {

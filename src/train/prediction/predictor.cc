@@ -34,7 +34,7 @@ public:
     ModelOnDevice(const Config& config, const RankCount& count,
                   const std::optional<AbsentDevice>& absent)
         : world_{.ranks = count.ranks, .local_ranks = count.on_a_host},
-          partition_(zero::partition_of(config.zero.stage, 0, count.ranks)),
+          partition_(zero::partition_of(config.zero.stage, 0, count.ranks, codecs_of(config))),
           config_(config),
           absent_(absent),
           executor_(make_thread_executor()),
