@@ -34,6 +34,11 @@ enum class Op : uint8_t {
     // With several ranks a gradient is rounded in two operations, around an exchange:
     cut,  // each rank's part of a chunk's turn, in the wire type
     sum,  // this rank's part, added and rounded
+    // The weights that all gather, where they travel as codes, in three: encoded by the team, since
+    // the comm lane waits for it while a layer before computes.
+    encode_weights,
+    gather_codes,
+    decode_weights,
     gather_weights,
     exchange,
     gather_gradient,
@@ -64,6 +69,7 @@ enum class Content : uint8_t {
     report,
     wire,    // gradient of a chunk in the wire type; gathered: of every rank's
     parts,   // the ranks' parts of a turn
+    codes,   // a layer's weights as codes, of every rank's shards
     leaves,  // of the norm, fp32
     state,   // of a chunk
     weight,  // of a chunk

@@ -28,6 +28,16 @@ void RankLane::start(const swap::Call& call) {
                   [&](const auto& operands) { exchange(*call.task, operands); });
 }
 
+void RankLane::exchange(const swap::Task& task, const cost::op::GatherCodes<At>& at) {
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(task.layer)];
+    const int64_t others = plan_.partition.ranks - 1;
+    zero::Partition raw = plan_.partition;
+    raw.codecs = {};
+    count(task, zero::gathered_bytes(raw, layer, plan_.compute) / others,
+          zero::gathered_bytes(plan_.partition, layer, plan_.compute) / others);
+    zero::gather_codes(ranks_, plan_.partition, layer, at.codes, topic("weight codes", task));
+}
+
 void RankLane::exchange(const swap::Task& task, const cost::op::GatherWeights<At>& at) {
     const model::Layer& layer = plan_.layers[static_cast<size_t>(task.layer)];
     const int64_t bytes =

@@ -36,6 +36,7 @@ public:
 
 private:
     using At = cost::Addressed;
+    void exchange(const swap::Task& task, const cost::op::GatherCodes<At>& at);
     void exchange(const swap::Task& task, const cost::op::GatherWeights<At>& at);
     void exchange(const swap::Task& task, const cost::op::Exchange<At>& at);
     void exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at);
@@ -43,7 +44,7 @@ private:
     comm::Topic topic(const char* of, const swap::Task& task) const {
         return {.of = of, .layer = task.layer, .step = step_};
     }
-    // `bytes`: of a transfer to one of the others.
+    // What goes to one of the others.
     void count(const swap::Task& task, int64_t raw_bytes, int64_t sent_bytes);
 
     comm::Communicator& ranks_;

@@ -210,6 +210,56 @@ void StepKernels::kernel(const Call& call, const op::Sum<At>& at) {
         at.wire, at.leaves);
 }
 
+// ---------------------------------------------------------------- coded weights
+
+// Calls body(segment, element, part, first) for each leaf of the ranks [first_rank, end_rank) and
+// of every segment: it begins `first` elements into the rank's shard, at this element of the layer.
+template <class Byte, class Body>
+void StepKernels::each_coded_tile(const Call& call, Byte* codes, int first_rank, int end_rank,
+                                  const Body& body) {
+    const zero::Partition& partition = plan_.partition;
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(call.task->layer)];
+    for (const model::Segment& segment : layer.segments) {
+        const int64_t count = partition.shard_elements(segment);
+        const int64_t bytes = partition.codecs.weights.bytes(count);
+        const int64_t tiles = ceil_div(count, optim::kLeaf);
+        teams_.all().parallel((end_rank - first_rank) * tiles, [&](int64_t task) {
+            const int rank = first_rank + static_cast<int>(task / tiles);
+            const int64_t first = task % tiles * optim::kLeaf;
+            body(segment, partition.shard(segment, rank).first + first,
+                 zero::PartOf<Byte>{codes + rank * bytes, count}, first);
+        });
+        codes += partition.ranks * bytes;
+    }
+}
+
+void StepKernels::kernel(const Call& call, const op::EncodeWeights<At>& at) {
+    const zero::Partition& partition = plan_.partition;
+    each_coded_tile(
+        call, at.codes, partition.rank, partition.rank + 1,
+        [&](const model::Segment& segment, int64_t element, zero::Part part, int64_t first) {
+            const std::byte* from = at.shards
+                                        ? at.shards + partition.weight_position(segment, element) *
+                                                          size_of(plan_.compute)
+                                        : at.whole + element * size_of(plan_.compute);
+            std::array<float, optim::kLeaf> values;
+            zero::widen(plan_.compute, from, optim::kLeaf, values.data());
+            zero::encode(partition.codecs.weights, values.data(), optim::kLeaf, part, first);
+        });
+}
+
+// This rank's own shards too: all ranks compute with the same weights.
+void StepKernels::kernel(const Call& call, const op::DecodeWeights<At>& at) {
+    each_coded_tile(
+        call, at.codes, 0, plan_.partition.ranks,
+        [&](const model::Segment&, int64_t element, zero::ConstPart part, int64_t first) {
+            std::array<float, optim::kLeaf> values;
+            zero::decode(plan_.partition.codecs.weights, part, first, optim::kLeaf, values.data());
+            optim::recast(values.data(), optim::kLeaf, plan_.compute,
+                          at.whole + element * size_of(plan_.compute));
+        });
+}
+
 void StepKernels::keep(int64_t token, ops::ConstView logits) {
     const int64_t room = std::ssize(logits_) / logits.cols - token;
     if (room <= 0) return;

@@ -190,6 +190,16 @@ void add_all(const Codec& codec, ConstPart part, int64_t first, int64_t count, f
     decode_run<true>(codec, part, first, count, values);
 }
 
+void widen_bf16(const uint16_t* data, int64_t count, float* values) {
+    const hn::Rebind<uint16_t, F> narrow;
+    int64_t i = 0;
+    for (; i + lanes() <= count; i += lanes()) {
+        const auto bits = hn::PromoteTo(U(), hn::LoadU(narrow, data + i));
+        hn::StoreU(hn::BitCast(F(), hn::ShiftLeft<16>(bits)), F(), values + i);
+    }
+    for (; i < count; ++i) values[i] = from_bf16(data[i]);
+}
+
 const char* target_name() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace ferry::zero::HWY_NAMESPACE
@@ -202,6 +212,7 @@ namespace {
 HWY_EXPORT(encode_all);
 HWY_EXPORT(decode_all);
 HWY_EXPORT(add_all);
+HWY_EXPORT(widen_bf16);
 HWY_EXPORT(target_name);
 
 void check(const Codec& codec, int64_t first, int64_t count, int64_t of) {
@@ -223,6 +234,21 @@ void decode(const Codec& codec, ConstPart part, int64_t first, int64_t count, fl
 void decode_add(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
     check(codec, first, count, part.count);
     HWY_DYNAMIC_DISPATCH(add_all)(codec, part, first, count, values);
+}
+
+void widen(DType type, const std::byte* data, int64_t count, float* values) {
+    const auto* half = reinterpret_cast<const uint16_t*>(data);
+    switch (type) {
+        case DType::f32:
+            std::memcpy(values, data, static_cast<size_t>(count * 4));
+            return;
+        case DType::bf16:
+            return HWY_DYNAMIC_DISPATCH(widen_bf16)(half, count, values);
+        case DType::f16:
+            for (int64_t i = 0; i < count; ++i) values[i] = from_f16(half[i]);
+            return;
+    }
+    FERRY_CHECK(false, "unknown type");
 }
 
 std::string text_of(const Codec& codec) {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "ferry/codec_kind.h"
+#include "ferry/dtype.h"
 
 namespace ferry::zero {
 
@@ -67,6 +68,9 @@ void encode(const Codec& codec, const float* values, int64_t count, Part part, i
 // values[i] = decoded, or values[i] += decoded.
 void decode(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values);
 void decode_add(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values);
+
+// `count` values of a type in fp32.
+void widen(DType type, const std::byte* data, int64_t count, float* values);
 
 // Plain loops: the oracle.
 void encode_reference(const Codec& codec, const float* values, int64_t count, Part part,

@@ -75,6 +75,10 @@ Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs 
 // The segment that an element lies in.
 const model::Segment& segment_of(const model::Layer& layer, int64_t element);
 
+// Bytes of a layer's weights as codes, of all ranks' shards: segment after segment, in each of
+// which the part of rank r comes r-th.
+int64_t coded_bytes(const Codec& codec, const model::Layer& layer, int ranks);
+
 // Bytes that reach this rank from the others.
 int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type);
 constexpr int64_t exchanged_bytes(const Partition& partition, int64_t piece_bytes) {
@@ -87,5 +91,8 @@ constexpr int64_t exchanged_bytes(const Partition& partition, int64_t piece_byte
 void gather_weights(comm::Communicator& ranks, const Partition& partition,
                     const model::Layer& layer, DType type, const std::byte* shards,
                     std::byte* whole, comm::Topic topic);
+// The same of codes, of which this rank's are at their place in `codes` (coded_bytes()).
+void gather_codes(comm::Communicator& ranks, const Partition& partition, const model::Layer& layer,
+                  std::byte* codes, comm::Topic topic);
 
 }  // namespace ferry::zero
