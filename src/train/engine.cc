@@ -82,6 +82,7 @@ public:
         if (world_.rank == 0) reserve_checkpoint_room();
         open(config, runtime);
         if (world_.rank == 0) warn_of_text(config_, described_);
+        warn_of_codecs();
         log_machine(config_, stack_.machine(), device_, executor_);
         if (!executor_.simulated()) log_planned_by(measurements_, config_);
         schedules_.record(plan_, config_.evaluate.micro_batches);
@@ -193,6 +194,12 @@ public:
     }
 
 private:
+    void warn_of_codecs() const {
+        const zero::Codecs asked = codecs_of(config_);
+        if (world_.ranks == 1 && (asked.gradients.on() || asked.weights.on()))
+            log_warn("zero.compress does nothing: one rank sends nothing");
+    }
+
     // The others hear at once what ends this rank. Its files tell who finds them what storage lost.
     template <class Work>
     std::invoke_result_t<Work> guarded(const Work& work) {

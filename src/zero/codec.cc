@@ -30,19 +30,20 @@ using Codes = hn::Rebind<int8_t, F>;
 
 HWY_INLINE int64_t lanes() { return static_cast<int64_t>(hn::Lanes(F())); }
 
+HWY_INLINE auto magnitude_bits(const float* values) {
+    const I d;
+    return hn::And(hn::BitCast(d, hn::LoadU(F(), values)), hn::Set(d, 0x7fffffff));
+}
+
 // The bits of the largest magnitude. As integers infinities are beyond all numbers, and NaNs beyond
 // those.
 HWY_INLINE uint32_t largest_bits(const float* values, int64_t count) {
     const I d;
-    const auto mask = hn::Set(d, 0x7fffffff);
-    const auto magnitude = [&](int64_t i) HWY_ATTR {
-        return hn::And(hn::BitCast(d, hn::LoadU(F(), values + i)), mask);
-    };
     auto a = hn::Zero(d), b = a;
     int64_t i = 0;
     for (; i + 2 * lanes() <= count; i += 2 * lanes()) {
-        a = hn::Max(a, magnitude(i));
-        b = hn::Max(b, magnitude(i + lanes()));
+        a = hn::Max(a, magnitude_bits(values + i));
+        b = hn::Max(b, magnitude_bits(values + i + lanes()));
     }
     HWY_ALIGN int32_t of_lane[16];
     hn::Store(hn::Max(a, b), d, of_lane);

@@ -128,7 +128,10 @@ class Ranks(FerryTest):
         self.assertEqual(table.code, 0, table.err)
         self.assertRegex(table.out, r"\n  collective +calls/step +raw bytes/step +sent/step +ratio\n")
         self.assertRegex(table.out, r"\n  exchange gradients .* 0\.254\n")
-        self.assertNotIn("collective", self.ferry(*command).out)  # one rank sends nothing
+        alone = self.ferry(*command)
+        self.assertNotIn("collective", alone.out)
+        self.assertIn("zero.compress does nothing: one rank sends nothing", alone.err)
+        self.assertNotIn("zero.compress", table.err)
 
     def test_all_ranks_skip_a_step_whose_coded_gradient_overflows(self):
         steep = {"precision": "fp16", "batch__sequence": 1, "batch__micro_batches": 2, "steps": 12,
