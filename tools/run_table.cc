@@ -67,6 +67,12 @@ int64_t trainable_of(const planner::Plan& plan) {
     return count;
 }
 
+// How gradients or weights travel.
+std::string wire_text(const zero::Codec& codec, bool gradients, const planner::Plan& plan) {
+    if (codec.on()) return text_of(codec);
+    return std::string(name_of(gradients ? plan.wire : plan.compute));
+}
+
 }  // namespace
 
 double mfu_of(double model_flops_per_s, double gemm_flops_per_s) {
@@ -92,6 +98,10 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     if (!plan.partition.alone())
         print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
               plan.partition.ranks, config.zero.stage);
+    const auto& [gradients, weights] = plan.partition.codecs;
+    if (gradients.on() || weights.on())
+        print("between them gradients travel as {}, weights as {}\n\n",
+              wire_text(gradients, true, plan), wire_text(weights, false, plan));
     print("  {:<7} {:<40} {:>12} {:>14}\n", "tier", "what", "bytes", "budget");
     for (const swap::Tier tier : kTiers) {
         if (used_of(tier, plan) == 0) continue;

@@ -128,6 +128,7 @@ class Ranks(FerryTest):
         self.assertEqual(table.code, 0, table.err)
         self.assertRegex(table.out, r"\n  collective +calls/step +raw bytes/step +sent/step +ratio\n")
         self.assertRegex(table.out, r"\n  exchange gradients .* 0\.254\n")
+        self.assertIn("gradients travel as int8 in blocks of 256, weights as fp32\n", table.out)
         alone = self.ferry(*command)
         self.assertNotIn("collective", alone.out)
         self.assertIn("zero.compress does nothing: one rank sends nothing", alone.err)
