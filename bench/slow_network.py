@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import common
 from common import compared, plain
@@ -82,7 +83,7 @@ class Hosts:
     def set_rate(self, mbit):
         """Of each host, each way: what leaves its own end, and what the bridge lets in."""
         burst = max(128 << 10, int(mbit * 1e6 / 8 / 100))
-        shape = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "200ms")
+        shape = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "20ms")
         for i in range(self._ranks):
             run("ip", "netns", "exec", f"{self._prefix}{i}", "tc", "qdisc", "replace", "dev", "eth0", *shape)
             run("tc", "qdisc", "replace", "dev", f"{self._veth}{i}", *shape)
@@ -96,6 +97,11 @@ class Hosts:
                            ("btl_tcp_if_include", f"{NETWORK}.0/24"), ("oob_tcp_if_include", f"{NETWORK}.0/24")):
             words += ["--mca", key, str(value)]
         return words
+
+    def arrived(self):
+        """Bytes that came from the first host, by the counter of the interface."""
+        counter = Path(f"/sys/class/net/{self._veth}0/statistics/rx_bytes")
+        return int(counter.read_text(encoding="ascii"))
 
     def __exit__(self, *_):
         for i in range(self._ranks):
@@ -134,11 +140,21 @@ def main():
 
             def ferry(codec):
                 compressed = {f"zero.compress.{key}": value for key, value in codec.items()}
-                return train(options, CONFIG, {**settings, **compressed}, warmup=options.warmup, bound=False,
-                             launcher=hosts.launcher())
+                before = hosts.arrived()
+                found = train(options, CONFIG, {**settings, **compressed}, warmup=options.warmup, bound=False,
+                              launcher=hosts.launcher())
+                found.on_the_wire = hosts.arrived() - before
+                return found
             runs[mbit] = common.turns({name: lambda codec=codec: ferry(codec) for name, codec in codecs.items()},
                                       options.rounds, options.seconds)
     report(options, runs)
+
+
+def beside_the_wire(mbit, name, runs):
+    """What ferry counts, of what the interface does with its headers and the start."""
+    counted = [sent(one)[0] * one.summary["steps"] for one in runs]
+    return compared(f"{mbit} Mbit/s: {name}, the interface's count", [one.on_the_wire for one in runs], counted, "B",
+                    0.95, target_high=1)
 
 
 def report(options, runs):
@@ -148,11 +164,13 @@ def report(options, runs):
             sys.exit(f"{mbit} Mbit/s: the uncoded side could not be measured")
         uncoded = by_codec.pop("uncoded")
         rows.append(plain(f"{mbit} Mbit/s: uncoded, a step", [one.step_seconds for one in uncoded], "s"))
+        rows.append(beside_the_wire(mbit, "uncoded", uncoded))
         for name, coded in by_codec.items():
             rows.append(compared(f"{mbit} Mbit/s: {name}, a step", [one.step_seconds for one in coded],
                                  [one.step_seconds for one in uncoded], "s"))
             rows.append(compared(f"{mbit} Mbit/s: {name}, sent by a rank a step", [sent(one)[0] for one in coded],
                                  [sent(one)[1] for one in coded], "B"))
+            rows.append(beside_the_wire(mbit, name, coded))
     cores = len(os.sched_getaffinity(0))
     notes = [f"{options.ranks} ranks on {cores} cores, stage {options.stage}; namespaces joined by veth, tc tbf, no delay"]
     if cores < options.ranks + 1:
