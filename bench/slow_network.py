@@ -75,6 +75,8 @@ class Hosts:
                 run("ip", "-n", host, "addr", "add", f"{NETWORK}.{i + 1}/24", "dev", "eth0")
                 for device in ("eth0", "lo"):
                     run("ip", "-n", host, "link", "set", device, "up")
+                # BBR, the default here and there, mistakes a queue that tc has filled for a slower network.
+                run("ip", "-n", host, "route", "replace", f"{NETWORK}.0/24", "dev", "eth0", "congctl", "cubic")
         except BaseException:
             self.__exit__()
             raise
@@ -83,7 +85,7 @@ class Hosts:
     def set_rate(self, mbit):
         """Of each host, each way: what leaves its own end, and what the bridge lets in."""
         burst = max(128 << 10, int(mbit * 1e6 / 8 / 100))
-        shape = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "20ms")
+        shape = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "100ms")
         for i in range(self._ranks):
             run("ip", "netns", "exec", f"{self._prefix}{i}", "tc", "qdisc", "replace", "dev", "eth0", *shape)
             run("tc", "qdisc", "replace", "dev", f"{self._veth}{i}", *shape)
