@@ -50,6 +50,7 @@ class Timing:
 class Run(Timing):
     """A run of ferry's."""
     steps: list = field(default_factory=list)  # lines that `ferry train --json` printed
+    evaluations: list = field(default_factory=list)  # and those of held-back text
     summary: dict = field(default_factory=dict)
     state_hash: str = ""
 
@@ -258,6 +259,8 @@ def train(options, config, settings, warmup=1, trace=None, machine=None, bound=T
                 print(f"step {line['step']}: {line['seconds']:.3g} s, loss {line['loss']}", file=sys.stderr, flush=True)
                 if len(run.steps) == 1:
                     run.startup_seconds = at - line["seconds"]
+            if "evaluation_loss" in line:
+                run.evaluations.append(line)
             run.summary = line.get("summary", run.summary)
             run.state_hash = line.get("state_hash", run.state_hash)
         child.end()

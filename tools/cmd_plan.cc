@@ -15,6 +15,7 @@
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "json_line.h"
+#include "network.h"
 #include "output.h"
 #include "override_options.h"
 #include "pattern_picture.h"
@@ -33,7 +34,7 @@ namespace {
 struct PlanOptions {
     std::string config{};
     Overrides overrides{};
-    std::string machine{}, svg{}, pattern_svg{};
+    std::string machine{}, svg{}, pattern_svg{}, network{}, network_latency = "0us";
     train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
     bool schedule = false, json = false, prediction = true, longest = false;
 };
@@ -89,9 +90,13 @@ nlohmann::json schedule_json(const Config& config, const optim::LrSchedule& sche
 }
 
 PredictionReport prediction_of(const std::optional<MachineFile>& machine, const Config& config,
-                               train::Predictor& predictor, const planner::Plan& plan) {
+                               train::Predictor& predictor, const planner::Plan& plan,
+                               const std::optional<Network>& network) {
     PredictionReport report{.found = measurements_for(config, predictor, plan, machine)};
     if (!report.found.missing.empty()) return report;
+    if (network)
+        report.found.measurements =
+            over(*network, predictor.count(), std::move(report.found.measurements));
     report.prediction =
         predictor.predict(train::request_of(config), plan, report.found.measurements);
     report.what_if = what_if(config, predictor, plan, report.found.measurements);
@@ -176,6 +181,45 @@ void draw_pattern(const std::string& file, const std::optional<train::PatternSha
                                 config.batch.sequence, share->block, 100 * share->blocks)));
 }
 
+// With --network, one rank a host unless --ranks-per-host says more.
+train::RankCount count_of(const PlanOptions& options) {
+    train::RankCount count = options.count;
+    if (options.network.empty()) return on_hosts(count);
+    if (count.on_a_host == 0) count.on_a_host = 1;
+    count = on_hosts(count);
+    if (count.on_a_host == count.ranks) {
+        throw Error(Trouble::usage,
+                    {.what = "no network joins the ranks of one host",
+                     .where = "--network",
+                     .measured = fmt::format("{} ranks, {} a host", count.ranks, count.on_a_host),
+                     .remedy = "give --ranks, and --ranks-per-host where a host has several"});
+    }
+    return count;
+}
+
+std::optional<Network> network_of(const PlanOptions& options) {
+    if (options.network.empty()) return std::nullopt;
+    return network_from(options.network, options.network_latency);
+}
+
+// A step to draw.
+void require_step(const PredictionReport& report) {
+    if (report.found.missing.empty()) return;
+    throw Error(Trouble::usage, {.what = "there is no step to draw: a measurement is missing",
+                                 .where = "--svg",
+                                 .measured = report.found.missing,
+                                 .remedy = "mend that, give a machine file that has the "
+                                           "measurement (--machine), or leave --svg out"});
+}
+
+std::optional<NetworkReport> over(const Network& network, const Config& config,
+                                  const train::RankCount& count,
+                                  const std::optional<MachineFile>& machine,
+                                  const PredictionReport& report) {
+    if (!report.found.missing.empty()) return std::nullopt;
+    return network_report(config, count, machine, network, report.found.measurements);
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
@@ -183,7 +227,8 @@ void run_plan(const PlanOptions& options) {
     if (!options.pattern_svg.empty()) check_picture_file("--pattern-svg", options.pattern_svg);
     const bool tokens_checked = train::check_token_header(config);
     if (options.machine.empty()) train::check_reserved_cores(config);  // else of another machine
-    const train::RankCount count = on_hosts(options.count);
+    const train::RankCount count = count_of(options);
+    const std::optional<Network> network = network_of(options);
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto predictor = predictor_for(config, count, machine);
@@ -195,13 +240,10 @@ void run_plan(const PlanOptions& options) {
     std::vector<ops::SlowPath> slow;
     if (predictor->is_here()) slow = train::slow_operations(config);
     std::optional<PredictionReport> report;
-    if (options.prediction) report = prediction_of(machine, config, *predictor, plan);
-    if (report && !report->found.missing.empty() && !options.svg.empty())
-        throw Error(Trouble::usage, {.what = "there is no step to draw: a measurement is missing",
-                                     .where = "--svg",
-                                     .measured = report->found.missing,
-                                     .remedy = "mend that, give a machine file that has the "
-                                               "measurement (--machine), or leave --svg out"});
+    if (options.prediction) report = prediction_of(machine, config, *predictor, plan, network);
+    if (report && !options.svg.empty()) require_step(*report);
+    const std::optional<NetworkReport> over_network =
+        network ? over(*network, config, count, machine, *report) : std::nullopt;
     const auto checkpoint = checkpoint_cost(config, plan, report ? &report->found : nullptr);
     const Wear wear = wear_of(config, *predictor, plan, count,
                               report ? report->found.path_rates : std::vector<double>{});
@@ -217,6 +259,7 @@ void run_plan(const PlanOptions& options) {
         if (options.longest) print("{}", text_of_longest(longest, config));
         print("{}", text_of(slow));
         if (report) print("{}", text_of(*report));
+        if (over_network) print("{}", text_of(*over_network));
         print("{}", text_of(wear, config));
         if (checkpoint) print("{}", text_of(*checkpoint));
         if (options.schedule) print_schedule(config, schedule);
@@ -243,6 +286,7 @@ void run_plan(const PlanOptions& options) {
     if (options.longest) line["longest_sequence"] = longest;
     if (checkpoint) line["checkpoint"] = to_json(*checkpoint);
     if (report) line["prediction"] = to_json(*report);
+    if (over_network) line["network"] = to_json(*over_network);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
     print("{}", json_line(line));
 }
@@ -271,10 +315,18 @@ void add_plan_command(CLI::App& app) {
                         "write a picture of attention.pattern's blocks to this file (SVG)");
     command->add_flag("--longest-sequence", options->longest,
                       "say how long a sequence fits the budgets, all else as it is");
+    CLI::Option* network = command->add_option(
+        "--network", options->network,
+        "a step with each codec where hosts are joined by this rate, such as 10Gbit");
+    command
+        ->add_option("--network-latency", options->network_latency,
+                     "what an exchange between hosts takes longer, such as 50us")
+        ->needs(network);
     command
         ->add_flag("!--no-prediction", options->prediction,
                    "only where everything goes: measure nothing, predict nothing")
-        ->excludes(svg);
+        ->excludes(svg)
+        ->excludes(network);
     command->add_flag("--schedule", options->schedule, "the learning rate over the steps as well");
     command->add_flag("--json", options->json,
                       "one JSON object; with --schedule the rates of at most 10,000 steps, evenly "

@@ -67,6 +67,12 @@ int64_t trainable_of(const planner::Plan& plan) {
     return count;
 }
 
+// How gradients or weights travel.
+std::string wire_text(const zero::Codec& codec, bool gradients, const planner::Plan& plan) {
+    if (codec.on()) return text_of(codec);
+    return std::string(name_of(gradients ? plan.wire : plan.compute));
+}
+
 }  // namespace
 
 double mfu_of(double model_flops_per_s, double gemm_flops_per_s) {
@@ -92,6 +98,10 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     if (!plan.partition.alone())
         print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
               plan.partition.ranks, config.zero.stage);
+    const auto& [gradients, weights] = plan.partition.codecs;
+    if (gradients.on() || weights.on())
+        print("between them gradients travel as {}, weights as {}\n\n",
+              wire_text(gradients, true, plan), wire_text(weights, false, plan));
     print("  {:<7} {:<40} {:>12} {:>14}\n", "tier", "what", "bytes", "budget");
     for (const swap::Tier tier : kTiers) {
         if (used_of(tier, plan) == 0) continue;
@@ -104,6 +114,24 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     }
     print("\n");
 }
+
+namespace {
+
+// What this rank sent to the others.
+void print_collectives(const train::RunReport& report) {
+    if (report.collectives.empty()) return;
+    print("\n  {:<18} {:>10} {:>14} {:>14} {:>6}\n", "collective", "calls/step", "raw bytes/step",
+          "sent/step", "ratio");
+    for (const train::CollectiveReport& of : report.collectives) {
+        print("  {:<18} {:>10} {:>14} {:>14} {:>6.3f}\n", of.collective, of.calls / report.steps,
+              format_bytes(of.raw_bytes / report.steps), format_bytes(of.sent_bytes / report.steps),
+              of.raw_bytes > 0
+                  ? static_cast<double>(of.sent_bytes) / static_cast<double>(of.raw_bytes)
+                  : 1.0);
+    }
+}
+
+}  // namespace
 
 void print_run(const train::RunReport& report, const Config& config) {
     if (report.steps == 0) return;
@@ -122,6 +150,7 @@ void print_run(const train::RunReport& report, const Config& config) {
               link.link != "compute" ? fmt::format("{:.4f}", link.exposed_seconds / steps) : "",
               moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
     }
+    print_collectives(report);
     print("\n  {:<11} {:>12} {:>12} {:>14}\n", "tier", "reserved", "peak", "budget");
     for (const swap::Tier tier : kTiers) {
         const int64_t reserved = reserved_of(tier, report.reserved);
@@ -180,12 +209,18 @@ double exposed_comm_seconds(const train::RunReport& report) {
 }
 
 nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan) {
-    nlohmann::json links = nlohmann::json::array(), paths = links;
+    nlohmann::json links = nlohmann::json::array(), paths = links, collectives = links;
     for (const train::LinkReport& link : report.links) {
         links.push_back({{"lane", link.link},
                          {"bytes", link.bytes},
                          {"busy_seconds", link.busy_seconds},
                          {"exposed_seconds", link.exposed_seconds}});
+    }
+    for (const train::CollectiveReport& of : report.collectives) {
+        collectives.push_back({{"collective", of.collective},
+                               {"calls", of.calls},
+                               {"raw_bytes", of.raw_bytes},
+                               {"sent_bytes", of.sent_bytes}});
     }
     for (const aio::PathCounters& path : report.paths) {
         paths.push_back({{"path", path.path},
@@ -232,6 +267,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"exposed_comm_seconds", exposed_comm_seconds(report)},
               {"tiers", tiers_json(plan)},
               {"lanes", links},
+              {"collectives", collectives},
               {"paths", paths}}}};
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ferry/aio_kinds.h"
+#include "ferry/codec_kind.h"
 #include "ferry/device_kind.h"
 #include "ferry/dtype.h"
 #include "ferry/optim_kinds.h"
@@ -168,9 +169,16 @@ struct IoConfig {
     aio::Leftover leftovers = aio::Leftover::remove;  // files of a killed run
 };
 
+// What ranks send each other as codes: docs/communication.md.
+struct CompressConfig {
+    CodecKind gradients = CodecKind::none;
+    CodecKind weights = CodecKind::none;  // none or int8
+    int64_t block = 256;                  // elements that share a scale
+};
 // How several ranks share a run.
 struct ZeroConfig {
-    int64_t stage = 3;             // what a rank keeps only its shard of: docs/ranks.md
+    int64_t stage = 3;  // what a rank keeps only its shard of: docs/ranks.md
+    CompressConfig compress{};
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange
 };
 

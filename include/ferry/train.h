@@ -65,6 +65,13 @@ struct LinkReport {
     double exposed_seconds = 0;  // of these, while nothing computed
 };
 
+// What a rank sent to the others by one kind of collective: as it went, and as it would have gone
+// uncoded.
+struct CollectiveReport {
+    std::string collective{};
+    int64_t calls = 0, raw_bytes = 0, sent_bytes = 0;
+};
+
 // The memory and storage that a run really took; its plan says what it should take.
 struct Reserved {
     int64_t device_bytes = 0;           // the arena
@@ -82,6 +89,7 @@ struct RunReport {
     double model_flops = 0, gemm_flops_per_s = 0;
     int64_t steps_committed = 0, steps_rolled_back = 0, clipped_steps = 0, skipped_steps = 0;
     std::vector<LinkReport> links{};
+    std::vector<CollectiveReport> collectives{};  // of several ranks
     std::vector<aio::PathCounters> paths{};
     Reserved reserved{};
     double bound_seconds = 0;  // lower bound of a step; 0: not measured

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <initializer_list>
 #include <iomanip>
@@ -298,6 +299,28 @@ void check_tiers(const Config& c, const Given& given) {
     check_paths(c, given);
 }
 
+void check_compression(const Config& c, const Given& given) {
+    const CompressConfig& k = c.zero.compress;
+    const std::string key = "zero.compress.";
+    const std::string stage = show("zero.stage", c.zero.stage);
+    const bool gradients = k.gradients != CodecKind::none, weights = k.weights != CodecKind::none;
+    const auto on_cpu = [&](const char* what, bool asked) {
+        return Rule{!asked || c.device == DeviceKind::cpu, key + what,
+                    "there are no kernels that code " + std::string(what) + " on a GPU",
+                    "device cuda", "set it to none, or device to cpu"};
+    };
+    const int64_t lower = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(k.block)));
+    demand(given, {{lower == k.block, key + "block", "a block must divide a leaf of 4,096 elements",
+                    show("block", k.block), "set " + show("block", lower)},
+                   on_cpu("gradients", gradients),
+                   on_cpu("weights", weights),
+                   {!weights || c.zero.stage == 3, key + "weights",
+                    "weights are gathered before they are used at stage 3 alone", stage,
+                    "set zero.stage to 3, or weights to none"}});
+    if (!gradients && !weights && given.contains(key + "block"))
+        log_warn(given.place_of(key + "block") + " does nothing where nothing is compressed");
+}
+
 void check_checkpoint(const Config& c, const Given& given) {
     const CheckpointConfig& k = c.checkpoint;
     for (const auto& [key, place] : given.keys) {
@@ -342,6 +365,7 @@ void resolve_defaults(Config& config, const Given& given) {
     warn_of_speculation(config, given);
     check_steps(config, given);
     check_tiers(config, given);
+    check_compression(config, given);
     check_checkpoint(config, given);
 }
 

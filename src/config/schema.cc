@@ -173,6 +173,9 @@ const Key kKeys[] = {
     {FERRY_CHOICE(io.leftovers, kLeftovers), choice, "files that a killed run left on a path: remove them, take them over (which saves laying them out), or stop. Files of a run with other numerics, of an older ferry, or with a damaged header stop the run unless `_any` is said; so does the state that `checkpoint.durable_steps` keeps"},
 
     {FERRY_KEY(zero.stage), integer, "what the ranks share out instead of each holding all of it: 0 nothing; 1 and 2 optimizer state and gradients; 3 weights too. Changes no number of the run", {.low = 0, .high = 3}},
+    {FERRY_CHOICE(zero.compress.gradients, kGradientCodecs), choice, "how gradients travel to the owners of their shards: in `numerics.wire`, or as codes in blocks with a scale each (docs/communication.md). Part of the numerics record of several ranks; on the CPU alone"},
+    {FERRY_CHOICE(zero.compress.weights, kWeightCodecs), choice, "the same of the weights that `zero.stage` 3 gathers. Every rank then computes with what the codes say, their owner too"},
+    {FERRY_KEY(zero.compress.block), integer, "elements that share a scale, a power of two", {.low = 64, .high = 2048}},
     {FERRY_KEY(zero.timeout_seconds), number, "how long a rank waits for the others in one exchange, the slowest rank's lag included, before it ends the run", {.low = 0, .high = 1e9, .above_low = true}},
 
     {FERRY_CHOICE(numerics.residual, kNarrow), choice, "type of the residual stream, fp32 or the compute type. `auto`: the compute type, with fp16 fp32"},

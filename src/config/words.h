@@ -38,6 +38,10 @@ constexpr Words<optim::Decay, 6> kSchedules = {{
     {optim::Decay::constant, "constant"}, {optim::Decay::linear, "linear"},
     {optim::Decay::cosine, "cosine"}, {optim::Decay::wsd, "wsd"},
     {optim::Decay::one_cycle, "one_cycle"}, {optim::Decay::warmup_decay, "warmup_decay"}}};
+constexpr Words<CodecKind, 3> kGradientCodecs = {{
+    {CodecKind::none, "none"}, {CodecKind::int8, "int8"}, {CodecKind::int4, "int4"}}};
+constexpr Words<CodecKind, 2> kWeightCodecs = {{
+    {CodecKind::none, "none"}, {CodecKind::int8, "int8"}}};
 constexpr Words<AttentionKernels, 2> kAttentions = {{
     {AttentionKernels::best, "auto"}, {AttentionKernels::ferry, "ferry"}}};
 constexpr Words<AttentionPattern, 8> kPatterns = {{

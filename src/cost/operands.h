@@ -145,6 +145,27 @@ struct Sum {
 };
 
 template <class As>
+struct EncodeWeights {
+    static constexpr Op kOp = Op::encode_weights;
+    Out<As, Content::codes> codes;           // this rank's of them
+    MaybeIn<As, Content::weights> whole{};   // this rank's shards at their place in it, or
+    MaybeIn<As, Content::weights> shards{};  // together
+};
+
+template <class As>
+struct GatherCodes {
+    static constexpr Op kOp = Op::gather_codes;
+    InOut<As, Content::codes> codes;
+};
+
+template <class As>
+struct DecodeWeights {
+    static constexpr Op kOp = Op::decode_weights;
+    In<As, Content::codes> codes;
+    Out<As, Content::weights> whole;
+};
+
+template <class As>
 struct GatherWeights {
     static constexpr Op kOp = Op::gather_weights;
     Out<As, Content::weights> whole;
@@ -174,9 +195,10 @@ struct Agree {
 
 template <template <class> class... Operations>
 struct List {};
-using Kernels = List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss, Backward,
-                     EmbedBackward, Zero, Add, Round, Update, UpdateSpeculative, Recast, Cut, Sum>;
-using Exchanges = List<GatherWeights, Exchange, GatherGradient, Agree>;
+using Kernels =
+    List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss, Backward, EmbedBackward, Zero,
+         Add, Round, Update, UpdateSpeculative, Recast, Cut, Sum, EncodeWeights, DecodeWeights>;
+using Exchanges = List<GatherCodes, GatherWeights, Exchange, GatherGradient, Agree>;
 
 // ---------------------------------------------------------------- their fields
 

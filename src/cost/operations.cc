@@ -45,6 +45,12 @@ int64_t gradients(const Work& w) {
     return 2 * (w.layer->trainable_elements + table) * 4;
 }
 int64_t wire(const Work& w) { return w.elements * size_of(w.wire); }
+int64_t part(const Work& w) {  // of a rank
+    return w.codecs.gradients.on() ? w.codecs.gradients.bytes(w.elements) : wire(w);
+}
+int64_t codes(const Work& w) {
+    return zero::coded_bytes(w.codecs.weights, *w.layer, static_cast<int>(w.ranks));
+}
 int64_t leaves(const Work& w) { return w.elements / kLeafElements * 4; }
 int64_t of_update(const Work& w) {
     const ElementBytes each = element_bytes(w.state, w.compute, w.wire);
@@ -143,12 +149,24 @@ constexpr std::array kRows{
     row<op::Cut>({.name = "cut for the ranks",
                   .item = kChunk,
                   .timed_by = TimedBy::elements,
-                  .bytes = [](const Work& w) { return w.ranks * (w.elements * 4 + wire(w)); }}),
+                  .bytes = [](const Work& w) { return w.ranks * (w.elements * 4 + part(w)); }}),
     row<op::Sum>({.name = "sum, round and norm",
                   .item = kChunk,
                   .timed_by = TimedBy::elements,
-                  .bytes = [](const Work& w) { return (w.ranks + 1) * wire(w) + leaves(w); }}),
-    // The caller that records these knows the bytes that reach a rank from the others.
+                  .bytes = [](const Work& w) { return w.ranks * part(w) + wire(w) + leaves(w); }}),
+    row<op::EncodeWeights>({.name = "encode weights",
+                            .lane = Lane::team,
+                            .bytes =
+                                [](const Work& w) {
+                                    return (w.layer->elements * size_of(w.compute) + codes(w)) /
+                                           w.ranks;
+                                }}),
+    // Of an exchange the caller that records it knows the bytes that reach a rank from the others.
+    row<op::GatherCodes>({.name = "gather weight codes", .lane = Lane::comm, .bytes = own}),
+    row<op::DecodeWeights>(
+        {.name = "decode weights",
+         .timed_by = TimedBy::layer,
+         .bytes = [](const Work& w) { return codes(w) + w.layer->elements * size_of(w.compute); }}),
     row<op::GatherWeights>({.name = "gather weights", .lane = Lane::comm, .bytes = own}),
     row<op::Exchange>(
         {.name = "exchange gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),

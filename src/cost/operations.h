@@ -11,6 +11,7 @@
 #include "ferry/dtype.h"
 #include "model/model.h"
 #include "swap/schedule.h"
+#include "zero/zero.h"
 
 namespace ferry::cost {
 
@@ -33,6 +34,11 @@ enum class Op : uint8_t {
     // With several ranks a gradient is rounded in two operations, around an exchange:
     cut,  // each rank's part of a chunk's turn, in the wire type
     sum,  // this rank's part, added and rounded
+    // The weights that all gather, where they travel as codes, in three: encoded by the team, since
+    // the comm lane waits for it while a layer before computes.
+    encode_weights,
+    gather_codes,
+    decode_weights,
     gather_weights,
     exchange,
     gather_gradient,
@@ -63,6 +69,7 @@ enum class Content : uint8_t {
     report,
     wire,    // gradient of a chunk in the wire type; gathered: of every rank's
     parts,   // the ranks' parts of a turn
+    codes,   // a layer's weights as codes, of every rank's shards
     leaves,  // of the norm, fp32
     state,   // of a chunk
     weight,  // of a chunk
@@ -119,6 +126,7 @@ struct Work {
     int64_t tokens = 0, tokens_bytes = 0, input_bytes = 0;  // of a micro-batch
     int64_t checked_bytes = 0;  // of what an update reads from storage and will write there
     int64_t ranks = 1;
+    zero::Codecs codecs{};
     DType compute = DType::f32, wire = DType::f32;
     StateFormat state{};
     model::OfSaved<double> saved_flops{};  // of what gives each activation that a block may save

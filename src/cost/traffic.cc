@@ -50,8 +50,9 @@ double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partiti
         if (partition.sharding.weights) bytes += gathered * (backward ? 2 : 1);
         if (partition.shares_updates()) bytes += gathered;
         const int64_t shard = layer.trainable_elements / partition.ranks;
-        const int64_t exchanged = zero::exchanged_bytes(partition, shard * size_of(wire));
-        bytes += exchanged * (partition.sharding.state ? 1 : 2);  // sums come back to all ranks
+        bytes += zero::exchanged_bytes(partition, partition.part_bytes(shard, wire));
+        if (!partition.sharding.state)  // sums come back to all ranks
+            bytes += zero::exchanged_bytes(partition, shard * size_of(wire));
         trains_below = trains_below || trains;
     }
     return static_cast<double>(bytes);

@@ -36,8 +36,19 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return largest(work, false, gradient);
         case Class::wire:
             return elements * wire + elements / kLeafElements * 4;
-        case Class::parts:
-            return work.partition.ranks * elements * wire;
+        case Class::parts: {
+            // Sums come back uncoded to where every rank updates everything.
+            const int64_t part = work.partition.part_bytes(elements, work.numerics.wire);
+            const int64_t sum = work.partition.sharding.state ? 0 : elements * wire;
+            return work.partition.ranks * std::max(part, sum);
+        }
+        case Class::codes: {
+            const auto codes = [&](const model::Layer& layer) {
+                return zero::coded_bytes(work.partition.codecs.weights, layer,
+                                         work.partition.ranks);
+            };
+            return std::max(largest(work, true, codes), largest(work, false, codes));
+        }
         case Class::activation:
         case Class::input_staging:
             return work.needs.activation;
@@ -75,10 +86,10 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
-        "block weights",    "edge weights",  "block gradient", "edge gradient", "wire",
-        "ranks' parts",     "activation",    "attention",      "mlp",           "tokens",
-        "block lists",      "scratch",       "report",         "state staging", "weight staging",
-        "gradient staging", "input staging", "spill staging",  "host tokens"};
+        "block weights",  "edge weights",     "block gradient", "edge gradient", "wire",
+        "ranks' parts",   "weight codes",     "activation",     "attention",     "mlp",
+        "tokens",         "block lists",      "scratch",        "report",        "state staging",
+        "weight staging", "gradient staging", "input staging",  "spill staging", "host tokens"};
     return kNames[at(c)];
 }
 

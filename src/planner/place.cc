@@ -77,6 +77,8 @@ private:
         counts[at(Class::edge_gradient)] = tied_ ? 3 : 1;
         counts[at(Class::wire)] = depth.wire;
         counts[at(Class::parts)] = work_.partition.alone() ? 0 : depth.exchanges;
+        // One is gathered while the one before is decoded.
+        counts[at(Class::codes)] = work_.partition.codecs.weights.on() ? 2 : 0;
         counts[at(Class::activation)] =
             micro_batches_ / groups + 1 + depth.spare_activations + inputs;
         for (const model::Saved what : model::kAllSaved)

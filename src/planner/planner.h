@@ -55,12 +55,12 @@ struct AccumulatorSpill {
 // clang-format off
 // A class of equally large buffers; those before `state_staging` are device memory.
 enum class Class : uint8_t {
-    block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, activation, attention,
-    mlp, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
+    block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, codes, activation,
+    attention, mlp, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
     spill_staging, host_tokens
 };
 // clang-format on
-constexpr int kClasses = 19;
+constexpr int kClasses = 20;
 constexpr Class class_of(model::Saved what) {
     return what == model::Saved::attention ? Class::attention : Class::mlp;
 }

@@ -60,9 +60,16 @@ Recorder::Weights Recorder::fetch_weights(int64_t layer) {
     if (impl_->prefetched_layer >= 0) {
         FERRY_CHECK(impl_->prefetched_layer == layer, "other weights were prefetched");
         impl_->prefetched_layer = -1;
-        return std::move(impl_->prefetched);
+        Weights weights = std::move(impl_->prefetched);
+        decode_weights(layer, std::exchange(impl_->prefetched_codes, {}), weights);
+        return weights;
     }
-    if (plan_.partition.sharding.weights) return gather_shards(layer);
+    if (plan_.partition.sharding.weights) {
+        BufferOf<Content::codes> codes;
+        Weights weights = gather_shards(layer, codes);
+        decode_weights(layer, codes, weights);
+        return weights;
+    }
     if (plan_.layer_plans[static_cast<size_t>(layer)].resident) return impl_->resident(layer);
     Weights buffer = acquire_for_weights(layer);
     impl_->fetch_chunks(*this, layer, buffer, [](const Chunk&) { return true; });

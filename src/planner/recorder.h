@@ -39,6 +39,8 @@ constexpr Class buffers_of(Content content) {
             return Class::wire;
         case Content::parts:
             return Class::parts;
+        case Content::codes:
+            return Class::codes;
         default:
             bug("no class of buffers holds this alone");
     }
@@ -201,7 +203,10 @@ private:
     void record_kernel(Op op, int64_t layer, int64_t item,
                        std::span<const Assigned::Given> operands, const Detail& detail);
     Weights acquire_for_weights(int64_t layer);
-    Weights gather_shards(int64_t layer);
+    Weights gather_shards(int64_t layer, BufferOf<Content::codes>& codes);
+    BufferOf<Content::codes> gather_codes(int64_t layer, const Weights& whole,
+                                          const Weights& shards);
+    void decode_weights(int64_t layer, const BufferOf<Content::codes>& codes, Weights& whole);
     void gather(int64_t layer, Weights& whole, const Weights& shards);
     template <Content content>
     BufferOf<content> fetch_accumulator(int64_t layer, bool first_group);

@@ -218,7 +218,8 @@ struct Recorder::Impl {
     std::map<int64_t, Input> saved_inputs;
     int64_t prefetched_layer = -1;  // whose weights `prefetched` are
     Weights prefetched;
-    struct Arrival {  // the ranks' parts of this rank's chunk, under way
+    BufferOf<Content::codes> prefetched_codes;  // which they are decoded from
+    struct Arrival {                            // the ranks' parts of this rank's chunk, under way
         int64_t chunk = 0;
         BufferOf<Content::parts> parts{};
     };

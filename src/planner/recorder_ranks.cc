@@ -7,15 +7,40 @@ namespace ferry::planner {
 
 // ---------------------------------------------------------------- weights
 
-// The whole layer on the device. Each rank brings its own shards; NVMe's bytes are verified before
-// they leave this rank, for the all-gather waits for every writer of the buffer.
-Recorder::Weights Recorder::gather_shards(int64_t layer) {
+// The whole layer on the device, or the codes that it is decoded from. Each rank brings its own
+// shards; NVMe's bytes are verified before they leave this rank, for the all-gather waits for every
+// writer of the buffer.
+Recorder::Weights Recorder::gather_shards(int64_t layer, BufferOf<Content::codes>& codes) {
     const bool resident = plan_.layer_plans[static_cast<size_t>(layer)].resident;
     Weights whole = acquire_for_weights(layer);
     if (!resident) impl_->fetch_chunks(*this, layer, whole, [](const Chunk&) { return true; });
     const Weights shards = resident ? impl_->resident(layer) : Weights();
-    gather(layer, whole, shards);
+    if (plan_.partition.codecs.weights.on())
+        codes = gather_codes(layer, whole, shards);
+    else
+        gather(layer, whole, shards);
     return whole;
+}
+
+BufferOf<Content::codes> Recorder::gather_codes(int64_t layer, const Weights& whole,
+                                                const Weights& shards) {
+    const model::Layer& shape = plan_.layers[static_cast<size_t>(layer)];
+    const bool resident = plan_.layer_plans[static_cast<size_t>(layer)].resident;
+    auto codes = acquire<Content::codes>();
+    if (resident)
+        record<op::EncodeWeights>(layer, -1, {.codes = codes, .shards = shards});
+    else
+        record<op::EncodeWeights>(layer, -1, {.codes = codes, .whole = whole});
+    record<op::GatherCodes>(layer, -1, {.codes = codes},
+                            {.bytes = zero::gathered_bytes(plan_.partition, shape, plan_.compute)});
+    return codes;
+}
+
+// As late as possible: the compute lane waits for the codes.
+void Recorder::decode_weights(int64_t layer, const BufferOf<Content::codes>& codes,
+                              Weights& whole) {
+    if (!plan_.partition.codecs.weights.on()) return;
+    record<op::DecodeWeights>(layer, -1, {.codes = codes, .whole = whole});
 }
 
 // Every rank's shards to their places in `whole`, from there or from this rank's `shards`.
@@ -54,7 +79,7 @@ void Recorder::prefetch_weights(int64_t layer) {
     const bool edge = is_edge(plan_.layers[static_cast<size_t>(layer)]);
     const Class buffers = edge ? Class::edge_weights : Class::block_weights;
     if (impl_->free[static_cast<size_t>(buffers)].empty()) return;
-    impl_->prefetched = fetch_weights(layer);
+    impl_->prefetched = gather_shards(layer, impl_->prefetched_codes);
     impl_->prefetched_layer = layer;
 }
 
@@ -71,7 +96,8 @@ void Recorder::exchange(int64_t index, const Gradient& gradient) {
     auto in = acquire<Content::parts>();
     record<op::Exchange>(
         chunk.layer, index, {.to_ranks = out, .from_ranks = in},
-        {.bytes = zero::exchanged_bytes(plan_.partition, chunk.count * size_of(plan_.wire))});
+        {.bytes = zero::exchanged_bytes(plan_.partition,
+                                        plan_.partition.part_bytes(chunk.count, plan_.wire))});
     impl_->arrivals.push_back({index, std::move(in)});
 }
 

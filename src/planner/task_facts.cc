@@ -63,6 +63,7 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
                     .tokens_bytes = buffer(Class::tokens),
                     .input_bytes = buffer(Class::activation),
                     .ranks = plan.partition.ranks,
+                    .codecs = plan.partition.codecs,
                     .compute = plan.compute,
                     .wire = plan.wire,
                     .state = plan.state};

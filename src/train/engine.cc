@@ -157,6 +157,7 @@ private:
         report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.sequence,
                                                plan_.micro_batches * numerics_.tokens());
         add_links(report.links, store(), world_.ranks);
+        if (lane_) report.collectives = lane_->collectives();
         report.reserved = stack_.reserved();
         if (volume()) report.paths = volume()->counters();
         look_for_files();

@@ -34,6 +34,12 @@ StateFormat format_of(const Config& config) {
             .split = config.optimizer.master == MasterFormat::split};
 }
 
+zero::Codecs codecs_of(const Config& config) {
+    const CompressConfig& compress = config.zero.compress;
+    return {.gradients = {compress.gradients, compress.block},
+            .weights = {compress.weights, compress.block}};
+}
+
 optim::LrSchedule schedule_of(const Config& config) {
     const ScheduleConfig& s = config.schedule;
     const optim::LrSchedule schedule{

@@ -6,6 +6,7 @@
 #include "ferry/learning_rate.h"
 #include "ferry/optim.h"
 #include "planner/request.h"
+#include "zero/zero.h"
 
 namespace ferry::train {
 
@@ -14,6 +15,7 @@ planner::PlanRequest request_of(const Config& config);
 // The optimizer; its learning rate is the schedule's peak (schedule_of()).
 optim::Hyper hyper_of(const Config& config);
 StateFormat format_of(const Config& config);
+zero::Codecs codecs_of(const Config& config);
 // The learning rate over the run's updates. Throws usage where its keys contradict each other.
 optim::LrSchedule schedule_of(const Config& config);
 

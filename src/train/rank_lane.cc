@@ -2,8 +2,25 @@
 
 namespace ferry::train {
 
-int64_t RankLane::part_bytes(const swap::Task& task) const {
-    return plan_.chunks[static_cast<size_t>(task.item)].count * size_of(plan_.wire);
+void RankLane::count(const swap::Task& task, int64_t raw_bytes, int64_t sent_bytes) {
+    const int64_t others = plan_.partition.ranks - 1;
+    Sent& sent = sent_[task.op];
+    ++sent.calls;
+    sent.raw_bytes += others * raw_bytes;
+    sent.sent_bytes += others * sent_bytes;
+}
+
+std::vector<CollectiveReport> RankLane::collectives() const {
+    std::vector<CollectiveReport> found;
+    for (size_t op = 0; op < sent_.size(); ++op) {
+        const Sent& sent = sent_[op];
+        if (sent.calls == 0) continue;
+        found.push_back({.collective = cost::name_of(static_cast<cost::Op>(op)),
+                         .calls = sent.calls,
+                         .raw_bytes = sent.raw_bytes,
+                         .sent_bytes = sent.sent_bytes});
+    }
+    return found;
 }
 
 void RankLane::start(const swap::Call& call) {
@@ -11,23 +28,43 @@ void RankLane::start(const swap::Call& call) {
                   [&](const auto& operands) { exchange(*call.task, operands); });
 }
 
+void RankLane::exchange(const swap::Task& task, const cost::op::GatherCodes<At>& at) {
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(task.layer)];
+    const int64_t others = plan_.partition.ranks - 1;
+    zero::Partition raw = plan_.partition;
+    raw.codecs = {};
+    count(task, zero::gathered_bytes(raw, layer, plan_.compute) / others,
+          zero::gathered_bytes(plan_.partition, layer, plan_.compute) / others);
+    zero::gather_codes(ranks_, plan_.partition, layer, at.codes, topic("weight codes", task));
+}
+
 void RankLane::exchange(const swap::Task& task, const cost::op::GatherWeights<At>& at) {
-    zero::gather_weights(ranks_, plan_.partition, plan_.layers[static_cast<size_t>(task.layer)],
-                         plan_.compute, at.shards, at.whole, topic("weights", task));
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(task.layer)];
+    const int64_t bytes =
+        zero::gathered_bytes(plan_.partition, layer, plan_.compute) / (plan_.partition.ranks - 1);
+    count(task, bytes, bytes);
+    zero::gather_weights(ranks_, plan_.partition, layer, plan_.compute, at.shards, at.whole,
+                         topic("weights", task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::Exchange<At>& at) {
-    const comm::Exchange parts{at.to_ranks, at.from_ranks, part_bytes(task)};
+    const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
+    const comm::Exchange parts{at.to_ranks, at.from_ranks,
+                               plan_.partition.part_bytes(elements, plan_.wire)};
+    count(task, elements * size_of(plan_.wire), parts.bytes);
     ranks_.exchange({&parts, 1}, topic("gradient", task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at) {
-    const comm::Gather parts{at.mine, at.all, part_bytes(task)};
+    const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
+    const comm::Gather parts{at.mine, at.all, elements * size_of(plan_.wire)};
+    count(task, parts.bytes, parts.bytes);
     ranks_.all_gather({&parts, 1}, topic("gradient", task));
 }
 
-void RankLane::exchange(const swap::Task&, const cost::op::Agree<At>&) {
+void RankLane::exchange(const swap::Task& task, const cost::op::Agree<At>&) {
     mine_ = judge_.report();
+    count(task, sizeof mine_, sizeof mine_);
     ranks_.all_gather_host({.mine = reinterpret_cast<const std::byte*>(&mine_),
                             .all = reinterpret_cast<std::byte*>(reports_.data()),
                             .bytes = sizeof mine_},

@@ -1,6 +1,7 @@
 // The comm lane's tasks as what the ranks exchange.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "comm/comm.h"
@@ -28,11 +29,14 @@ public:
     void signal(std::atomic<uint64_t>& counter) override { ranks_.signal(counter); }
     void check() override { ranks_.check(); }
 
+    // What this rank has sent so far, by collective; those that it took no part in left out.
+    std::vector<CollectiveReport> collectives() const;
     // The reports of the step whose outcome is due.
     std::span<const RankReport> reports() const { return reports_; }
 
 private:
     using At = cost::Addressed;
+    void exchange(const swap::Task& task, const cost::op::GatherCodes<At>& at);
     void exchange(const swap::Task& task, const cost::op::GatherWeights<At>& at);
     void exchange(const swap::Task& task, const cost::op::Exchange<At>& at);
     void exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at);
@@ -40,7 +44,8 @@ private:
     comm::Topic topic(const char* of, const swap::Task& task) const {
         return {.of = of, .layer = task.layer, .step = step_};
     }
-    int64_t part_bytes(const swap::Task& task) const;
+    // What goes to one of the others.
+    void count(const swap::Task& task, int64_t raw_bytes, int64_t sent_bytes);
 
     comm::Communicator& ranks_;
     const planner::Plan& plan_;
@@ -48,6 +53,10 @@ private:
     const int64_t& step_;
     RankReport mine_{};
     std::vector<RankReport> reports_;
+    struct Sent {
+        int64_t calls = 0, raw_bytes = 0, sent_bytes = 0;
+    };
+    std::array<Sent, static_cast<size_t>(cost::Op::end)> sent_{};
 };
 
 }  // namespace ferry::train

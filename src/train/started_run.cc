@@ -35,6 +35,12 @@ std::unique_ptr<ImportedState> import(const Imported& imported, const model::Sha
     return std::make_unique<ImportedState>(imported.directory, shape, layers);
 }
 
+void warn_of_codecs(const Config& config) {
+    const zero::Codecs asked = codecs_of(config);
+    if (asked.gradients.on() || asked.weights.on())
+        log_warn("zero.compress does nothing: one rank sends nothing");
+}
+
 }  // namespace
 
 StartedRun::StartedRun(const Config& config, const Runtime& runtime,
@@ -42,7 +48,8 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     : context_(std::move(context)),
       ranks_(context_->ranks.get()),
       world_(context_->world()),
-      partition_(zero::partition_of(config.zero.stage, world_.rank, world_.ranks)),
+      partition_(
+          zero::partition_of(config.zero.stage, world_.rank, world_.ranks, codecs_of(config))),
       config_(config_of_rank(config, world_)),
       executor_(*runtime.executor),
       device_(*context_->device),
@@ -67,6 +74,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (world_.rank == 0) reserve_checkpoint_room();
     open(config, runtime);
     if (world_.rank == 0) warn_of_text(config_, described_);
+    if (world_.ranks == 1) warn_of_codecs(config_);
     log_machine(config_, stack_.machine(), device_, executor_);
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, config_.evaluate.micro_batches);

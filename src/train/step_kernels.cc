@@ -1,6 +1,7 @@
 #include "step_kernels.h"
 
 #include <algorithm>
+#include <array>
 
 #include "model_of.h"
 #include "planner/recorder.h"
@@ -13,6 +14,11 @@ using planner::Chunk;
 using swap::Call;
 using swap::Tier;
 namespace op = cost::op;
+
+namespace {
+// Elements a task of the team: handing it out costs nothing beside them.
+constexpr int64_t kCodedTile = 8 * optim::kLeaf;
+}  // namespace
 
 StepKernels::StepKernels(const planner::Plan& plan, NodeTeams& teams, const StepModel& model)
     : plan_(plan), teams_(teams), model_(model) {}
@@ -153,6 +159,7 @@ void StepKernels::kernel(const Call& call, const op::Cut<At>& at) {
     const model::Segment& segment =
         zero::segment_of(plan_.layers[static_cast<size_t>(chunk.layer)], chunk.first);
     const int64_t within = chunk.first - partition.shard(segment, chunk.owner).first;
+    if (partition.codecs.gradients.on()) return encode(at, chunk, segment, within);
     const int64_t rows = chunk.count / optim::kLeaf;  // so that every thread has some
     for (int rank = 0; rank < partition.ranks; ++rank) {
         const float* from = at.gradient + partition.shard(segment, rank).first + within;
@@ -162,10 +169,96 @@ void StepKernels::kernel(const Call& call, const op::Cut<At>& at) {
     }
 }
 
+// The same as codes: a rank's part is one array of scales, then of codes.
+void StepKernels::encode(const op::Cut<At>& at, const Chunk& chunk, const model::Segment& segment,
+                         int64_t within) {
+    const zero::Partition& partition = plan_.partition;
+    const zero::Codec& codec = partition.codecs.gradients;
+    const int64_t tiles = ceil_div(chunk.count, kCodedTile);
+    teams_.all().parallel(partition.ranks * tiles, [&](int64_t task) {
+        const auto rank = static_cast<int>(task / tiles);
+        const int64_t first = task % tiles * kCodedTile;
+        const float* from = at.gradient + partition.shard(segment, rank).first + within + first;
+        const zero::Part part{at.parts + rank * codec.bytes(chunk.count), chunk.count};
+        zero::encode(codec, from, std::min(kCodedTile, chunk.count - first), part, first);
+    });
+}
+
+// Added in rank order, a leaf at a time: it stays in the first cache until it is rounded.
+void StepKernels::decode(const op::Sum<At>& at, const Chunk& chunk) {
+    const zero::Codec& codec = plan_.partition.codecs.gradients;
+    const auto sum_leaf = [&](int64_t first) {
+        std::array<float, optim::kLeaf> sum;
+        for (int rank = 0; rank < plan_.partition.ranks; ++rank) {
+            const zero::ConstPart part{at.parts + rank * codec.bytes(chunk.count), chunk.count};
+            const auto take = rank == 0 ? zero::decode : zero::decode_add;
+            take(codec, part, first, optim::kLeaf, sum.data());
+        }
+        std::byte* wire = at.wire + first * size_of(plan_.wire);
+        optim::recast(sum.data(), optim::kLeaf, plan_.wire, wire);
+        optim::leaf_norms(wire, plan_.wire, optim::kLeaf, at.leaves + first / optim::kLeaf);
+    };
+    teams_.all().parallel(ceil_div(chunk.count, kCodedTile), [&](int64_t tile) {
+        const int64_t end = std::min(chunk.count, (tile + 1) * kCodedTile);
+        for (int64_t first = tile * kCodedTile; first < end; first += optim::kLeaf) sum_leaf(first);
+    });
+}
+
 void StepKernels::kernel(const Call& call, const op::Sum<At>& at) {
+    if (plan_.partition.codecs.gradients.on()) return decode(at, chunk_of(call));
     model_.ops->sum_gradient(
         ops::ConstView::of(at.parts, plan_.wire, plan_.partition.ranks, chunk_of(call).count),
         at.wire, at.leaves);
+}
+
+// ---------------------------------------------------------------- coded weights
+
+// Calls body(segment, element, part, first) for each leaf of the ranks [first_rank, end_rank) and
+// of every segment: it begins `first` elements into the rank's shard, at this element of the layer.
+template <class Byte, class Body>
+void StepKernels::each_coded_tile(const Call& call, Byte* codes, int first_rank, int end_rank,
+                                  const Body& body) {
+    const zero::Partition& partition = plan_.partition;
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(call.task->layer)];
+    for (const model::Segment& segment : layer.segments) {
+        const int64_t count = partition.shard_elements(segment);
+        const int64_t bytes = partition.codecs.weights.bytes(count);
+        const int64_t tiles = ceil_div(count, optim::kLeaf);
+        teams_.all().parallel((end_rank - first_rank) * tiles, [&](int64_t task) {
+            const int rank = first_rank + static_cast<int>(task / tiles);
+            const int64_t first = task % tiles * optim::kLeaf;
+            body(segment, partition.shard(segment, rank).first + first,
+                 zero::PartOf<Byte>{codes + rank * bytes, count}, first);
+        });
+        codes += partition.ranks * bytes;
+    }
+}
+
+void StepKernels::kernel(const Call& call, const op::EncodeWeights<At>& at) {
+    const zero::Partition& partition = plan_.partition;
+    each_coded_tile(
+        call, at.codes, partition.rank, partition.rank + 1,
+        [&](const model::Segment& segment, int64_t element, zero::Part part, int64_t first) {
+            const std::byte* from = at.shards
+                                        ? at.shards + partition.weight_position(segment, element) *
+                                                          size_of(plan_.compute)
+                                        : at.whole + element * size_of(plan_.compute);
+            std::array<float, optim::kLeaf> values;
+            zero::widen(plan_.compute, from, optim::kLeaf, values.data());
+            zero::encode(partition.codecs.weights, values.data(), optim::kLeaf, part, first);
+        });
+}
+
+// This rank's own shards too: all ranks compute with the same weights.
+void StepKernels::kernel(const Call& call, const op::DecodeWeights<At>& at) {
+    each_coded_tile(
+        call, at.codes, 0, plan_.partition.ranks,
+        [&](const model::Segment&, int64_t element, zero::ConstPart part, int64_t first) {
+            std::array<float, optim::kLeaf> values;
+            zero::decode(plan_.partition.codecs.weights, part, first, optim::kLeaf, values.data());
+            optim::recast(values.data(), optim::kLeaf, plan_.compute,
+                          at.whole + element * size_of(plan_.compute));
+        });
 }
 
 void StepKernels::keep(int64_t token, ops::ConstView logits) {

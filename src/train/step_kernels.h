@@ -56,9 +56,20 @@ private:
     void kernel(const swap::Call& call, const cost::op::Round<At>& at);
     void kernel(const swap::Call& call, const cost::op::Cut<At>& at);
     void kernel(const swap::Call& call, const cost::op::Sum<At>& at);
+    void kernel(const swap::Call& call, const cost::op::EncodeWeights<At>& at);
+    void kernel(const swap::Call& call, const cost::op::DecodeWeights<At>& at);
     void kernel(const swap::Call& call, const cost::op::Update<At>& at);
     void kernel(const swap::Call& call, const cost::op::UpdateSpeculative<At>& at);
     void kernel(const swap::Call& call, const cost::op::Recast<At>& at);
+
+    // The chunk lies so many elements into each rank's shard.
+    void encode(const cost::op::Cut<At>& at, const planner::Chunk& chunk,
+                const model::Segment& segment, int64_t within);
+    void decode(const cost::op::Sum<At>& at, const planner::Chunk& chunk);
+
+    template <class Byte, class Body>
+    void each_coded_tile(const swap::Call& call, Byte* codes, int first_rank, int end_rank,
+                         const Body& body);
 
     const planner::Chunk& chunk_of(const swap::Call& call) const;
     MicroBatch loaded(int32_t* tokens) const;

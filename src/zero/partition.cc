@@ -11,9 +11,11 @@ bool travels(const Partition& partition, const model::Segment& segment) {
 
 }  // namespace
 
-Partition partition_of(int64_t stage, int rank, int ranks) {
+Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs) {
     FERRY_CHECK(rank >= 0 && rank < ranks);
-    return {rank, ranks, ranks > 1 ? sharding_of(stage) : Sharding{}};
+    if (ranks == 1) return {rank, ranks};
+    FERRY_CHECK(stage == 3 || !codecs.weights.on(), "no rank gathers weights to use them");
+    return {rank, ranks, sharding_of(stage), codecs};
 }
 
 const model::Segment& segment_of(const model::Layer& layer, int64_t element) {
@@ -24,13 +26,22 @@ const model::Segment& segment_of(const model::Layer& layer, int64_t element) {
     return *behind;
 }
 
+int64_t coded_bytes(const Codec& codec, const model::Layer& layer, int ranks) {
+    int64_t bytes = 0;
+    for (const model::Segment& segment : layer.segments)
+        bytes += ranks * codec.bytes(segment.count / ranks);
+    return bytes;
+}
+
 int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type) {
-    int64_t elements = 0;
+    const Codec& codec = partition.codecs.weights;
+    int64_t bytes = 0;
     for (const model::Segment& segment : layer.segments) {
-        if (travels(partition, segment))
-            elements += segment.count - partition.shard_elements(segment);
+        if (!travels(partition, segment)) continue;
+        const int64_t shard = partition.shard_elements(segment);
+        bytes += (partition.ranks - 1) * (codec.on() ? codec.bytes(shard) : shard * size_of(type));
     }
-    return elements * size_of(type);
+    return bytes;
 }
 
 void gather_weights(comm::Communicator& ranks, const Partition& partition,
@@ -47,6 +58,19 @@ void gather_weights(comm::Communicator& ranks, const Partition& partition,
                            : whole + mine.first * size_of(type),
             .all = whole + segment.offset * size_of(type),
             .bytes = mine.count * size_of(type)};
+    }
+    ranks.all_gather(std::span(transfers).first(count), topic);
+}
+
+void gather_codes(comm::Communicator& ranks, const Partition& partition, const model::Layer& layer,
+                  std::byte* codes, comm::Topic topic) {
+    std::array<comm::Gather, comm::Communicator::kTransfers> transfers;
+    size_t count = 0;
+    for (const model::Segment& segment : layer.segments) {
+        FERRY_CHECK(count < transfers.size(), "a layer has few segments");
+        const int64_t bytes = partition.codecs.weights.bytes(partition.shard_elements(segment));
+        transfers[count++] = {.mine = codes + partition.rank * bytes, .all = codes, .bytes = bytes};
+        codes += partition.ranks * bytes;
     }
     ranks.all_gather(std::span(transfers).first(count), topic);
 }

@@ -11,6 +11,7 @@
 #include "comm/comm.h"
 #include "ferry/dtype.h"
 #include "model/model.h"
+#include "zero/codec.h"
 
 namespace ferry::zero {
 
@@ -24,6 +25,11 @@ constexpr Sharding sharding_of(int64_t stage) {
     return {.state = stage >= 1, .weights = stage >= 3};
 }
 
+// What travels as codes, and as which.
+struct Codecs {
+    Codec gradients{}, weights{};
+};
+
 // Elements of a layer's flat buffer.
 struct Run {
     int64_t first = 0, count = 0;
@@ -33,6 +39,7 @@ struct Run {
 struct Partition {
     int rank = 0, ranks = 1;
     Sharding sharding{};
+    Codecs codecs{};  // none where a rank is alone
 
     bool alone() const { return ranks == 1; }
     // Segments are padded for it: model::layers_of(..., ranks).
@@ -54,15 +61,23 @@ struct Partition {
         if (!sharding.weights) return element;
         return segment.offset / ranks + element - shard(segment, rank).first;
     }
+    // Bytes of one rank's part of a chunk's gradient, as it travels.
+    int64_t part_bytes(int64_t elements, DType wire) const {
+        return codecs.gradients.on() ? codecs.gradients.bytes(elements) : elements * size_of(wire);
+    }
     // Whether an update of a layer is followed by an all-gather that every rank keeps.
     bool shares_updates() const { return ranks > 1 && sharding.state && !sharding.weights; }
 };
 
 // The partition of a rank among several; one alone shards nothing.
-Partition partition_of(int64_t stage, int rank, int ranks);
+Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs = {});
 
 // The segment that an element lies in.
 const model::Segment& segment_of(const model::Layer& layer, int64_t element);
+
+// Bytes of a layer's weights as codes, of all ranks' shards: segment after segment, in each of
+// which the part of rank r comes r-th.
+int64_t coded_bytes(const Codec& codec, const model::Layer& layer, int ranks);
 
 // Bytes that reach this rank from the others.
 int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type);
@@ -76,5 +91,8 @@ constexpr int64_t exchanged_bytes(const Partition& partition, int64_t piece_byte
 void gather_weights(comm::Communicator& ranks, const Partition& partition,
                     const model::Layer& layer, DType type, const std::byte* shards,
                     std::byte* whole, comm::Topic topic);
+// The same of codes, of which this rank's are at their place in `codes` (coded_bytes()).
+void gather_codes(comm::Communicator& ranks, const Partition& partition, const model::Layer& layer,
+                  std::byte* codes, comm::Topic topic);
 
 }  // namespace ferry::zero

@@ -218,7 +218,7 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
     Config config = this->config();
     config.batch.micro_batches = 2 * ranks();
     config.steps = 3;
-    const std::array<std::function<void()>, 8> kinds{
+    const std::array<std::function<void()>, 11> kinds{
         [&] {  // several chunks a shard, the last one smaller
             config.swap.chunk_elements = 8192;
             config.model.hidden = 64;
@@ -242,12 +242,26 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
             config.clip_norm = 0;
             config.optimizer.method = optim::Method::lion;
         },
-        [&] { config = with_coded_moments(config); }};
+        [&] { config = with_coded_moments(config); },
+        [&] { config.zero.compress = {.gradients = CodecKind::int8, .block = 64}; },
+        [&] {  // with frozen tensors, and several chunks a shard
+            config.zero.compress = {.gradients = CodecKind::int4, .block = 2048};
+            config.precision = DType::bf16;
+            config.model.hidden = 64;
+            config.swap.chunk_elements = 8192;
+            config.freeze = {"*.q_proj.weight", "*layers.1.*norm*"};
+        },
+        [&] {
+            config.zero.compress = {.gradients = CodecKind::int4, .block = 128};
+            config.precision = DType::f16;
+            config.model.tie_embeddings = true;
+        }};
+    if (GetParam() >= 8 && config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
     kinds[static_cast<size_t>(GetParam())]();
     expect_stages_equal(config, ranks());
 }
 
-INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 8));
+INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 11));
 
 TEST_F(Ranks, GiveTheSameBitsWhateverTheySaveForBackward) {
     for (const DType precision : {DType::f32, DType::bf16}) {
@@ -266,6 +280,64 @@ TEST_F(Ranks, GiveTheSameBitsWhateverTheySaveForBackward) {
                 expect_equal(run(config, 2), none);
                 expect_equal(run(tight(config, 2), 2), none);
             }
+        }
+    }
+}
+
+// What the codec changes is within half a step of it, a rank, and some of it.
+TEST_F(Ranks, WhoseGradientsAreCodedAreCloseToThoseThatRound) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    config.steps = 1;
+    config.clip_norm = 0;
+    const Outcome plain = run(config, ranks());
+    for (const CodecKind kind : {CodecKind::int8, CodecKind::int4}) {
+        config.zero.compress = {.gradients = kind, .block = 64};
+        const Outcome coded = run(config, ranks());
+        EXPECT_EQ(coded.reports[0].loss, plain.reports[0].loss);  // of the same weights
+        double difference = 0, squares = 0;
+        for (const auto& [name, bits] : plain.gradients) {
+            for (size_t i = 0; i < bits.size(); ++i) {
+                const double value = std::bit_cast<float>(bits[i]);
+                const double off = std::bit_cast<float>(coded.gradients.at(name)[i]) - value;
+                squares += value * value;
+                difference += off * off;
+            }
+        }
+        const double off = std::sqrt(difference / squares);
+        const double levels = kind == CodecKind::int8 ? 127 : 7;
+        EXPECT_GT(off, 0.05 / levels) << "nothing was coded";
+        EXPECT_LT(off, 1.5 / levels);
+        EXPECT_NEAR(coded.reports[0].gradient_norm, plain.reports[0].gradient_norm,
+                    plain.reports[0].gradient_norm / levels);
+    }
+}
+
+TEST_F(Ranks, WhoseWeightsAreCodedGiveTheSameBitsOnEveryTier) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    config.zero.stage = 3;
+    config.batch.micro_batches = 4;
+    for (const DType precision : {DType::f32, DType::bf16, DType::f16}) {
+        for (const bool tied : {false, true}) {
+            SCOPED_TRACE(testing::Message() << name_of(precision) << ", tied " << tied);
+            config.precision = precision;
+            config.model.tie_embeddings = tied;
+            config.zero.compress = {};
+            const Outcome plain = run(config, 2);
+            config.zero.compress = {
+                .gradients = CodecKind::int4, .weights = CodecKind::int8, .block = 64};
+            const Outcome first = run(config, 2);
+            EXPECT_NE(first.reports[0].loss, plain.reports[0].loss) << "nothing was coded";
+            EXPECT_NEAR(first.reports[0].loss, plain.reports[0].loss, 0.02);
+            EXPECT_NEAR(first.after.loss, plain.after.loss, 0.1);
+            expect_equal(run(tight(config, 2), 2), first);
+            Config on_device = config;
+            on_device.swap.state_on_device = 1;
+            expect_equal(run(on_device, 2), first);
+            Config in_groups = config;
+            in_groups.swap.groups = 2;
+            expect_equal(run(in_groups, 2), first);
         }
     }
 }
@@ -359,6 +431,9 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
     for (const int ranks : {2, 3}) {
         for (const int64_t stage : {0, 1, 2, 3}) {
             config.zero.stage = stage;
+            config.zero.compress = {
+                .gradients = ranks == 2 ? CodecKind::int4 : CodecKind::none,
+                .weights = stage == 3 && ranks == 2 ? CodecKind::int8 : CodecKind::none};
             const planner::Plan plan = Predictor::make(config, {.ranks = ranks, .on_a_host = ranks})
                                            ->plan(request_of(config));
             const double least =

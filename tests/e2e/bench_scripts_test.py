@@ -17,6 +17,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 FIO = shutil.which("fio")
 sys.path.insert(0, str(BENCH))
 import needs  # noqa: E402
+import slow_network  # noqa: E402
 import training  # noqa: E402
 
 
@@ -283,6 +284,20 @@ class ScriptsTest(FerryTest):
     def test_weak_scaling(self):
         rows, _ = self.script("weak_scaling", "--ranks", "1", "--steps", "5")
         self.assertGreater(rows["1 ranks: share of bound beside one GPU's"]["ratio"], 0)
+
+    def test_slow_network(self):
+        """Hosts in namespaces: what went over the wire is known, how fast is not."""
+        reason = slow_network.why_not()
+        if reason:
+            self.assertIn(reason, self.refused("slow_network"))
+            self.skipTest(reason)
+        rows, notes = self.script("slow_network", "--mbit", "200", "--steps", "3")
+        for codec, factor in (("int8 gradients", 1.5), ("int4 gradients", 1.6), ("int4 gradients, int8 weights", 5)):
+            self.assertGreater(rows[f"200 Mbit/s: {codec}, a step"]["value"], 0)
+            self.assertGreater(rows[f"200 Mbit/s: {codec}, sent by a rank a step"]["ratio"], factor - 0.5)
+        self.assertIn("no delay", notes[0])
+        left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        self.assertNotIn(f"ferry{os.getpid()}h", left)
 
 
 if __name__ == "__main__":

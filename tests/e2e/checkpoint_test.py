@@ -228,10 +228,12 @@ class CheckpointTest(Saving):
     def test_ranks(self):
         """Killed on two ranks, it has the bits of two; one rank goes on from what two wrote."""
         mpi = self.mpi(2)
-        for stage, placement in ((3, NVME), (1, RAM)):
-            with self.subTest(stage=stage):
-                whole = self.ok(self.train(self.run_config(zero__stage=stage, precision="bf16"), through=mpi))
-                config = self.saving(placement, zero__stage=stage, precision="bf16")
+        for stage, placement, codecs in ((3, NVME, {}), (1, RAM, {}), (1, NVME, {"gradients": "int8"}),
+                                         (3, RAM, {"gradients": "int4", "weights": "int8"})):
+            with self.subTest(stage=stage, codecs=codecs):
+                ranks = {"zero__stage": stage, "zero__compress": codecs, "precision": "bf16"}
+                whole = self.ok(self.train(self.run_config(**ranks), through=mpi))
+                config = self.saving(placement, **ranks)
                 self.killed(config, steps=5, through=mpi)
                 last = self.ok(self.train(config, *self.latest(), through=mpi))
                 self.assertEqual(last.hashes, whole.hashes)

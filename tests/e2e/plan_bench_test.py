@@ -22,6 +22,44 @@ class PlanTest(FerryTest):
             self.assertEqual(plan[key], summary[key], key)
         self.assertEqual(plan["slow_operations"], [], "the processors have one way only")
 
+    def test_a_slow_network_prefers_codes(self):
+        """The slower it is, the more bytes decide; what is sent follows from the codecs alone."""
+        command = self.command(self.config(batch__micro_batches=2))
+        def over(rate, *more):
+            done = self.ferry("plan", command[1], "--json", "--ranks", "2", "--network", rate, *more)
+            self.assertEqual(done.code, 0, done.err)
+            return json.loads(done.out)
+        slow = over("1Mbit", "--network-latency", "1ms")
+        network = slow["network"]
+        self.assertEqual([(step["gradients"], step["weights"]) for step in network["steps"]],
+                         [(gradients, weights) for weights in ("none", "int8")
+                          for gradients in ("none", "int8", "int4")])
+        self.assertEqual((network["best"]["gradients"], network["best"]["weights"]), ("int4", "int8"))
+        sent = [step["sent_bytes"] for step in network["steps"]]
+        self.assertEqual(sent, sorted(sent, reverse=True))
+        for step in network["steps"]:  # it binds
+            self.assertGreaterEqual(step["seconds"], step["sent_bytes"] * 8 / 1e6)
+        self.assertLess(network["best"]["seconds"], network["steps"][0]["seconds"] / 2)
+        self.assertAlmostEqual(slow["prediction"]["step_seconds"], network["steps"][0]["seconds"],
+                               delta=0.1 * network["steps"][0]["seconds"])
+        fast = over("1000Gbit")["network"]
+        self.assertEqual([step["sent_bytes"] for step in fast["steps"]], sent)
+        self.assertLess(fast["steps"][0]["seconds"], network["steps"][0]["seconds"] / 10)
+        self.assertEqual([(step["gradients"], step["weights"])
+                          for step in over("1Gbit", "--set", "zero.stage=1")["network"]["steps"]],
+                         [("none", "none"), ("int8", "none"), ("int4", "none")])
+
+    def test_a_network_that_makes_no_sense_is_refused(self):
+        command = self.command(self.config())
+        for words, said in ((("--ranks", "2", "--network", "10"), "10Gbit"),
+                            (("--ranks", "2", "--network", "-1Gbit"), "--network"),
+                            (("--ranks", "2", "--network", "1Gbit", "--network-latency", "5"), "50us"),
+                            (("--network", "1Gbit"), "--ranks"),
+                            (("--ranks", "4", "--ranks-per-host", "4", "--network", "1Gbit"), "no network joins")):
+            run = self.ferry("plan", command[1], *words)
+            self.assertEqual(run.code, USAGE, run.err)
+            self.assertIn(said, run.err)
+
     def test_the_schedule_is_that_of_training(self):
         for more in ({"kind": "cosine"}, {"kind": "wsd", "decay_steps": 2, "log_warmup": True},
                      {"kind": "one_cycle", "final_fraction": 0.2}, {"kind": "warmup_decay"}):

@@ -87,6 +87,67 @@ class Ranks(FerryTest):
         self.assertIn(True, skipped)
         self.assertIn(False, skipped)
 
+    def test_codes_give_the_same_bits_and_are_counted(self):
+        """Every stage and tier that shares a codec; what was sent follows from the model."""
+        for codec, bits in (("none", 32), ("int8", 8 + 32 / 64), ("int4", 4 + 32 / 64)):
+            runs = []
+            for stage in (0, 1, 2, 3):
+                for name, tiers in (("memory", {}), ("tight", self.tight(2))):
+                    with self.subTest(codec=codec, stage=stage, tiers=name):
+                        run = self.ranks(2, self.config(
+                            zero__stage=stage, zero__compress={"gradients": codec, "block": 64}, **tiers))
+                        self.assert_trained(run)
+                        runs.append(run.numbers())
+                        self.assertEqual(runs[-1], runs[0])
+                        sent = {one["collective"]: one for one in run.summary["collectives"]}
+                        gradients = sent.pop("exchange gradients")
+                        self.assertEqual(gradients["sent_bytes"] * 32, gradients["raw_bytes"] * bits)
+                        for other in sent.values():
+                            self.assertEqual(other["sent_bytes"], other["raw_bytes"])
+                        everything = sum(one["sent_bytes"] for name, one in sent.items() if name != "agree")
+                        self.assertEqual(run.lane("comm"), everything + gradients["sent_bytes"])
+                        self.assert_left_nothing()
+
+    def test_weights_that_travel_as_codes(self):
+        compressed = {"gradients": "int4", "weights": "int8", "block": 256}
+        runs = [self.ranks(3, self.config(zero__compress=compressed, **tiers))
+                for tiers in ({}, self.tight(3), {"swap__state_on_device": 1}, {"swap__groups": 2})]
+        for run in runs:
+            self.assert_trained(run)
+            self.assertEqual(run.numbers(), runs[0].numbers())
+        sent = {one["collective"]: one for one in runs[0].summary["collectives"]}
+        self.assertNotIn("gather weights", sent)
+        weights = sent["gather weight codes"]
+        self.assertEqual(weights["sent_bytes"] * 32, weights["raw_bytes"] * (8 + 32 / 256))
+        self.assertNotEqual(runs[0].numbers(), self.ranks(3, self.config()).numbers())
+
+    def test_the_table_of_what_was_sent(self):
+        command = [word for word in self.command(self.config(
+            zero__compress={"gradients": "int8"}, steps=2)) if word != "--json"]
+        table = self.ferry(*command, through=[*MPIRUN, "-n", "2"], env=ENVIRONMENT)
+        self.assertEqual(table.code, 0, table.err)
+        self.assertRegex(table.out, r"\n  collective +calls/step +raw bytes/step +sent/step +ratio\n")
+        self.assertRegex(table.out, r"\n  exchange gradients .* 0\.254\n")
+        self.assertIn("gradients travel as int8 in blocks of 256, weights as fp32\n", table.out)
+        alone = self.ferry(*command)
+        self.assertNotIn("collective", alone.out)
+        self.assertIn("zero.compress does nothing: one rank sends nothing", alone.err)
+        self.assertNotIn("zero.compress", table.err)
+
+    def test_all_ranks_skip_a_step_whose_coded_gradient_overflows(self):
+        steep = {"precision": "fp16", "batch__sequence": 1, "batch__micro_batches": 2, "steps": 12,
+                 "model__norm_eps": 1e-30, "clip_norm": 1e6}
+        for compressed in ({"gradients": "int8"}, {"gradients": "int4", "weights": "int8"}):
+            runs = [self.ranks(2, self.config(zero__compress=compressed, **steep, **tiers))
+                    for tiers in ({}, self.tight(2))]
+            for run in runs:
+                self.assert_trained(run)
+                self.assertEqual(run.hashes, runs[0].hashes)
+            skipped = [step["skipped"] for step in runs[0].steps]
+            self.assertEqual(skipped, [step["skipped"] for step in runs[1].steps])
+            self.assertIn(True, skipped)
+            self.assertIn(False, skipped)
+
     def test_what_no_kernel_ran_beside_is_told(self):
         one, two = self.train(self.config()), self.ranks(2, self.config())
         self.assertEqual(one.summary["exposed_comm_seconds"], 0)
@@ -259,7 +320,8 @@ class Ranks(FerryTest):
     def test_ranks_that_were_not_started_alike(self):
         first = self.command(self.config())
         for changes, key in (({"optimizer__lr": 0.004}, "optimizer.lr"), ({"seed": 8}, "seed"),
-                             ({"zero__stage": 1}, "zero.stage")):
+                             ({"zero__stage": 1}, "zero.stage"),
+                             ({"zero__compress": {"gradients": "int8"}}, "zero.compress.gradients")):
             with self.subTest(key=key):
                 other = self.command(self.config(**changes))
                 run = subprocess.run(

@@ -18,14 +18,14 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[2]
 
 # A public header (include/ferry/) that does not bear its module's name.
-OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "base", "aio_kinds": "base", "optim_kinds": "base", "executor": "base",
+OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "base", "aio_kinds": "base", "codec_kind": "base", "optim_kinds": "base", "executor": "base",
           "streams": "base", "user_files": "aio", "lease": "swap", "learning_rate": "optim", "export": "train", "team": "topology", "ferry": "capi"}
 # The contract headers in a module's folder beside <module>.h.
 CONTRACTS = {"base": "bugs checksum files json_reader log philox-inl process_limits progress random simd_targets text threads words",
              "aio": "published_run", "ops": "attention_tiles blas_kernels block_lists patterns product_table slow_paths stopwatch timed_ops timed_stream view",
              "model": "huggingface saved_activations", "planner": "recorder request",
              "checkpoint": "array_file manifest saved steps",
-             "cost": "bound drives estimate kernel_times measurements operands operations simulator traffic",
+             "zero": "codec", "cost": "bound drives estimate kernel_times measurements operands operations simulator traffic",
              "swap": "objects schedule store", "data": "tokens", "train": "from_config loader_of state/export state/saving prediction/predictor prediction/kernel_profile prediction/planning_measurements prediction/rehearsal"}
 # Which module may depend on which: the design. base is everybody's. An arrow that CMakeLists.txt
 # states and this table does not is a change of the design: it wants a decision record first

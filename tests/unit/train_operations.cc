@@ -22,6 +22,7 @@ struct Case {
     bool tied = false;
     int64_t groups = 1, stage = 0;
     int ranks = 1;
+    zero::Codecs codecs{};
     StateFormat state{};
     double on_device = 0, on_nvme = 0;
 };
@@ -56,7 +57,7 @@ planner::Plan plan_of(const Case& of) {
          .saved = {kInput, kInput},
          .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0)}},
         cost::default_measurements(request.device),
-        zero::partition_of(of.stage, of.ranks - 1, of.ranks));
+        zero::partition_of(of.stage, of.ranks - 1, of.ranks, of.codecs));
 }
 
 const std::vector<Case> kCases{
@@ -67,6 +68,11 @@ const std::vector<Case> kCases{
     {.stage = 0, .ranks = 2},
     {.tied = true, .groups = 2, .stage = 1, .ranks = 3},
     {.stage = 3, .ranks = 2, .state = {.split = true}},
+    {.stage = 0, .ranks = 2, .codecs = {.gradients = {CodecKind::int4, 64}}},
+    {.tied = true,
+     .stage = 3,
+     .ranks = 3,
+     .codecs = {.gradients = {CodecKind::int8, 256}, .weights = {CodecKind::int8, 256}}},
 };
 
 template <class Look>
@@ -88,7 +94,13 @@ int64_t bytes_of(Content content, Op op, const Work& work) {
     const bool of_chunk = cost::row_of(op).item == ItemOf::chunk;
     switch (content) {
         case Content::weights:
-            return work.layer->elements * size_of(work.compute);
+            return work.layer->elements * size_of(work.compute) /
+                   (op == Op::encode_weights ? work.ranks : 1);
+        case Content::codes: {
+            const int64_t all =
+                zero::coded_bytes(work.codecs.weights, *work.layer, static_cast<int>(work.ranks));
+            return op == Op::encode_weights ? all / work.ranks : all;
+        }
         case Content::table:
             return op == Op::embed ? work.input_bytes
                                    : work.table->elements * size_of(work.compute);
@@ -105,7 +117,9 @@ int64_t bytes_of(Content content, Op op, const Work& work) {
         case Content::wire:
             return work.elements * size_of(work.wire);
         case Content::parts:
-            return work.ranks * work.elements * size_of(work.wire);
+            return work.ranks * (work.codecs.gradients.on()
+                                     ? work.codecs.gradients.bytes(work.elements)
+                                     : work.elements * size_of(work.wire));
         case Content::leaves:
             return work.elements / 4096 * 4;
         case Content::state:

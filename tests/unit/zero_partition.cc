@@ -137,5 +137,43 @@ TEST(GatheredBytes, AreThoseOfTheOthers) {
     EXPECT_EQ(exchanged_bytes(partition_of(1, 0, 4), 100), 300);
 }
 
+constexpr Codecs kCodecs{.gradients = {CodecKind::int4, 64}, .weights = {CodecKind::int8, 256}};
+
+TEST(CodedBytes, AreThoseOfTheCodecs) {
+    const model::Layer block = layers_for(4)[1];
+    const int64_t all = block.elements + block.elements / 256 * 4;
+    EXPECT_EQ(coded_bytes(kCodecs.weights, block, 4), all);
+    EXPECT_EQ(gathered_bytes(partition_of(3, 0, 4, kCodecs), block, DType::bf16), all * 3 / 4);
+    EXPECT_EQ(partition_of(3, 0, 4, kCodecs).part_bytes(8192, DType::f32), 4096 + 8192 / 64 * 4);
+    EXPECT_EQ(partition_of(3, 0, 4).part_bytes(8192, DType::f32), 4 * 8192);
+    EXPECT_EQ(partition_of(3, 0, 1, kCodecs).part_bytes(8192, DType::f32), 4 * 8192);  // alone
+}
+
+// Each rank puts its codes at their places; then all have all.
+TEST(GatheringCodes, BringsThoseOfEveryRank) {
+    for (const int ranks : {2, 3}) {
+        const model::Layer block = layers_for(ranks)[1];
+        comm::run_ranks({.size = ranks}, [&](comm::Communicator& others, Executor& executor) {
+            const Partition partition = partition_of(3, others.rank(), ranks, kCodecs);
+            const int64_t bytes = coded_bytes(kCodecs.weights, block, ranks);
+            std::vector<std::byte> want(static_cast<size_t>(bytes)), codes(want.size());
+            size_t at = 0;
+            for (const model::Segment& segment : block.segments) {
+                const int64_t part = kCodecs.weights.bytes(partition.shard_elements(segment));
+                for (int64_t i = 0; i < ranks * part; ++i, ++at) {
+                    want[at] = static_cast<std::byte>(at * 7 + 1);
+                    if (i / part == others.rank()) codes[at] = want[at];
+                }
+            }
+            ASSERT_EQ(at, want.size());
+            gather_codes(others, partition, block, codes.data(), {.of = "weight codes"});
+            std::atomic<uint64_t> done = 0;
+            others.signal(done);
+            while (done == 0) executor.wait(kForever);
+            EXPECT_EQ(codes, want) << "rank " << others.rank();
+        });
+    }
+}
+
 }  // namespace
 }  // namespace ferry::zero

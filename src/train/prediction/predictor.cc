@@ -35,7 +35,7 @@ public:
                   const std::optional<AbsentDevice>& absent)
         : world_{.ranks = count.ranks, .local_ranks = count.on_a_host},
           gpu_(count.gpu),
-          partition_(zero::partition_of(config.zero.stage, 0, count.ranks)),
+          partition_(zero::partition_of(config.zero.stage, 0, count.ranks, codecs_of(config))),
           config_(config),
           absent_(absent),
           executor_(make_thread_executor()),

@@ -1,0 +1,284 @@
+// The codecs for every SIMD target.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "zero/codec.cc"
+#include "base/simd_targets.h"
+#include "ferry/error.h"
+//
+#include "hwy/foreach_target.h"
+//
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "codec.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ferry::zero::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F = hn::CappedTag<float, 16>;
+using VF = hn::Vec<F>;
+using I = hn::RebindToSigned<F>;
+using U = hn::RebindToUnsigned<F>;
+using Bytes = hn::Rebind<uint8_t, F>;
+using Codes = hn::Rebind<int8_t, F>;
+
+HWY_INLINE int64_t lanes() { return static_cast<int64_t>(hn::Lanes(F())); }
+
+HWY_INLINE auto magnitude_bits(const float* values) {
+    const I d;
+    return hn::And(hn::BitCast(d, hn::LoadU(F(), values)), hn::Set(d, 0x7fffffff));
+}
+
+// The bits of the largest magnitude. As integers infinities are beyond all numbers, and NaNs beyond
+// those.
+HWY_INLINE uint32_t largest_bits(const float* values, int64_t count) {
+    const I d;
+    auto a = hn::Zero(d), b = a;
+    int64_t i = 0;
+    for (; i + 2 * lanes() <= count; i += 2 * lanes()) {
+        a = hn::Max(a, magnitude_bits(values + i));
+        b = hn::Max(b, magnitude_bits(values + i + lanes()));
+    }
+    HWY_ALIGN int32_t of_lane[16];
+    hn::Store(hn::Max(a, b), d, of_lane);
+    int32_t largest = *std::max_element(of_lane, of_lane + lanes());
+    for (; i < count; ++i)
+        largest = std::max(largest, std::bit_cast<int32_t>(values[i]) & 0x7fffffff);
+    return static_cast<uint32_t>(largest);
+}
+
+HWY_INLINE int code_of(float value, float factor) {
+    return static_cast<int>(std::nearbyint(value * factor));
+}
+
+HWY_INLINE auto codes_of(const float* values, VF factor) {
+    return hn::NearestInt(hn::Mul(hn::LoadU(F(), values), factor));
+}
+
+HWY_INLINE void encode_bytes(const float* values, int64_t count, float factor, uint8_t* codes) {
+    const VF of_all = hn::Set(F(), factor);
+    auto* out = reinterpret_cast<int8_t*>(codes);
+    int64_t i = 0;
+    for (; i + lanes() <= count; i += lanes())
+        hn::StoreU(hn::DemoteTo(Codes(), codes_of(values + i, of_all)), Codes(), out + i);
+    for (; i < count; ++i) out[i] = static_cast<int8_t>(code_of(values[i], factor));
+}
+
+HWY_INLINE void encode_halves(const float* values, int64_t count, float factor, uint8_t* codes) {
+    const int64_t half = (count + 1) / 2;
+    const VF of_all = hn::Set(F(), factor);
+    const auto low_bits = hn::Set(I(), 15);
+    int64_t i = 0;
+    for (; i + lanes() <= count - half; i += lanes()) {
+        const auto low = hn::And(codes_of(values + i, of_all), low_bits);
+        const auto high = hn::And(codes_of(values + half + i, of_all), low_bits);
+        const auto both = hn::Or(low, hn::ShiftLeft<4>(high));
+        hn::StoreU(hn::TruncateTo(Bytes(), hn::BitCast(U(), both)), Bytes(), codes + i);
+    }
+    for (; i < half; ++i) {
+        const int high = half + i < count ? code_of(values[half + i], factor) : 0;
+        codes[i] = static_cast<uint8_t>((code_of(values[i], factor) & 15) | (high & 15) << 4);
+    }
+}
+
+template <CodecKind kKind>
+HWY_INLINE void encode_block(const float* values, int64_t count, std::byte* scales, std::byte* at) {
+    constexpr float kLevels = kKind == CodecKind::int8 ? 127 : 7;
+    auto* codes = reinterpret_cast<uint8_t*>(at);
+    const uint32_t bits = largest_bits(values, count);
+    const auto largest = std::bit_cast<float>(bits);
+    float scale = 0;
+    if (largest >= kLeastCoded && largest < kBeyondCoded) {
+        scale = largest / kLevels;
+        const float factor = kLevels / largest;
+        if constexpr (kKind == CodecKind::int8)
+            encode_bytes(values, count, factor, codes);
+        else
+            encode_halves(values, count, factor, codes);
+    } else {
+        const bool finite = bits < std::bit_cast<uint32_t>(kBeyondCoded);
+        scale = finite ? 0 : std::numeric_limits<float>::quiet_NaN();
+        const int64_t bytes = kKind == CodecKind::int8 ? count : (count + 1) / 2;
+        std::memset(codes, 0, static_cast<size_t>(bytes));
+    }
+    std::memcpy(scales, &scale, sizeof scale);
+}
+
+// ---------------------------------------------------------------- decode
+
+template <bool kAdd>
+HWY_INLINE void put(VF value, float* to) {
+    const F d;
+    hn::StoreU(kAdd ? hn::Add(hn::LoadU(d, to), value) : value, d, to);
+}
+template <bool kAdd>
+HWY_INLINE void put(float value, float* to) {
+    *to = kAdd ? *to + value : value;
+}
+
+template <bool kAdd>
+HWY_INLINE void decode_bytes(const uint8_t* codes, int64_t count, float scale, float* values) {
+    const F d;
+    const auto* in = reinterpret_cast<const int8_t*>(codes);
+    const VF of_all = hn::Set(d, scale);
+    int64_t i = 0;
+    for (; i + lanes() <= count; i += lanes()) {
+        const auto code = hn::PromoteTo(I(), hn::LoadU(Codes(), in + i));
+        put<kAdd>(hn::Mul(hn::ConvertTo(d, code), of_all), values + i);
+    }
+    for (; i < count; ++i) put<kAdd>(static_cast<float>(in[i]) * scale, values + i);
+}
+
+template <bool kAdd>
+HWY_INLINE void decode_halves(const uint8_t* codes, int64_t count, float scale, float* values) {
+    const F d;
+    const int64_t half = (count + 1) / 2;
+    const VF of_all = hn::Set(d, scale);
+    int64_t i = 0;
+    for (; i + lanes() <= count - half; i += lanes()) {
+        const auto both = hn::PromoteTo(I(), hn::LoadU(Bytes(), codes + i));
+        const auto low = hn::ShiftRight<28>(hn::ShiftLeft<28>(both));
+        const auto high = hn::ShiftRight<28>(hn::ShiftLeft<24>(both));
+        put<kAdd>(hn::Mul(hn::ConvertTo(d, low), of_all), values + i);
+        put<kAdd>(hn::Mul(hn::ConvertTo(d, high), of_all), values + half + i);
+    }
+    const auto value = [scale](int bits) {
+        return static_cast<float>(bits < 8 ? bits : bits - 16) * scale;
+    };
+    for (; i < half; ++i) {
+        put<kAdd>(value(codes[i] & 15), values + i);
+        if (half + i < count) put<kAdd>(value(codes[i] >> 4), values + half + i);
+    }
+}
+
+template <bool kAdd>
+void decode_run(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
+    for (int64_t at = 0; at < count; at += codec.block) {
+        const int64_t here = std::min(codec.block, count - at);
+        const auto* codes = reinterpret_cast<const uint8_t*>(part.codes(codec, first + at));
+        float scale = 0;
+        std::memcpy(&scale, part.scales(codec, first + at), sizeof scale);
+        if (codec.kind == CodecKind::int8)
+            decode_bytes<kAdd>(codes, here, scale, values + at);
+        else
+            decode_halves<kAdd>(codes, here, scale, values + at);
+    }
+}
+
+// ---------------------------------------------------------------- what is exported
+
+void encode_all(const Codec& codec, const float* values, int64_t count, Part part, int64_t first) {
+    for (int64_t at = 0; at < count; at += codec.block) {
+        const int64_t here = std::min(codec.block, count - at);
+        std::byte* scales = part.scales(codec, first + at);
+        std::byte* codes = part.codes(codec, first + at);
+        if (codec.kind == CodecKind::int8)
+            encode_block<CodecKind::int8>(values + at, here, scales, codes);
+        else
+            encode_block<CodecKind::int4>(values + at, here, scales, codes);
+    }
+}
+void decode_all(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
+    decode_run<false>(codec, part, first, count, values);
+}
+void add_all(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
+    decode_run<true>(codec, part, first, count, values);
+}
+
+void widen_bf16(const uint16_t* data, int64_t count, float* values) {
+    const hn::Rebind<uint16_t, F> narrow;
+    int64_t i = 0;
+    for (; i + lanes() <= count; i += lanes()) {
+        const auto bits = hn::PromoteTo(U(), hn::LoadU(narrow, data + i));
+        hn::StoreU(hn::BitCast(F(), hn::ShiftLeft<16>(bits)), F(), values + i);
+    }
+    for (; i < count; ++i) values[i] = from_bf16(data[i]);
+}
+
+const char* target_name() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace ferry::zero::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ferry::zero {
+namespace {
+
+HWY_EXPORT(encode_all);
+HWY_EXPORT(decode_all);
+HWY_EXPORT(add_all);
+HWY_EXPORT(widen_bf16);
+HWY_EXPORT(target_name);
+
+void check(const Codec& codec, int64_t first, int64_t count, int64_t of) {
+    FERRY_CHECK(codec.on() && count >= 0 && first % codec.block == 0 && first + count <= of);
+}
+
+}  // namespace
+
+void encode(const Codec& codec, const float* values, int64_t count, Part part, int64_t first) {
+    check(codec, first, count, part.count);
+    HWY_DYNAMIC_DISPATCH(encode_all)(codec, values, count, part, first);
+}
+
+void decode(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
+    check(codec, first, count, part.count);
+    HWY_DYNAMIC_DISPATCH(decode_all)(codec, part, first, count, values);
+}
+
+void decode_add(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
+    check(codec, first, count, part.count);
+    HWY_DYNAMIC_DISPATCH(add_all)(codec, part, first, count, values);
+}
+
+void widen(DType type, const std::byte* data, int64_t count, float* values) {
+    const auto* half = reinterpret_cast<const uint16_t*>(data);
+    switch (type) {
+        case DType::f32:
+            std::memcpy(values, data, static_cast<size_t>(count * 4));
+            return;
+        case DType::bf16:
+            return HWY_DYNAMIC_DISPATCH(widen_bf16)(half, count, values);
+        case DType::f16:
+            for (int64_t i = 0; i < count; ++i) values[i] = from_f16(half[i]);
+            return;
+    }
+    FERRY_CHECK(false, "unknown type");
+}
+
+std::string text_of(const Codec& codec) {
+    if (!codec.on()) return "none";
+    return std::string(codec.kind == CodecKind::int8 ? "int8" : "int4") + " in blocks of " +
+           std::to_string(codec.block);
+}
+
+std::string codec_target() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
+
+std::vector<std::string> codec_targets() {
+    std::vector<std::string> names;
+    for (const int64_t target : hwy::SupportedAndGeneratedTargets())
+        names.emplace_back(hwy::TargetName(target));
+    return names;
+}
+
+void force_codec_target(std::string_view name) {
+    hwy::SetSupportedTargetsForTest(0);
+    if (!name.empty()) {
+        const auto all = hwy::SupportedAndGeneratedTargets();
+        const auto found = std::find_if(all.begin(), all.end(), [&](int64_t target) {
+            return name == hwy::TargetName(target);
+        });
+        FERRY_CHECK(found != all.end(), name);
+        hwy::SetSupportedTargetsForTest(*found);
+    }
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+}  // namespace ferry::zero
+#endif

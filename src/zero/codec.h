@@ -1,0 +1,89 @@
+// Codecs of what ranks exchange: fp32 values as codes in blocks. The sender encodes; the owner of a
+// shard decodes and adds the ranks' parts in rank order, in fp32. A part is one array of fp32
+// scales, one a block, and then the codes.
+//
+// A block of values x, of magnitude m at most, with L = 127 (int8) or 7 (int4):
+//
+//     scale = m / L         code = x * (L / m), to the nearest integer, half way to even
+//     decoded = code * scale
+//
+// m below 2^-100: scale and codes are zero, so zeros stay zeros. m of 2^100 or more, infinite or
+// NaN: the scale is NaN, the codes are zero, and all of the block decodes to NaN. No norm is finite
+// with a value that large. int8: a byte a code. int4: of a block of n, byte j has code j in its low
+// half and code ceil(n / 2) + j in its high one. The last block may be shorter than the others.
+//
+// Serial and stateless; any thread, any alignment of values. Every implementation gives the bits of
+// the reference.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/codec_kind.h"
+#include "ferry/dtype.h"
+
+namespace ferry::zero {
+
+constexpr float kLeastCoded = 0x1p-100f, kBeyondCoded = 0x1p100f;  // magnitudes of a block
+constexpr int64_t kLeastBlock = 64, kLargestBlock = 2048;          // elements, a power of two
+
+struct Codec {
+    CodecKind kind = CodecKind::none;
+    int64_t block = 256;
+
+    bool on() const { return kind != CodecKind::none; }
+    // Of a whole block's codes, and of the codes of any count.
+    int64_t code_bytes(int64_t count) const {
+        if (kind != CodecKind::int4) return count;
+        return count / block * (block / 2) + (count % block + 1) / 2;
+    }
+    int64_t scale_bytes(int64_t count) const { return (count + block - 1) / block * 4; }
+    // Of a part: `count` elements from the beginning of a block.
+    int64_t bytes(int64_t count) const { return scale_bytes(count) + code_bytes(count); }
+    bool operator==(const Codec&) const = default;
+};
+std::string text_of(const Codec& codec);  // "int8 in blocks of 256"
+
+// A part of `count` elements, and a run of it that begins with a block.
+template <class Byte>
+struct PartOf {
+    Byte* data = nullptr;
+    int64_t count = 0;
+
+    Byte* scales(const Codec& codec, int64_t first) const {
+        return data + codec.scale_bytes(first);
+    }
+    Byte* codes(const Codec& codec, int64_t first) const {
+        return data + codec.scale_bytes(count) + codec.code_bytes(first);
+    }
+};
+using Part = PartOf<std::byte>;
+using ConstPart = PartOf<const std::byte>;
+
+// Elements [first, first + count) of a part from `values`, which are those alone.
+void encode(const Codec& codec, const float* values, int64_t count, Part part, int64_t first);
+// values[i] = decoded, or values[i] += decoded.
+void decode(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values);
+void decode_add(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values);
+
+// `count` values of a type in fp32.
+void widen(DType type, const std::byte* data, int64_t count, float* values);
+
+// Plain loops: the oracle.
+void encode_reference(const Codec& codec, const float* values, int64_t count, Part part,
+                      int64_t first);
+void decode_reference(const Codec& codec, ConstPart part, int64_t first, int64_t count,
+                      float* values);
+void decode_add_reference(const Codec& codec, ConstPart part, int64_t first, int64_t count,
+                          float* values);
+
+// For tests: the SIMD target that runs, those that can, and one that all of the process runs; ""
+// undoes.
+std::string codec_target();
+std::vector<std::string> codec_targets();
+void force_codec_target(std::string_view name);
+
+}  // namespace ferry::zero

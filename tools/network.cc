@@ -1,0 +1,144 @@
+#include "network.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <utility>
+
+#include "ferry/error.h"
+#include "ferry/units.h"
+#include "train/from_config.h"
+
+namespace ferry::tools {
+namespace {
+
+using Unit = std::pair<std::string_view, double>;
+constexpr std::array<Unit, 4> kRates{{{"Gbit", 1e9}, {"Mbit", 1e6}, {"Kbit", 1e3}, {"bit", 1}}};
+constexpr std::array<Unit, 4> kTimes{{{"us", 1e-6}, {"ms", 1e-3}, {"ns", 1e-9}, {"s", 1}}};
+
+// A number and its unit; below `least` it is refused.
+double quantity(const std::string& text, std::span<const Unit> units, double least,
+                const char* option, const char* example) {
+    double number = 0;
+    const char* end = text.data() + text.size();
+    const auto read = std::from_chars(text.data(), end, number);
+    if (read.ec == std::errc()) {
+        for (const auto& [unit, size] : units) {
+            if (std::string_view(read.ptr, end) == unit && number * size >= least &&
+                number * size <= 1e18)
+                return number * size;
+        }
+    }
+    throw Error(Trouble::usage, {.what = "not a number with a unit, or out of range",
+                                 .where = option,
+                                 .measured = text,
+                                 .remedy = std::string("write it as ") + example});
+}
+
+const char* word_of(CodecKind kind) {
+    return kind == CodecKind::none ? "none" : kind == CodecKind::int8 ? "int8" : "int4";
+}
+
+// Kernels that take another time with another codec.
+bool is_of_codec(const cost::KernelTimes::Kind& kind) {
+    const auto op = static_cast<cost::Op>(kind[0]);
+    return op == cost::Op::cut || op == cost::Op::sum || op == cost::Op::decode_weights;
+}
+
+CodecStep step_with(const CompressConfig& codecs, Config config, const train::RankCount& count,
+                    const std::optional<MachineFile>& machine, cost::Measurements measured) {
+    config.zero.compress = codecs;
+    const auto predictor = predictor_for(config, count, machine);
+    plan_by(machine, config, *predictor);
+    const planner::Plan plan = predictor->plan(train::request_of(config));
+    const FoundMeasurements found = measurements_for(config, *predictor, plan, machine);
+    // What all have in common is measured once, so that two steps differ by the codecs alone.
+    for (const auto& [kind, seconds] : found.measurements.kernels.seconds) {
+        if (is_of_codec(kind))
+            measured.kernels.seconds[kind] = seconds;
+        else
+            measured.kernels.seconds.try_emplace(kind, seconds);
+    }
+    const train::Prediction step = predictor->predict(train::request_of(config), plan, measured);
+    const auto comm = std::ranges::find(step.links, "comm", &train::LinkPrediction::link);
+    return {.gradients = codecs.gradients,
+            .weights = codecs.weights,
+            .sent_bytes = comm == step.links.end() ? 0 : comm->bytes,
+            .seconds = step.timeline.step_seconds};
+}
+
+}  // namespace
+
+Network network_from(const std::string& rate, const std::string& latency) {
+    return {.bits_per_s = quantity(rate, kRates, 1, "--network", "10Gbit"),
+            .latency_s = quantity(latency, kTimes, 0, "--network-latency", "50us")};
+}
+
+cost::Measurements over(const Network& network, const train::RankCount& count,
+                        cost::Measurements measured) {
+    const double outside =
+        static_cast<double>(count.ranks - count.on_a_host) / static_cast<double>(count.ranks - 1);
+    const double of_a_rank = network.bits_per_s / 8 / count.on_a_host;
+    measured.comm_bytes_per_s =
+        1 / (outside / of_a_rank + (1 - outside) / cost::comm_rate(measured));
+    if (outside > 0) measured.comm_overhead_s += network.latency_s;
+    return measured;
+}
+
+const CodecStep& NetworkReport::best() const {
+    return *std::ranges::min_element(steps, {}, &CodecStep::seconds);
+}
+
+NetworkReport network_report(const Config& config, const train::RankCount& count,
+                             const std::optional<MachineFile>& machine, const Network& network,
+                             const cost::Measurements& measured) {
+    NetworkReport report{.network = network, .count = count};
+    const bool codes = config.device == DeviceKind::cpu, gathers = codes && config.zero.stage == 3;
+    for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
+        if (weights != CodecKind::none && !gathers) continue;
+        for (const CodecKind gradients : {CodecKind::none, CodecKind::int8, CodecKind::int4}) {
+            if (gradients != CodecKind::none && !codes) continue;
+            const CompressConfig codecs{gradients, weights, config.zero.compress.block};
+            report.steps.push_back(step_with(codecs, config, count, machine, measured));
+        }
+    }
+    return report;
+}
+
+std::string text_of(const NetworkReport& report) {
+    std::string text = fmt::format(
+        "a step over {:g} Gbit/s between hosts, {} ranks, {} a host:\n\n  {:<10} {:<8} {:>12} "
+        "{:>10} {:>8}\n",
+        report.network.bits_per_s * 1e-9, report.count.ranks, report.count.on_a_host, "gradients",
+        "weights", "sent", "s a step", "faster");
+    const double uncoded = report.steps.front().seconds;
+    for (const CodecStep& step : report.steps)
+        text += fmt::format("  {:<10} {:<8} {:>12} {:>10.4f} {:>7.2f}x\n", word_of(step.gradients),
+                            word_of(step.weights), format_bytes(step.sent_bytes), step.seconds,
+                            uncoded / step.seconds);
+    if (report.steps.size() == 1) return text + "  no codec runs on this device\n\n";
+    const CodecStep& best = report.best();
+    return text + fmt::format("  best: zero.compress.gradients={} zero.compress.weights={}\n\n",
+                              word_of(best.gradients), word_of(best.weights));
+}
+
+nlohmann::json to_json(const NetworkReport& report) {
+    const auto one = [](const CodecStep& step) -> nlohmann::json {
+        return {{"gradients", word_of(step.gradients)},
+                {"weights", word_of(step.weights)},
+                {"sent_bytes", step.sent_bytes},
+                {"seconds", step.seconds}};
+    };
+    nlohmann::json steps = nlohmann::json::array();
+    for (const CodecStep& step : report.steps) steps.push_back(one(step));
+    return {{"bits_per_s", report.network.bits_per_s},
+            {"latency_s", report.network.latency_s},
+            {"ranks", report.count.ranks},
+            {"ranks_per_host", report.count.on_a_host},
+            {"steps", steps},
+            {"best", one(report.best())}};
+}
+
+}  // namespace ferry::tools

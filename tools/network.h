@@ -1,0 +1,45 @@
+// A network between the hosts of a run that is planned, and a step over it with each codec.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "find_measurements.h"
+
+namespace ferry::tools {
+
+struct Network {
+    double bits_per_s = 0;  // of a host, each way
+    double latency_s = 0;   // of an operation, beside what it takes inside a host
+};
+// "10Gbit" or "250Mbit", and "50us" or "1ms". Throws usage.
+Network network_from(const std::string& rate, const std::string& latency);
+
+// The measurements with its hosts that far apart. The ranks of a host share its link; what comes
+// from ranks of the same host takes as long as before, and is added.
+cost::Measurements over(const Network& network, const train::RankCount& count,
+                        cost::Measurements measured);
+
+struct CodecStep {
+    CodecKind gradients = CodecKind::none, weights = CodecKind::none;
+    int64_t sent_bytes = 0;  // by a rank
+    double seconds = 0;
+};
+struct NetworkReport {
+    Network network{};
+    train::RankCount count{};
+    std::vector<CodecStep> steps{};  // uncoded first
+    const CodecStep& best() const;
+};
+
+// Plans and predicts the configuration with every codec that its stage and device take, the rest as
+// `measured`, which is over this network.
+NetworkReport network_report(const Config& config, const train::RankCount& count,
+                             const std::optional<MachineFile>& machine, const Network& network,
+                             const cost::Measurements& measured);
+std::string text_of(const NetworkReport& report);
+nlohmann::json to_json(const NetworkReport& report);
+
+}  // namespace ferry::tools
