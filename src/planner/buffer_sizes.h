@@ -7,12 +7,19 @@ namespace ferry::planner {
 
 constexpr size_t at(Class c) { return static_cast<size_t>(c); }
 
+// Of Muon's matrices, each of which is one chunk.
+struct MatrixNeeds {
+    int64_t elements = 0, state_bytes = 0, workspace_bytes = 0;
+};
+
 struct Workload {
     const std::vector<model::Layer>& layers;
     const model::Numerics& numerics;
     const DeviceNeeds& needs;
     const zero::Partition& partition;
-    int64_t chunk_elements = 0;
+    int64_t chunk_elements = 0;  // of the largest chunk
+    int64_t cut_elements = 0;    // what others than Muon's matrices are cut into
+    MatrixNeeds matrices{};
     int64_t report_bytes = 0;  // of a step
     StateFormat state{};
 };
@@ -21,6 +28,14 @@ struct Workload {
 inline int64_t report_room(int64_t leaves, int64_t report_bytes) {
     return round_up(leaves * 4, 8) + report_bytes;
 }
+// The family of slots on NVMe that a chunk's part goes to: of what is cut into chunks, or of Muon's
+// matrices of one shape. `what`: "state", "weights" or "gradients".
+struct SlotFamily {
+    std::string name{};
+    int64_t bytes = 0;
+};
+SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work);
+
 // Bytes of one buffer, a multiple of the page.
 int64_t buffer_bytes(Class c, const Workload& work);
 const char* name_of(Class c);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "buffer_sizes.h"
 #include "cost/operations.h"
 #include "planner/planner.h"
 
@@ -25,6 +26,9 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
 std::vector<AccumulatorSpill> cut_spills(const std::vector<model::Layer>& layers,
                                          int64_t chunk_elements,
                                          std::vector<LayerPlan>& layer_plans);
+
+// The most that any of Muon's matrices has of each; all 0 without Muon.
+MatrixNeeds matrix_needs(const std::vector<model::Layer>& layers, const StateFormat& asked);
 
 // Norm leaves of this rank's shards.
 int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& partition);

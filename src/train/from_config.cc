@@ -28,6 +28,14 @@ optim::Hyper hyper_of(const Config& config) {
             .seed = config.seed};
 }
 
+optim::Hyper elements_hyper_of(const Config& config) {
+    optim::Hyper hyper = hyper_of(config);
+    if (hyper.method != optim::Method::muon) return hyper;
+    hyper.method = optim::Method::adamw;
+    hyper.lr = config.optimizer.adamw_lr.value_or(hyper.lr);
+    return hyper;
+}
+
 StateFormat format_of(const Config& config) {
     return {.moments = optim::moments_of(hyper_of(config)),
             .moment_type = config.optimizer.moments,

@@ -250,6 +250,10 @@ class IdentityTest(FerryTest):
                 {"optimizer__moments": "int8", "optimizer__fp32_moments": [],
                  "model__tie_embeddings": True},
             "split master": {"precision": "bf16", "optimizer__master": "split"},
+            "muon": {"optimizer__method": "muon", "budgets__device": "2500KiB"},
+            "muon, bf16, int8 momentum, frozen parts":
+                {"optimizer__method": "muon", "precision": "bf16", "optimizer__moments": "int8",
+                 "freeze": ["*q_proj*", "*norm*"], "budgets__device": "2500KiB"},
             "split master, bf16 moments, tied":
                 {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16",
                  "model__tie_embeddings": True},
@@ -368,6 +372,10 @@ class IdentityTest(FerryTest):
                     {"freeze": ["*norm*"]}, {"numerics__wire": "bf16"},
                     {"optimizer__moments": "bf16"}, {"optimizer__moments": "bf16", "seed": 8},
                     {"optimizer__moments": "int8"},
+                    {"optimizer__method": "muon"},
+                    {"optimizer__method": "muon", "optimizer__adamw_lr": 0.001},
+                    {"optimizer__method": "muon", "optimizer__adjust_lr": "match_rms_adamw"},
+                    {"optimizer__method": "muon", "optimizer__nesterov": False},
                     {"optimizer__moments": "int8", "optimizer__fp32_moments": ["*q_proj*", "*embed*"]})
         hashes = [self.train(self.config(**family)).hashes[0] for family in families]
         self.assertEqual(len(set(hashes)), len(families), hashes)

@@ -76,6 +76,7 @@ class ResumeTest(FerryTest):
                         {"precision": "bf16", "optimizer__master": "split",
                          "optimizer__moments": "bf16", "io__backend": "posix"},
                         {"optimizer__moments": "int8"},
+                        {"optimizer__method": "muon"},
                         {"precision": "fp16", "freeze": ["model.layers.1.*"]}):
             with self.subTest(**changes):
                 plain = {key: value for key, value in changes.items()
