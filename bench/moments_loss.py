@@ -5,21 +5,22 @@ The quick start's model (examples/quickstart.json), all in memory, for 1,000 ste
 order of the text. Of fp32 moments each of the seeds is trained, of the smaller format the first one: its loss at the end
 must lie within the others', and the distance to its own fp32 run is printed beside.
 
-    bench/moments_loss.py [--moments int8 bf16] [--steps 1000] [--seeds 5] [--tokens FILE] [--json FILE]
+    bench/moments_loss.py [--moments int8 bf16] [--steps 1000] [--seeds 5] [--device cuda] [--at-once 3] [--json FILE]
 
 Exit code 1: a loss lies outside.
 """
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import common
 
 
 def train(options, config, seed, moments):
     """The last held-back loss, in nats."""
-    config["seed"] = seed
-    config["optimizer"]["moments"] = moments
+    optimizer = {**config["optimizer"], "moments": moments}
+    config = {**config, "seed": seed, "optimizer": optimizer, "device": options.device}
     file = options.folder / f"{moments}-{seed}.json"
     file.write_text(json.dumps(config))
     done = subprocess.run([options.ferry, "train", file, "--json", "--no-bound"], stdout=subprocess.PIPE, text=True,
@@ -44,6 +45,8 @@ def main():
     parser.add_argument("--moments", nargs="+", choices=["int8", "bf16"], default=["int8"])
     parser.add_argument("--steps", type=common.at_least(1), default=1000, help="of each run")
     parser.add_argument("--seeds", type=common.at_least(2), default=5, help="runs with fp32 moments")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--at-once", type=common.at_least(1), default=1, help="runs at the same time")
     options = parser.parse_args()
     config = common.config_of(common.ROOT / "examples/quickstart.json")
     if options.tiny:
@@ -55,8 +58,11 @@ def main():
     del config["budgets"]
     with common.scratch() as options.folder:
         config["data"]["tokens"] = common.tokens_for(options, config, options.folder)
-        smaller = {moments: train(options, config, 1, moments) for moments in options.moments}
-        fp32 = [train(options, config, seed, "fp32") for seed in range(1, options.seeds + 1)]
+        asked = [(1, moments) for moments in options.moments]
+        asked += [(seed, "fp32") for seed in range(1, options.seeds + 1)]
+        with ThreadPoolExecutor(options.at_once) as runs:
+            losses = list(runs.map(lambda run: train(options, config, *run), asked))
+        smaller, fp32 = dict(zip(options.moments, losses)), losses[len(options.moments):]
     rows = [row_of(moments, loss, fp32) for moments, loss in smaller.items()]
     rows += [common.plain("held-back loss with fp32 moments", fp32, "nats")]
     common.report(options, rows, [f"{options.steps} steps of {config['data']['tokens'].rsplit('/', 1)[-1]}"])

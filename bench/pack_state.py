@@ -6,7 +6,7 @@
 CHECKPOINT is a directory that `ferry train` saved (checkpoint.dir). Of m, v and the fp32 master, of each as it is kept, the
 bytes of a number are taken apart into planes, as codecs for floats do; the first plane holds sign and exponent. Printed are
 the entropy of each plane (what any coder of single bytes can reach) and, for zstd at level 1 and LZ4 on one core, the packed
-share and the rates. A plane that a codec does not make smaller is stored as it is.
+share and the rates, by the thread's own time. A plane that a codec does not make smaller is stored as it is.
 
 The last rows are of a step that waits for its drive: bytes read and written at the drive's rate, with and without packing.
 One core packs as fast as measured here; `--cores` of them are left for it beside what a step does already.
@@ -44,7 +44,7 @@ def arrays_of(directory):
                 continue
             begin, end = about["data_offsets"]
             part = np.frombuffer(data[8 + size + begin:8 + size + end], dtype=DTYPES[about["dtype"]])
-            found.setdefault(kind, []).append(part)
+            found.setdefault(f"{kind} in {about['dtype']}", []).append(part)
     return {kind: np.concatenate(parts) for kind, parts in found.items()}
 
 
@@ -105,9 +105,9 @@ def planes_of(values):
 def best_of(work, times=3):
     best = float("inf")
     for _ in range(times):
-        start = time.perf_counter()
+        start = time.thread_time()
         result = work()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     return result, best
 
 

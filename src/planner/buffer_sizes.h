@@ -22,6 +22,7 @@ struct Workload {
     MatrixNeeds matrices{};
     int64_t report_bytes = 0;  // of a step
     StateFormat state{};
+    int64_t ns_steps = 0;
 };
 
 // Bytes in the host arena of the norm leaves and, behind them, the report.

@@ -55,6 +55,7 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
     plan.layer_plans.resize(plan.layers.size());
     plan.chunks = cut_chunks(plan.layers, chunk_elements, plan.state, partition, plan.layer_plans);
     plan.spills = cut_spills(plan.layers, chunk_elements, plan.layer_plans);
+    plan.ns_steps = request.ns_steps;
     plan.workspace_bytes = matrices.workspace_bytes;
     plan.leaves = leaves_of(plan.chunks, partition);
     if (plan.leaves == 0 && request.trains) {
@@ -71,7 +72,8 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
                         .cut_elements = chunk_elements,
                         .matrices = matrices,
                         .report_bytes = plan.report_bytes(),
-                        .state = plan.state};
+                        .state = plan.state,
+                        .ns_steps = plan.ns_steps};
     const Placement placement = place_for_speed(request, work, plan.chunks, plan.spills, machine);
     lay_out(plan, placement, work, nvme_budget(request), request.budgets.nvme.size());
     return plan;

@@ -53,6 +53,12 @@ struct MatrixWorkspace {
     int64_t bytes() const { return (leaves() + count / kLeafFloats) * 4; }
     static constexpr int64_t kLeafFloats = 4096;
 };
+// Multiplications and additions of one iteration of Newton-Schulz: three products.
+inline double iteration_flops(int64_t rows, int64_t cols) {
+    const auto narrow = static_cast<double>(std::min(rows, cols)),
+               wide = static_cast<double>(std::max(rows, cols));
+    return 2 * narrow * narrow * (2 * wide + narrow);
+}
 inline MatrixWorkspace workspace_of(int64_t rows, int64_t cols, int64_t count) {
     return {.count = count, .side = std::min(rows, cols)};
 }
@@ -130,6 +136,7 @@ struct Plan {
     std::vector<swap::HostSlots> host_slots{};
     int64_t leaves = 0, leaves_offset = 0;              // fp32, in the host arena
     int64_t report_offset = 0;                          // of a step's report, in the host arena
+    int64_t ns_steps = 0;                               // Muon's iterations of a matrix
     int64_t workspace_bytes = 0, workspace_offset = 0;  // Muon's, for one matrix, there too
     uint32_t leaves_resource = 0, report_resource = 0, resources = 0;
     // Sizes of the arenas and volumes; the device holds device_overhead_bytes beside its arena.

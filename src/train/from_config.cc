@@ -5,13 +5,15 @@
 namespace ferry::train {
 
 planner::PlanRequest request_of(const Config& config) {
-    return {.device = config.device,
-            .micro_batches = config.batch.micro_batches,
-            .clips = config.clip_norm > 0,
-            .durable = config.checkpoint.durable_steps,
-            .state = format_of(config),
-            .budgets = config.budgets,
-            .swap = config.swap};
+    return {
+        .device = config.device,
+        .micro_batches = config.batch.micro_batches,
+        .clips = config.clip_norm > 0,
+        .durable = config.checkpoint.durable_steps,
+        .state = format_of(config),
+        .ns_steps = config.optimizer.method == optim::Method::muon ? config.optimizer.ns_steps : 0,
+        .budgets = config.budgets,
+        .swap = config.swap};
 }
 
 optim::Hyper hyper_of(const Config& config) {

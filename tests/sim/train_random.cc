@@ -55,10 +55,9 @@ void draw_numbers(Lots& lots, Config& config) {
     config.batch.micro_batch = 1 + lots.below(2);
     config.batch.micro_batches = lots.one_of({2, 4});
     config.precision = lots.one_of({DType::f32, DType::bf16, DType::f16});
-    config.optimizer.method =
-        lots.one_of({optim::Method::adamw, optim::Method::adamw, optim::Method::adam,
-                     optim::Method::sgd, optim::Method::lion, optim::Method::adagrad,
-                     optim::Method::muon});
+    config.optimizer.method = lots.one_of(
+        {optim::Method::adamw, optim::Method::adamw, optim::Method::adam, optim::Method::sgd,
+         optim::Method::lion, optim::Method::adagrad, optim::Method::muon});
     if (config.optimizer.method == optim::Method::sgd)
         config.optimizer.momentum = lots.one_of({0.0, 0.9});
     if (config.optimizer.method == optim::Method::muon)

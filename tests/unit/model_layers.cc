@@ -287,8 +287,7 @@ TEST(CodedMoments, are_of_matrices_of_whole_blocks_apart_from_the_others) {
 TEST(MuonMatrices, are_those_of_blocks_each_in_a_segment_of_its_own) {
     const std::vector<std::string> freeze{"*.0.self_attn.k_proj*"}, adamw{"*down_proj*"};
     for (const bool coded : {false, true}) {
-        const auto all =
-            layers_of(small(false), freeze, false, 1, {.coded = coded}, {true, adamw});
+        const auto all = layers_of(small(false), freeze, false, 1, {.coded = coded}, {true, adamw});
         for (const Layer& layer : all) {
             check_layout(layer);
             int64_t matrices = 0;

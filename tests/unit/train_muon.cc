@@ -103,7 +103,8 @@ void update(Matrix& from, Matrix& to, int threads, const optim::Scalars& by) {
 // Jordan's coefficients bring singular values between 0.7 and 1.2, not to 1. So a matrix times its
 // transpose has such squares for eigenvalues: its trace is their sum.
 TEST(Muon, BringsSingularValuesNearOne) {
-    constexpr std::pair<int64_t, int64_t> kShapes[] = {{32, 96}, {96, 32}, {48, 48}, {1, 64}, {130, 7}};
+    constexpr std::pair<int64_t, int64_t> kShapes[] = {
+        {32, 96}, {96, 32}, {48, 48}, {1, 64}, {130, 7}};
     for (const auto& [rows, cols] : kShapes) {
         const int64_t count = round_up(rows * cols, optim::kLeaf);
         const planner::MatrixWorkspace at = planner::workspace_of(rows, cols, count);
