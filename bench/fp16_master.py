@@ -42,7 +42,7 @@ def main():
     import numpy as np
 
     p = pack_state.arrays_of(options.checkpoint)["master in F32"].view(np.float32)
-    rows = [common.plain("|p| below 2^-16", float((np.abs(p) < 2.0 ** -16).mean()), "share", note=f"{len(p)} weights")]
+    rows = [common.plain("master weights below 2^-16", float((np.abs(p) < 2.0 ** -16).mean()), "share", note=f"{len(p)} weights")]
     for name, found in restored(p, p.astype(np.float16)).items():
         wrong = found.view(np.uint32) != p.view(np.uint32)
         apart = np.abs(found.astype(np.float64) - p)
