@@ -1,16 +1,12 @@
 // How large a buffer of each class is for a given model and chunk size.
 #pragma once
 
+#include "chunks.h"
 #include "planner/planner.h"
 
 namespace ferry::planner {
 
 constexpr size_t at(Class c) { return static_cast<size_t>(c); }
-
-// Of Muon's matrices, each of which is one chunk.
-struct MatrixNeeds {
-    int64_t elements = 0, state_bytes = 0, workspace_bytes = 0;
-};
 
 struct Workload {
     const std::vector<model::Layer>& layers;
