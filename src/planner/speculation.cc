@@ -106,18 +106,20 @@ double speculative_fraction(double forward_s, double backward_s, double optimize
 double expected_speculative_fraction(const PlanRequest& request, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,
                                      const cost::Measurements& machine) {
-    double trainable = 0, stored_bytes = 0;
+    double trainable = 0, stored_bytes = 0, matrices_s = 0;
     for (size_t c = 0; c < chunks.size(); ++c) {
         const Tier home = placement.chunks[c].state;
         if (!chunks[c].trainable || home == Tier::device) continue;
         trainable += double(chunks[c].count);
+        if (is_matrix(chunks[c]))  // its products: all else is little beside them
+            matrices_s += update_seconds(work, chunks[c], machine);
         if (home == Tier::nvme) stored_bytes += double(state_bytes(chunks[c]));
     }
     if (trainable == 0) return 0;
     const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.saved, machine);
     const double stored_s = 2 * stored_bytes / machine.nvme_bytes_per_s;  // read and written
     const double updates_s =
-        trainable / double(work.chunk_elements) * update_seconds(work, machine);
+        trainable / double(work.chunk_elements) * update_seconds(work, machine) + matrices_s;
     // A drive is written afresh in any case; elsewhere than beside a GPU nothing else speculates.
     const bool in_memory = !machine.computes_on_host && updates_s >= stored_s;
     const double out_of_place = in_memory ? machine.out_of_place : 1;

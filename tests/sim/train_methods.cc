@@ -226,7 +226,10 @@ protected:
                             .adamw_lr = 3e-3,
                             .moments = GetParam().moments,
                             .master = GetParam().master};
-        if (GetParam().moments == MomentType::int8) config = with_coded_moments(config);
+        if (GetParam().moments == MomentType::int8) {
+            config = with_coded_moments(config);
+            config.clip_norm = 2.6;  // in some steps
+        }
         config.precision = GetParam().precision;
         config.schedule = {
             .kind = optim::Decay::wsd, .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
