@@ -298,7 +298,9 @@ TEST_P(MuonRuns, MatricesAreWholeChunksInSlotsOfTheirSize) {
         const aio::SlotClass& slots = plan.slot_classes[static_cast<size_t>(state.slot_class)];
         EXPECT_GE(slots.slot_bytes, state.bytes);
         EXPECT_EQ(slots.name.find(" x ") != std::string::npos, matrix) << slots.name;
-        if (matrix) EXPECT_EQ(slots.slot_bytes, state.bytes) << slots.name;
+        if (matrix) {
+            EXPECT_EQ(slots.slot_bytes, state.bytes) << slots.name;
+        }
     }
     EXPECT_EQ(matrices, 14);  // q, k, v, o, gate, up, down of two blocks
     EXPECT_GT(plan.workspace_bytes, 0);

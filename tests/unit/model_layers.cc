@@ -308,7 +308,9 @@ TEST(MuonMatrices, are_those_of_blocks_each_in_a_segment_of_its_own) {
             }
             const auto of_layer = std::ranges::count_if(layer.segments, &Segment::is_matrix);
             EXPECT_EQ(of_layer, matrices) << "one tensor a segment";
-            if (layer.kind != LayerKind::block) EXPECT_EQ(of_layer, 0);
+            if (layer.kind != LayerKind::block) {
+                EXPECT_EQ(of_layer, 0);
+            }
         }
     }
 }
