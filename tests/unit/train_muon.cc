@@ -16,7 +16,12 @@ namespace ferry::train {
 namespace {
 
 float value_at(int64_t i) {
-    const auto x = static_cast<uint32_t>(i + 1) * 2654435761u;
+    auto x = static_cast<uint32_t>(i + 1) * 0x9E3779B1u;
+    x ^= x >> 15;
+    x *= 0x2C1B3C6Du;
+    x ^= x >> 12;
+    x *= 0x297A2D39u;
+    x ^= x >> 15;
     return (static_cast<float>(x >> 8) * 0x1p-24f - 0.5f) * 0.25f;
 }
 
