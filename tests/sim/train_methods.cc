@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "ferry/optim.h"
 #include "swap/schedule.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"

@@ -119,7 +119,7 @@ const Case kCases[] = {
     {"MuonsRateBesideAnother",
      {"optimizer.method=lion", "optimizer.adamw_lr=1e-3"},
      {"optimizer.adamw_lr", "Muon's alone", "lion"}},
-    {"NoSteps",
+    {"NoIterations",
      {"optimizer.method=muon", "optimizer.ns_steps=0"},
      {"optimizer.ns_steps", "outside its range", "at least 1"}},
     {"TwoCoefficients",
