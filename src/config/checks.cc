@@ -127,9 +127,11 @@ void check_muon(const OptimizerConfig& o, const Given& given) {
         "optimizer.adamw_lr", "optimizer.adamw_tensors"};
     const bool muon = o.method == optim::Method::muon;
     for (const std::string_view key : kOfMuon) {
-        demand(given, {{muon || !given.contains(key), std::string(key), "a key of Muon's alone",
-                        "optimizer.method " + std::string(word_of(kMethods, o.method)),
-                        "set optimizer.method to \"muon\", or leave the key out"}});
+        const bool is_auto = key == "optimizer.adamw_lr" && !o.adamw_lr;
+        demand(given,
+               {{muon || is_auto || !given.contains(key), std::string(key), "a key of Muon's alone",
+                 "optimizer.method " + std::string(word_of(kMethods, o.method)),
+                 "set optimizer.method to \"muon\", or leave the key out"}});
     }
     // What an iteration makes of a singular value of 1. Beyond 2 the next one throws it further
     // out.

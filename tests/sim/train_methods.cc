@@ -241,9 +241,20 @@ protected:
     Config tight() const {
         Config config = with_muon(tiny_config_on_nvme(data_));
         config.budgets.host_bytes = 2 * kMiB;
-        config.budgets.device_bytes = 4 * kMiB;
         config.swap.state_on_nvme = 1;
+        config.budgets.device_bytes = smallest_device_budget(config);
         return config;
+    }
+    // The least that the planner asks for: no weights stay there.
+    static int64_t smallest_device_budget(Config config) {
+        config.budgets.device_bytes = 1;
+        try {
+            plan_for(config);
+        } catch (const Error& error) {
+            const std::string& needed = error.problem().measured;  // "... (1048576 bytes)"
+            return std::stoll(needed.substr(needed.find('(') + 1));
+        }
+        return 0;
     }
     static TinyOutcome in_memory(const Config& config) {
         const auto executor = make_thread_executor();
