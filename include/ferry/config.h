@@ -90,12 +90,24 @@ struct BatchConfig {
     int64_t micro_batches = 1;  // of one optimizer step
 };
 
+// x' = a x + b (x x^T) x + c (x x^T)^2 x. These are Jordan's, and torch.optim.Muon's.
+struct NewtonSchulzCoefficients {
+    double a = 3.4445, b = -4.7750, c = 2.0315;
+};
+
 struct OptimizerConfig {
     optim::Method method = optim::Method::adamw;
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-    double momentum = 0;             // sgd
-    bool nesterov = false;           // sgd
+    double momentum = 0;             // sgd, muon
+    bool nesterov = false;           // sgd, muon
     double initial_accumulator = 0;  // adagrad
+    // Muon's own. Of what it leaves to AdamW: the learning rate (empty: lr), and tensors that would
+    // be Muon's, by glob patterns over their names.
+    int64_t ns_steps = 5;
+    NewtonSchulzCoefficients ns_coefficients{};
+    optim::AdjustLr adjust_lr = optim::AdjustLr::original;
+    std::optional<double> adamw_lr{};
+    std::vector<std::string> adamw_tensors{};
     bool decay_norms_and_biases = false;
     MomentType moments = MomentType::f32;  // what they are kept in
     // int8: glob patterns over tensor names; the embeddings' by default.

@@ -20,8 +20,8 @@ namespace ferry::optim {
 struct Hyper {
     Method method = Method::adamw;
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-    double momentum = 0;             // sgd
-    bool nesterov = false;           // sgd
+    double momentum = 0;             // sgd, muon
+    bool nesterov = false;           // sgd, muon
     double initial_accumulator = 0;  // adagrad
     uint32_t seed = 0;               // of stochastic rounding
 };
@@ -56,6 +56,14 @@ struct Hyper {
 //   g  = flush(g + p * weight_decay)
 //   m' = m + g * g                                    starts at initial_accumulator
 //   p' = p - (g * step_size) / (sqrt(m') + eps)
+// Muon (Jordan et al. 2024; torch.optim.Muon's form), which is for whole matrices and so is not a
+// Method that update() takes. It is two passes of SGD about an orthogonalisation:
+//   m' = m * momentum + g                             g carries the factor 1 - momentum
+//   u  = nesterov ? g + m' * momentum : m'
+//   o  = u, orthogonalised by Newton-Schulz           train/muon.h
+//   p' = p - flush(o + p * (weight_decay / f)) * (lr * f)
+//   f  = adjust_lr_factor(...) of the matrix's shape. So p' = p * (1 - lr * weight_decay) - o * lr
+//   * f: the decay is decoupled.
 struct Scalars {
     Method method = Method::adamw;
     float gradient_scale = 1;  // clip factor / loss scale
@@ -71,11 +79,19 @@ struct Scalars {
 // (2.8e-14 at beta2 = 0.999; 2^-50 for Adagrad). A gradient below e leaves no trace in v and must
 // not be divided by less. Scalars too small to be normal in fp32 become 0.
 Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale);
+// The two passes of Muon, of what scalars_of() gave for it. The first is of p = 0, which becomes u;
+// the second has o, in fp32, for a gradient, and keeps no moment.
+Scalars muon_momentum(const Scalars& muon);
+Scalars muon_step(const Scalars& muon, double factor);
+// original: sqrt(max(1, rows / cols)); match_rms_adamw: 0.2 sqrt(max(rows, cols));
+// spectral_unclamped: sqrt(rows / cols).
+double adjust_lr_factor(AdjustLr adjust, int64_t rows, int64_t cols);
 // How many of m, v the method keeps: 2 for Adam, 1 (in m) for SGD with momentum, Lion and Adagrad.
+// Muon keeps m of its matrices, and both of what AdamW updates beside them.
 int moments_of(Method method);
-int moments_of(const Hyper& hyper);        // 0 for SGD without momentum
-float initial_moment(const Hyper& hyper);  // what m starts as: 0, but for Adagrad
-Method method_from(std::string_view name);
+int moments_of(const Hyper& hyper);         // 0 for SGD without momentum
+float initial_moment(const Hyper& hyper);   // what m starts as: 0, but for Adagrad
+Method method_from(std::string_view name);  // of those that update() takes
 std::string_view name_of(Method method);
 
 // Three formats of the state that are smaller than fp32 p, m, v. None changes an operation above.

@@ -113,12 +113,37 @@ void warn_of_unused(const Use<Choice>& use, Choice choice, const Words<Choice, c
 
 void warn_of_method(const OptimizerConfig& o, const Given& given) {
     using enum optim::Method;
-    const std::array<Use<optim::Method>, 5> uses{{{"optimizer.betas", {adamw, adam, lion}},
-                                                  {"optimizer.eps", {adamw, adam, adagrad}},
-                                                  {"optimizer.momentum", {sgd}},
-                                                  {"optimizer.nesterov", {sgd}},
+    const std::array<Use<optim::Method>, 5> uses{{{"optimizer.betas", {adamw, adam, lion, muon}},
+                                                  {"optimizer.eps", {adamw, adam, adagrad, muon}},
+                                                  {"optimizer.momentum", {sgd, muon}},
+                                                  {"optimizer.nesterov", {sgd, muon}},
                                                   {"optimizer.initial_accumulator", {adagrad}}}};
     for (const Use<optim::Method>& use : uses) warn_of_unused(use, o.method, kMethods, given);
+}
+
+// Another method with keys of Muon's alone was meant to be Muon.
+void check_muon(const OptimizerConfig& o, const Given& given) {
+    constexpr std::array<std::string_view, 5> kOfMuon{
+        "optimizer.ns_steps", "optimizer.ns_coefficients", "optimizer.adjust_lr",
+        "optimizer.adamw_lr", "optimizer.adamw_tensors"};
+    const bool muon = o.method == optim::Method::muon;
+    for (const std::string_view key : kOfMuon) {
+        const bool is_auto = key == "optimizer.adamw_lr" && !o.adamw_lr;
+        demand(given,
+               {{muon || is_auto || !given.contains(key), std::string(key), "a key of Muon's alone",
+                 "optimizer.method " + std::string(word_of(kMethods, o.method)),
+                 "set optimizer.method to \"muon\", or leave the key out"}});
+    }
+    // What an iteration makes of a singular value of 1. Beyond 2 the next one throws it further
+    // out.
+    const NewtonSchulzCoefficients& n = o.ns_coefficients;
+    const double of_one = n.a + n.b + n.c;
+    demand(given, {{n.a > 0 && of_one > 0 && of_one < 2, "optimizer.ns_coefficients",
+                    "coefficients with which Newton-Schulz does not bring singular values near 1",
+                    show("a", n.a) + ", " + show("b", n.b) + ", " + show("c", n.c) + ", " +
+                        show("of 1 they make", of_one),
+                    "take a above 0 and a + b + c between 0 and 2: [3.4445, -4.775, 2.0315], or "
+                    "[1.5, -0.5, 0]"}});
 }
 
 void warn_of_pattern(const AttentionConfig& a, const Given& given) {
@@ -189,7 +214,8 @@ void warn_of_eps(const OptimizerConfig& o, const Given& given) {
     const double least =
         0x1p-50 / (o.method == optim::Method::adagrad ? 1 : std::sqrt(1 - o.beta2));
     using enum optim::Method;
-    const bool used = o.method == adamw || o.method == adam || o.method == adagrad;
+    const bool used =
+        o.method == adamw || o.method == adam || o.method == adagrad || o.method == muon;
     if (!used || o.eps >= least) return;
     std::ostringstream text;
     text << given.place_of("optimizer.eps") << " is " << o.eps << ", but the update uses " << least
@@ -202,6 +228,9 @@ void resolve_optimizer(OptimizerConfig& o, const Given& given) {
     using enum optim::Method;
     if (o.method == lion && !given.contains("optimizer.betas")) o.beta2 = 0.99;
     if (o.method == adagrad && !given.contains("optimizer.eps")) o.eps = 1e-10;
+    if (o.method == muon && !given.contains("optimizer.momentum")) o.momentum = 0.95;
+    if (o.method == muon && !given.contains("optimizer.nesterov")) o.nesterov = o.momentum > 0;
+    check_muon(o, given);
     warn_of_method(o, given);
     warn_of_eps(o, given);
     const bool keeps_none = o.method == sgd && o.momentum == 0;
@@ -209,7 +238,8 @@ void resolve_optimizer(OptimizerConfig& o, const Given& given) {
         log_warn(given.place_of("optimizer.moments") + " does nothing with sgd without momentum");
     if (o.moments != MomentType::int8 && given.contains("optimizer.fp32_moments"))
         log_warn(given.place_of("optimizer.fp32_moments") + " is used by moments int8 alone");
-    const bool looks_ahead_with_nothing = o.method == sgd && o.nesterov && o.momentum == 0;
+    const bool looks_ahead_with_nothing =
+        (o.method == sgd || o.method == muon) && o.nesterov && o.momentum == 0;
     demand(given, {{o.moments != MomentType::int8 || !keeps_none, "optimizer.moments",
                     "sgd without momentum keeps no moments, in int8 or otherwise", "momentum 0",
                     "leave optimizer.moments out, or set optimizer.momentum, such as 0.9"},
@@ -276,26 +306,34 @@ void check_tiers(const Config& c, const Given& given) {
     const std::optional<DType> residual = c.numerics.residual;
     const std::string asked{word_of(kNarrow, residual)};
     const std::string precision{word_of(kPrecisions, c.precision)};
-    demand(given,
-           {{chunk % kLeaf == 0, "swap.chunk_elements",
-             "a chunk is not a whole number of 4,096-element leaves", show("chunk_elements", chunk),
-             "set " + show("chunk_elements", round_up(chunk, kLeaf))},
-            {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
-             "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
-             show("block_bytes", c.io.block_bytes),
-             "set " + show("block_bytes", round_up(c.io.block_bytes, kLeaf))},
-            {c.swap.state_on_nvme.value_or(0) == 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
-             "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
-             "add a path to budgets.nvme"},
-            {c.optimizer.master != MasterFormat::split || c.precision == DType::bf16,
-             "optimizer.master", "a split master is a bf16 weight and the bits below it",
-             "precision " + precision, "set precision to bf16, or master to fp32"},
-            {!residual || residual == DType::f32 || residual == c.precision, "numerics.residual",
-             "a " + asked + " residual stream needs " + asked + " compute",
-             "precision " + precision, "set precision to " + asked + ", or residual to auto"},
-            {c.numerics.wire != DType::f16 || c.precision == DType::f16, "numerics.wire",
-             "gradients in fp16 overflow without loss scaling", "precision " + precision,
-             "set precision to fp16, or wire to auto"}});
+    demand(
+        given,
+        {{chunk % kLeaf == 0, "swap.chunk_elements",
+          "a chunk is not a whole number of 4,096-element leaves", show("chunk_elements", chunk),
+          "set " + show("chunk_elements", round_up(chunk, kLeaf))},
+         {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
+          "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
+          show("block_bytes", c.io.block_bytes),
+          "set " + show("block_bytes", round_up(c.io.block_bytes, kLeaf))},
+         {c.swap.state_on_nvme.value_or(0) == 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
+          "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
+          "add a path to budgets.nvme"},
+         {c.optimizer.master != MasterFormat::split || c.precision != DType::f16,
+          "optimizer.master",
+          "the low bits of a master do not restore it beside an fp16 weight, which ends in other "
+          "places (docs/decisions/0041-split-master-of-fp16.md)",
+          "precision " + precision,
+          "set master to fp32 and optimizer.moments to int8, which saves 6 B of 12; or set "
+          "precision to bf16 where the GPU has it"},
+         {c.optimizer.master != MasterFormat::split || c.precision == DType::bf16,
+          "optimizer.master", "a split master is a bf16 weight and the bits below it",
+          "precision " + precision, "set precision to bf16, or master to fp32"},
+         {!residual || residual == DType::f32 || residual == c.precision, "numerics.residual",
+          "a " + asked + " residual stream needs " + asked + " compute", "precision " + precision,
+          "set precision to " + asked + ", or residual to auto"},
+         {c.numerics.wire != DType::f16 || c.precision == DType::f16, "numerics.wire",
+          "gradients in fp16 overflow without loss scaling", "precision " + precision,
+          "set precision to fp16, or wire to auto"}});
     check_paths(c, given);
 }
 

@@ -25,6 +25,10 @@ constexpr std::array<std::string_view, 8> kKeysLeftOut = {
 // Without a fall the rate does not depend on where the run ends.
 constexpr std::array<std::string_view, 3> kOfTheFall = {
     "schedule.total_steps", "schedule.decay_steps", "schedule.final_fraction"};
+// Beside another method they say nothing.
+constexpr std::array<std::string_view, 5> kOfMuon = {
+    "optimizer.ns_steps", "optimizer.ns_coefficients", "optimizer.adjust_lr", "optimizer.adamw_lr",
+    "optimizer.adamw_tensors"};
 
 bool contains(std::span<const std::string_view> words, std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();
@@ -33,6 +37,7 @@ bool contains(std::span<const std::string_view> words, std::string_view word) {
 }  // namespace
 
 std::string describe_training(const Config& config) {
+    const bool muon = config.optimizer.method == optim::Method::muon;
     const bool falls = config.schedule.kind != optim::Decay::constant;
     std::string text;
     for (const KeyValue& one : describe_values(config)) {
@@ -40,7 +45,7 @@ std::string describe_training(const Config& config) {
         const size_t dot = key.find('.');
         const std::string_view section = dot == std::string_view::npos ? "" : key.substr(0, dot);
         if (contains(kSectionsLeftOut, section) || contains(kKeysLeftOut, key) ||
-            (!falls && contains(kOfTheFall, key)))
+            (!falls && contains(kOfTheFall, key)) || (!muon && contains(kOfMuon, key)))
             continue;
         text += one.key + " = " + one.value + "\n";
     }

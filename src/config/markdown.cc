@@ -16,6 +16,10 @@ std::string bytes_text(int64_t bytes) {
 std::string text_of(const Key&, const Pair& pair) {
     return fmt::format("[{}, {}]", format_number(*pair.first), format_number(*pair.second));
 }
+std::string text_of(const Key&, const Triple& triple) {
+    return fmt::format("[{}, {}, {}]", format_number(*triple.first), format_number(*triple.second),
+                       format_number(*triple.third));
+}
 std::string text_of(const Key&, const bool* value) { return *value ? "true" : "false"; }
 std::string text_of(const Key&, const std::string* value) { return *value; }
 std::string text_of(const Key&, const Period* period) { return describe(*period); }
@@ -207,6 +211,8 @@ std::string_view name_of(Form form) {
             return "size";
         case Form::pair:
             return "list of two numbers";
+        case Form::triple:
+            return "list of three numbers";
         case Form::integers:
             return "list of whole numbers";
         case Form::texts:

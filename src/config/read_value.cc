@@ -215,6 +215,13 @@ void read_pair(const Place& at, const json& value, Pair out) {
     *out.second = read_number(at, value[1]);
 }
 
+void read_triple(const Place& at, const json& value, Triple out) {
+    if (!value.is_array() || value.size() != 3) wrong_type(at, value);
+    *out.first = read_number(at, value[0]);
+    *out.second = read_number(at, value[1]);
+    *out.third = read_number(at, value[2]);
+}
+
 bool says_automatic(const Key& key, const json& value) { return key.automatic && value == "auto"; }
 
 template <class Field>
@@ -273,6 +280,8 @@ void read_value(const Key& key, const json& value, const std::string& where, Con
             const auto target = slot(config);
             if constexpr (std::is_same_v<std::remove_const_t<decltype(target)>, Pair>) {
                 read_pair(at, value, target);
+            } else if constexpr (std::is_same_v<std::remove_const_t<decltype(target)>, Triple>) {
+                read_triple(at, value, target);
             } else {
                 read_field(at, value, target);
             }

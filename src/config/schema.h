@@ -16,6 +16,11 @@ struct Pair {
     double* first;
     double* second;
 };
+struct Triple {
+    double* first;
+    double* second;
+    double* third;
+};
 // A key whose values are words: they and the values of its field, in one table. Words are called by
 // their index there.
 struct Choice {
@@ -32,7 +37,7 @@ using Slot =
                  std::optional<int>* (*)(Config&), std::optional<int64_t>* (*)(Config&),
                  std::optional<double>* (*)(Config&), std::vector<std::string>* (*)(Config&),
                  std::vector<int>* (*)(Config&), std::vector<NvmePath>* (*)(Config&),
-                 Period* (*)(Config&), Pair (*)(Config&)>;
+                 Period* (*)(Config&), Pair (*)(Config&), Triple (*)(Config&)>;
 
 enum class Form : uint8_t {
     integer,
@@ -42,6 +47,7 @@ enum class Form : uint8_t {
     choice,
     bytes,
     pair,
+    triple,
     integers,
     texts,
     volumes,
@@ -59,7 +65,7 @@ struct Key {
     Slot slot;
     Form form;
     std::string_view doc;
-    Range range{};  // integer, number, pair, integers, bytes
+    Range range{};  // integer, number, pair, triple, integers, bytes
     // May be "auto". An optional field is empty then; another one is as it was made, and gets its
     // value when the configuration is checked.
     bool automatic = false;

@@ -28,6 +28,11 @@ std::string text_of(const config::Pair& pair) {
     return fmt::format("[{}, {}]", text_of(*pair.first), text_of(*pair.second));
 }
 
+std::string text_of(const config::Triple& triple) {
+    return fmt::format("[{}, {}, {}]", text_of(*triple.first), text_of(*triple.second),
+                       text_of(*triple.third));
+}
+
 template <class Value>
 std::string text_of(const std::optional<Value>& value) {
     return value ? text_of(*value) : "auto";
@@ -39,7 +44,9 @@ std::string value_of(const Key& key, Config& config) {
             return std::string(slot.word(slot.read(config)));
         } else {
             const auto value = slot(config);
-            if constexpr (std::is_same_v<std::remove_const_t<decltype(value)>, config::Pair>) {
+            using Value = std::remove_const_t<decltype(value)>;
+            if constexpr (std::is_same_v<Value, config::Pair> ||
+                          std::is_same_v<Value, config::Triple>) {
                 return text_of(value);
             } else {
                 return text_of(*value);

@@ -30,10 +30,14 @@ constexpr Words<MomentType, 3> kMoments = {{
     {MomentType::f32, "fp32"}, {MomentType::bf16, "bf16"}, {MomentType::int8, "int8"}}};
 constexpr Words<MasterFormat, 2> kMasters = {{
     {MasterFormat::fp32, "fp32"}, {MasterFormat::split, "split"}}};
-constexpr Words<optim::Method, 5> kMethods = {{
+constexpr Words<optim::Method, 6> kMethods = {{
     {optim::Method::adamw, "adamw"}, {optim::Method::adam, "adam"},
     {optim::Method::sgd, "sgd"}, {optim::Method::lion, "lion"},
-    {optim::Method::adagrad, "adagrad"}}};
+    {optim::Method::adagrad, "adagrad"}, {optim::Method::muon, "muon"}}};
+constexpr Words<optim::AdjustLr, 3> kAdjustments = {{
+    {optim::AdjustLr::original, "original"},
+    {optim::AdjustLr::match_rms_adamw, "match_rms_adamw"},
+    {optim::AdjustLr::spectral_unclamped, "spectral_unclamped"}}};
 constexpr Words<optim::Decay, 6> kSchedules = {{
     {optim::Decay::constant, "constant"}, {optim::Decay::linear, "linear"},
     {optim::Decay::cosine, "cosine"}, {optim::Decay::wsd, "wsd"},

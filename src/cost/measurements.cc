@@ -77,6 +77,14 @@ double dram_per_copied_byte(const Measurements& measured) {
     return measured.computes_on_host ? 2 : 1;
 }
 
+double host_products_s(double flops, const Measurements& measured) {
+    constexpr double kOfAThread = 5e10;
+    if (flops == 0) return 0;
+    if (!measured.computes_on_host) return flops / (measured.threads * kOfAThread);
+    return flops / (measured.product_flops_per_s > 0 ? measured.product_flops_per_s
+                                                     : measured.assumed_flops_per_s);
+}
+
 double dram_bytes(double updated, double copied, double stored, const Measurements& measured) {
     return updated + dram_per_copied_byte(measured) * copied + measured.dram_per_nvme_byte * stored;
 }

@@ -66,6 +66,10 @@ Measurements known_or(Measurements known, const Measurements& assumed);
 // through. Measurements of one rank stay as they are.
 Measurements of_rank(Measurements measured, int ranks_on_host);
 
+// Of products of the processors in fp32, beside whatever computes: at the rate that is measured or
+// assumed where they compute the model too, and otherwise at one assumed of each thread.
+double host_products_s(double flops, const Measurements& measured);
+
 // Bytes of host memory moved for each byte that is copied between host and device. Both ends lie in
 // it where the processors are the device.
 double dram_per_copied_byte(const Measurements& measured);

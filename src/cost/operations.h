@@ -124,6 +124,7 @@ struct Work {
     int64_t bytes = 0;                    // the task's own, where the operation has several sizes
     uint8_t flags = 0;
     int64_t tokens = 0, tokens_bytes = 0, input_bytes = 0;  // of a micro-batch
+    double update_flops = 0;                                // of its products: Muon's, of a matrix
     int64_t checked_bytes = 0;  // of what an update reads from storage and will write there
     int64_t ranks = 1;
     zero::Codecs codecs{};

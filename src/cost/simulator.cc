@@ -75,7 +75,8 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
                 if (!is_update(task)) return {};  // tokens are copied: nothing beside the rest
                 return update_cost(
                     measured.update_overhead_s +
-                        bytes_of_update(task, work_of) / measured.dram_bytes_per_s,
+                        bytes_of_update(task, work_of) / measured.dram_bytes_per_s +
+                        host_products_s(work_of(task).update_flops, measured),
                     check_cost(static_cast<double>(work_of(task).checked_bytes), measured));
             case swap::Lane::check:
                 return check_cost(bytes, measured);

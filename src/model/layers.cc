@@ -206,24 +206,29 @@ std::vector<Tensor> tensors_of(const Shape& s, LayerKind kind, int64_t block, bo
 
 // The settings that decide whether a tensor trains, and decays.
 struct Fates {
-    Patterns freeze, fp32;
-    bool coded = false;
+    Patterns freeze, fp32, adamw;
+    bool coded = false, muon = false;
 
-    void decide(Tensor& t) {
+    void decide(Tensor& t, LayerKind kind) {
         t.trainable = !freeze.match(t.name);
         if (!t.trainable) t.decays = false;
         const bool named = fp32.match(t.name);
         t.fp32_moments = coded && t.trainable && (named || !can_be_coded(t));
+        const bool for_adamw = adamw.match(t.name);
+        t.by_muon =
+            muon && kind == LayerKind::block && t.shape.size() > 1 && t.trainable && !for_adamw;
     }
 };
 
 // Places the tensors: trainable and decayed, trainable and not decayed, frozen; in each the given
 // order, so that q, k, v (and gate, up) stay adjacent when they share a fate. A tensor of coded
-// moments begins at a block: all before it in its segment are whole blocks.
+// moments begins at a block: all before it in its segment are whole blocks. Muon's matrices have a
+// segment each: its update needs them whole.
 Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Fates& fates,
               int64_t unit) {
-    for (Tensor& t : tensors) fates.decide(t);
+    for (Tensor& t : tensors) fates.decide(t, kind);
     const auto rank = [](const Tensor& t) {
+        if (t.by_muon) return -1;
         return t.trainable ? (t.decays ? 0 : 2) + (t.fp32_moments ? 1 : 0) : 4;
     };
     std::ranges::stable_sort(tensors, {}, rank);
@@ -234,10 +239,13 @@ Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Fates&
                         .trainable = tensors[i].trainable,
                         .fp32_moments = tensors[i].fp32_moments};
         const int fate = rank(tensors[i]);
-        for (; i < tensors.size() && rank(tensors[i]) == fate; ++i) {
+        if (tensors[i].by_muon)
+            segment.rows = tensors[i].shape[0], segment.cols = tensors[i].shape[1];
+        do {
             tensors[i].offset = segment.offset + segment.count;
             segment.count += tensors[i].count;
-        }
+            ++i;
+        } while (i < tensors.size() && rank(tensors[i]) == fate && !segment.is_matrix());
         segment.count = round_up(segment.count, unit);
         layer.elements += segment.count;
         if (segment.trainable) layer.trainable_elements += segment.count;
@@ -245,6 +253,12 @@ Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Fates&
     }
     layer.tensors = std::move(tensors);
     return layer;
+}
+
+bool has_matrix(const std::vector<Layer>& layers) {
+    return std::ranges::any_of(layers, [](const Layer& layer) {
+        return std::ranges::any_of(layer.segments, &Segment::is_matrix);
+    });
 }
 
 }  // namespace
@@ -255,10 +269,13 @@ const Tensor* Layer::find(Role role) const {
 }
 
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
-                             bool decay_norms, int shards, const CodedMoments& moments) {
+                             bool decay_norms, int shards, const CodedMoments& moments,
+                             const MuonMatrices& muon) {
     Fates fates{.freeze = {"freeze", freeze},
                 .fp32 = {"optimizer.fp32_moments", moments.fp32},
-                .coded = moments.coded};
+                .adamw = {"optimizer.adamw_tensors", muon.adamw},
+                .coded = moments.coded,
+                .muon = muon.on};
     std::vector<Layer> layers;
     const auto add = [&](LayerKind kind, int64_t index, int64_t block) {
         layers.push_back(lay_out(kind, index, tensors_of(shape, kind, block, decay_norms), fates,
@@ -269,6 +286,13 @@ std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> fr
     add(LayerKind::head, 0, -1);
     fates.freeze.check_all_used(shape);
     if (moments.must_match) fates.fp32.check_all_used(shape);
+    fates.adamw.check_all_used(shape);
+    if (muon.on && !has_matrix(layers))
+        throw Error(Trouble::usage,
+                    {.what = "muon has no matrix to update: no matrix of a block is left to it",
+                     .where = "freeze, optimizer.adamw_tensors",
+                     .limit = "at least one, such as model.layers.0.mlp.up_proj.weight",
+                     .remedy = "take a pattern away, or set optimizer.method to \"adamw\""});
     return layers;
 }
 

@@ -113,6 +113,7 @@ struct Tensor {
     int64_t offset = 0, count = 0;  // elements in the layer's flat buffer
     bool decays = true, trainable = true;
     bool fp32_moments = false;  // whatever the run's moments are kept in
+    bool by_muon = false;       // the rest is AdamW's
 };
 
 // A run of the flat buffer: multiples of 4,096 times the shards it is cut into, padded with zeros.
@@ -120,6 +121,8 @@ struct Segment {
     int64_t offset = 0, count = 0;
     bool decays = true, trainable = true;
     bool fp32_moments = false;
+    int64_t rows = 0, cols = 0;  // of Muon's matrix, which it holds alone; 0: of many tensors
+    bool is_matrix() const { return rows > 0; }
 };
 
 // Which tensors keep fp32 moments where the others' are coded in blocks: vectors (norms, biases),
@@ -130,10 +133,16 @@ struct CodedMoments {
     bool must_match = true;  // each pattern some tensor
 };
 
+// Which tensors Muon updates: the matrices of blocks that train, but those that a pattern names.
+struct MuonMatrices {
+    bool on = false;
+    std::span<const std::string> adamw{};
+};
+
 enum class LayerKind : uint8_t { embedding, block, head };
 
 // One flat buffer, ordered [trainable, decayed | trainable, not decayed | frozen]; of each that
-// trains first what has coded moments, where some have.
+// trains first what has coded moments, where some have. Muon's matrices come before all.
 struct Layer {
     LayerKind kind = LayerKind::block;
     int64_t index = 0;  // of the block
@@ -146,9 +155,11 @@ struct Layer {
 // Embedding, blocks, head. With tied embeddings the head's layer holds the final norm alone and the
 // head multiplies by the embedding's table. `freeze` are glob patterns ('*' and '?') over tensor
 // names; a pattern that matches nothing throws Trouble::usage. Norm weights and biases do not decay
-// unless `decay_norms`. `shards`: that every segment can be cut into, one a rank.
+// unless `decay_norms`. Throws usage where Muon is left no matrix. `shards`: that every segment can
+// be cut into, one a rank.
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
-                             bool decay_norms, int shards = 1, const CodedMoments& moments = {});
+                             bool decay_norms, int shards = 1, const CodedMoments& moments = {},
+                             const MuonMatrices& muon = {});
 
 // Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Empty where
 // positions are learned. To dynamic and longrope a text is as long as a sequence, always.

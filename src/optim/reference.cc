@@ -97,6 +97,8 @@ Element step(Element e, float g, const Scalars& s) {
             return lion_step(e, g, s);
         case Method::adagrad:
             return adagrad_step(e, decayed, s);
+        case Method::muon:
+            break;
     }
     FERRY_CHECK(false, "unknown method");
 }

@@ -20,11 +20,9 @@ double least_eps(const Hyper& hyper) {
     return std::sqrt(double{kLeastMoment} / share);
 }
 
-constexpr std::pair<Method, std::string_view> kMethods[] = {{Method::adamw, "adamw"},
-                                                            {Method::adam, "adam"},
-                                                            {Method::sgd, "sgd"},
-                                                            {Method::lion, "lion"},
-                                                            {Method::adagrad, "adagrad"}};
+constexpr std::pair<Method, std::string_view> kMethods[] = {
+    {Method::adamw, "adamw"}, {Method::adam, "adam"},       {Method::sgd, "sgd"},
+    {Method::lion, "lion"},   {Method::adagrad, "adagrad"}, {Method::muon, "muon"}};
 
 std::string text_of(double value) {
     std::ostringstream text;
@@ -125,6 +123,11 @@ Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale) {
             scalars.beta1 = rounded(hyper.momentum);
             scalars.nesterov = hyper.nesterov;
             break;
+        case Method::muon:
+            scalars.gradient_scale = rounded(gradient_scale * (1 - hyper.momentum));
+            scalars.beta1 = rounded(hyper.momentum);
+            scalars.nesterov = hyper.nesterov;
+            break;
         case Method::adagrad:
             break;
     }
@@ -132,7 +135,40 @@ Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale) {
     return scalars;
 }
 
-int moments_of(Method method) { return method == Method::adamw || method == Method::adam ? 2 : 1; }
+Scalars muon_momentum(const Scalars& muon) {
+    FERRY_CHECK(muon.method == Method::muon);
+    Scalars pass = muon;
+    pass.method = Method::sgd;
+    pass.step_size = -1;  // p = 0 becomes the move itself
+    pass.weight_decay = 0;
+    return pass;
+}
+
+Scalars muon_step(const Scalars& muon, double factor) {
+    FERRY_CHECK(muon.method == Method::muon && factor > 0);
+    return {.method = Method::sgd,
+            .step_size = rounded(double{muon.step_size} * factor),
+            .weight_decay = rounded(double{muon.weight_decay} / factor),
+            .seed = muon.seed,
+            .update = muon.update};
+}
+
+double adjust_lr_factor(AdjustLr adjust, int64_t rows, int64_t cols) {
+    const auto r = static_cast<double>(rows), c = static_cast<double>(cols);
+    switch (adjust) {
+        case AdjustLr::original:
+            return std::sqrt(std::max(1.0, r / c));
+        case AdjustLr::match_rms_adamw:
+            return 0.2 * std::sqrt(std::max(r, c));
+        case AdjustLr::spectral_unclamped:
+            return std::sqrt(r / c);
+    }
+    bug("unknown adjustment of the learning rate");
+}
+
+int moments_of(Method method) {
+    return method == Method::adamw || method == Method::adam || method == Method::muon ? 2 : 1;
+}
 
 int moments_of(const Hyper& hyper) {
     return hyper.method == Method::sgd && hyper.momentum == 0 ? 0 : moments_of(hyper.method);
@@ -147,6 +183,7 @@ std::string_view name_of(Method method) { return kMethods[static_cast<size_t>(me
 Method method_from(std::string_view name) {
     std::vector<std::string> known;
     for (const auto& [method, word] : kMethods) {
+        if (method == Method::muon) continue;  // whole matrices, which a run of elements is not
         if (word == name) return method;
         known.emplace_back(word);
     }

@@ -47,8 +47,10 @@ const char* run(const Span& span, const Scalars& scalars, Stores stores) {
             return run_best<Method::lion>(span, scalars, stores);
         case Method::adagrad:
             return run_best<Method::adagrad>(span, scalars, stores);
+        case Method::muon:
+            break;
     }
-    FERRY_CHECK(false, "unknown method");
+    FERRY_CHECK(false, "not a method of single elements");
 }
 
 void run_tile(const Span& span, int64_t tile, const Scalars& scalars, Stores stores) {

@@ -1,10 +1,6 @@
 #include "buffer_sizes.h"
 
-#include "chunks.h"
-
 #include <algorithm>
-
-#include "chunks.h"
 
 namespace ferry::planner {
 namespace {
@@ -18,6 +14,33 @@ int64_t largest(const Workload& work, bool blocks, const Bytes& bytes_of) {
             bytes = std::max(bytes, bytes_of(layer));
     }
     return bytes;
+}
+
+// Of what is cut into chunks of so many elements.
+int64_t chunk_bytes(Class c, const Workload& work, int64_t elements) {
+    switch (c) {
+        case Class::state_staging:
+            // Gradients are read back through it too.
+            return std::max(largest_state_bytes(elements, work.state),
+                            elements * size_of(work.numerics.wire));
+        case Class::weight_staging:
+            return elements * size_of(work.numerics.compute);
+        case Class::gradient_staging:
+            return elements * size_of(work.numerics.wire);
+        default:
+            bug("no part of a chunk");
+    }
+}
+
+// Of the largest chunk.
+int64_t largest_part(Class c, const Workload& work) {
+    const int64_t bytes = chunk_bytes(c, work, work.cut_elements), most = work.matrices.elements;
+    if (most == 0) return bytes;
+    const int64_t of_matrix =
+        c == Class::state_staging
+            ? std::max(work.matrices.state_bytes, most * size_of(work.numerics.wire))
+            : chunk_bytes(c, work, most);
+    return std::max(bytes, of_matrix);
 }
 
 int64_t exact_bytes(Class c, const Workload& work) {
@@ -66,14 +89,11 @@ int64_t exact_bytes(Class c, const Workload& work) {
         case Class::report:
             return work.report_bytes;
         case Class::state_staging:
-            // Gradients are read back through it too.
-            return std::max(largest_state_bytes(elements, work.state), elements * wire);
         case Class::weight_staging:
-            return elements * weight;
         case Class::gradient_staging:
-            return elements * wire;
+            return largest_part(c, work);
         case Class::spill_staging:
-            return elements * 4;
+            return work.cut_elements * 4;
     }
     bug("unknown buffer class");
 }
@@ -82,6 +102,19 @@ int64_t exact_bytes(Class c, const Workload& work) {
 
 int64_t buffer_bytes(Class c, const Workload& work) {
     return round_up(exact_bytes(c, work), kPage);
+}
+
+SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work) {
+    std::string name = staging == Class::state_staging    ? "state"
+                       : staging == Class::weight_staging ? "weights"
+                                                          : "gradients";
+    if (!is_matrix(chunk))
+        return {name, round_up(chunk_bytes(staging, work, work.cut_elements), kPage)};
+    name += " of " + std::to_string(chunk.rows) + " x " + std::to_string(chunk.cols);
+    if (chunk.format.moment_type != work.state.moment_type) name += ", fp32 moments";
+    const int64_t bytes = staging == Class::state_staging ? chunk.format.bytes(chunk.count)
+                                                          : chunk_bytes(staging, work, chunk.count);
+    return {name, round_up(bytes, kPage)};
 }
 
 const char* name_of(Class c) {

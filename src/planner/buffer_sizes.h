@@ -1,6 +1,7 @@
 // How large a buffer of each class is for a given model and chunk size.
 #pragma once
 
+#include "chunks.h"
 #include "planner/planner.h"
 
 namespace ferry::planner {
@@ -12,15 +13,26 @@ struct Workload {
     const model::Numerics& numerics;
     const DeviceNeeds& needs;
     const zero::Partition& partition;
-    int64_t chunk_elements = 0;
+    int64_t chunk_elements = 0;  // of the largest chunk
+    int64_t cut_elements = 0;    // what others than Muon's matrices are cut into
+    MatrixNeeds matrices{};
     int64_t report_bytes = 0;  // of a step
     StateFormat state{};
+    int64_t ns_steps = 0;
 };
 
 // Bytes in the host arena of the norm leaves and, behind them, the report.
 inline int64_t report_room(int64_t leaves, int64_t report_bytes) {
     return round_up(leaves * 4, 8) + report_bytes;
 }
+// The family of slots on NVMe that a chunk's part goes to: of what is cut into chunks, or of Muon's
+// matrices of one shape. `what`: "state", "weights" or "gradients".
+struct SlotFamily {
+    std::string name{};
+    int64_t bytes = 0;
+};
+SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work);
+
 // Bytes of one buffer, a multiple of the page.
 int64_t buffer_bytes(Class c, const Workload& work);
 const char* name_of(Class c);

@@ -18,6 +18,7 @@ void cut(const zero::Run& run, int64_t most, const Body& body) {
 StateFormat format_of(const StateFormat& asked, const model::Segment& segment) {
     StateFormat format = asked;
     if (segment.fp32_moments) format.moment_type = MomentType::f32;
+    if (segment.is_matrix()) format.moments = 1;
     return format;
 }
 
@@ -46,7 +47,8 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
         if (!mine && partition.sharding.weights) return;
         const bool updates = segment.trainable && (mine || !partition.sharding.state);
         const StateFormat format = format_of(state, segment);
-        const int64_t most = elements_of_chunk(chunk_elements, state, format);
+        const int64_t most =
+            segment.is_matrix() ? segment.count : elements_of_chunk(chunk_elements, state, format);
         cut(partition.shard(segment, owner), most, [&](int64_t first, int64_t count) {
             chunks.push_back({.layer = static_cast<int64_t>(l),
                               .first = first,
@@ -55,7 +57,9 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
                               .decays = segment.decays,
                               .owner = owner,
                               .replica = segment.trainable && !updates,
-                              .format = format});
+                              .format = format,
+                              .rows = segment.rows,
+                              .cols = segment.cols});
             if (!mine || !updates) return;
             chunks.back().first_leaf = leaf;
             leaf += count / kLeafElements;
@@ -86,6 +90,20 @@ std::vector<AccumulatorSpill> cut_spills(const std::vector<model::Layer>& layers
         layer_plans[l].spills = std::ssize(spills) - layer_plans[l].first_spill;
     }
     return spills;
+}
+
+MatrixNeeds matrix_needs(const std::vector<model::Layer>& layers, const StateFormat& asked) {
+    MatrixNeeds most;
+    for (const model::Layer& layer : layers) {
+        for (const model::Segment& s : layer.segments) {
+            if (!s.is_matrix()) continue;
+            most.elements = std::max(most.elements, s.count);
+            most.state_bytes = std::max(most.state_bytes, format_of(asked, s).bytes(s.count));
+            most.workspace_bytes =
+                std::max(most.workspace_bytes, workspace_of(s.rows, s.cols, s.count).bytes());
+        }
+    }
+    return most;
 }
 
 int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& partition) {

@@ -26,6 +26,13 @@ std::vector<AccumulatorSpill> cut_spills(const std::vector<model::Layer>& layers
                                          int64_t chunk_elements,
                                          std::vector<LayerPlan>& layer_plans);
 
+// Of Muon's matrices, each of which is one chunk.
+struct MatrixNeeds {
+    int64_t elements = 0, state_bytes = 0, workspace_bytes = 0;
+};
+// The most that any of them has of each; all 0 without Muon.
+MatrixNeeds matrix_needs(const std::vector<model::Layer>& layers, const StateFormat& asked);
+
 // Norm leaves of this rank's shards.
 int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& partition);
 

@@ -29,33 +29,34 @@ public:
             Chunk& chunk = plan_.chunks[c];
             const Placement::ChunkHomes& homes = placement_.chunks[c];
             const int64_t weight = size_of(plan_.compute), wire = size_of(plan_.wire);
-            chunk.weight =
-                add(homes.weight, chunk.count * weight, "weights", Class::weight_staging);
+            chunk.weight = add(homes.weight, chunk.count * weight,
+                               slots_of(chunk, Class::weight_staging, work_));
             if (!chunk.trainable) continue;
             chunk.speculative = homes.speculative;
             plan_.speculative = plan_.speculative || chunk.speculative;
-            chunk.state = add(homes.state, state_bytes(chunk), "state", Class::state_staging);
+            chunk.state =
+                add(homes.state, state_bytes(chunk), slots_of(chunk, Class::state_staging, work_));
             FERRY_CHECK(!plan_.durable || homes.state == Tier::nvme, "durable state is on NVMe");
             if (homes.state == Tier::nvme || chunk.speculative)
                 make_versioned(chunk.state, chunk.speculative, kStateSlots);
             if (plan_.state.split && (chunk.speculative || plan_.durable))
                 make_versioned(chunk.weight, chunk.speculative, kWeightSlots);
-            chunk.gradient =
-                add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_staging);
+            chunk.gradient = add(homes.gradient, chunk.count * wire,
+                                 slots_of(chunk, Class::gradient_staging, work_));
         }
         if (plan_.groups > 1) make_spills();
         for (const Tier home : placement_.inputs) {
             const int64_t bytes = buffer_bytes(Class::activation, work_);
-            plan_.inputs.push_back(home == Tier::device
-                                       ? swap::kNoObject
-                                       : add(home, bytes, "block inputs", Class::input_staging));
+            plan_.inputs.push_back(
+                home == Tier::device ? swap::kNoObject : add(home, bytes, {"block inputs", bytes}));
         }
         const std::vector<Owner> owners = owners_of_objects(plan_);
         for (size_t i = 0; i < owners.size(); ++i) plan_.objects[i].layer = owners[i].layer;
         // A committed update writes a fresh slot before it frees the old one.
         for (aio::SlotClass& c : plan_.slot_classes) {
-            if (c.name == "state") c.slots += plan_.buffers[at(Class::state_staging)].count;
-            if (c.name == "weights" && stores_versioned_weights())
+            if (c.name.starts_with("state"))
+                c.slots += plan_.buffers[at(Class::state_staging)].count;
+            if (c.name.starts_with("weights") && stores_versioned_weights())
                 c.slots += plan_.buffers[at(Class::weight_staging)].count;
         }
     }
@@ -64,8 +65,8 @@ public:
         for (size_t i = 0; i < plan_.spills.size(); ++i) {
             AccumulatorSpill& spill = plan_.spills[i];
             const auto make = [&] {
-                return add(placement_.spills[i], spill.count * 4, "accumulators",
-                           Class::spill_staging);
+                return add(placement_.spills[i], spill.count * 4,
+                           {"accumulators", buffer_bytes(Class::spill_staging, work_)});
             };
             spill.object = make();
             if (plan_.tied && spill.layer == 0) spill.table = make();
@@ -95,6 +96,8 @@ public:
         plan_.leaves_offset = take(Tier::host, report_room(plan_.leaves, work_.report_bytes));
         plan_.report_resource = plan_.resources++;
         plan_.report_offset = plan_.leaves_offset + round_up(plan_.leaves * 4, 8);
+        if (plan_.workspace_bytes > 0)
+            plan_.workspace_offset = take(Tier::host, plan_.workspace_bytes);
         for (size_t l = 0; l < plan_.layers.size(); ++l) {
             LayerPlan& layer = plan_.layer_plans[l];
             layer.resident = placement_.resident[l];
@@ -152,10 +155,10 @@ private:
         });
     }
 
-    ObjectId add(Tier home, int64_t bytes, const char* slot_class, Class staging) {
+    ObjectId add(Tier home, int64_t bytes, const SlotFamily& family) {
         Object object{.home = home, .bytes = bytes};
         if (home == Tier::nvme) {
-            aio::SlotClass& c = slots(slot_class, staging);
+            aio::SlotClass& c = slots(family);
             ++c.slots;
             object.slot_class = static_cast<int>(&c - plan_.slot_classes.data());
         }
@@ -163,12 +166,11 @@ private:
         return static_cast<ObjectId>(plan_.objects.size() - 1);
     }
 
-    aio::SlotClass& slots(const std::string& name, Class staging) {
+    aio::SlotClass& slots(const SlotFamily& family) {
         auto& classes = plan_.slot_classes;
-        const auto found = std::find_if(classes.begin(), classes.end(),
-                                        [&](const auto& c) { return c.name == name; });
+        const auto found = std::ranges::find(classes, family.name, &aio::SlotClass::name);
         if (found != classes.end()) return *found;
-        return classes.emplace_back(aio::SlotClass{name, buffer_bytes(staging, work_), 0});
+        return classes.emplace_back(aio::SlotClass{family.name, family.bytes, 0});
     }
 
     Plan& plan_;

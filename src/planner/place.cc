@@ -48,7 +48,7 @@ public:
                    has_nvme() ? "the host budget is too small even with all state on NVMe"
                               : "the model's state does not fit into the host budget",
                    !has_nvme() ? "add a path to budgets.nvme"
-                   : work_.chunk_elements > kLeafElements
+                   : work_.cut_elements > kLeafElements
                        ? "lower swap.chunk_elements"
                        : "lower batch.micro_batch or batch.sequence");
         }
@@ -189,6 +189,7 @@ private:
             result_.resident[l] = true;
             for (; c < chunks_.size() && chunks_[c].layer <= static_cast<int64_t>(l); ++c) {
                 if (!chunks_[c].trainable || !result_.resident[size_t(chunks_[c].layer)]) continue;
+                if (is_matrix(chunks_[c])) continue;  // updated by the processors
                 may -= static_cast<double>(chunks_[c].count);
                 whole = whole && may >= 0 && keep_state(chunks_[c], result_.chunks[c]);
             }
@@ -254,6 +255,9 @@ private:
         const int64_t leaves = leaves_of(chunks_, work_.partition);
         host().need("norm leaves and report",
                     round_up(report_room(leaves, work_.report_bytes), kPage));
+        if (work_.matrices.workspace_bytes > 0)
+            host().need("workspace of Newton-Schulz",
+                        round_up(work_.matrices.workspace_bytes, kPage));
         reserve(Class::host_tokens, "token batches", std::min<int64_t>(2, group_size()));
         // One of each even without NVMe: first contents and the hash pass through them.
         reserve(Class::state_staging, kStaging, 1);
@@ -336,7 +340,7 @@ private:
         });
     }
 
-    bool is_remainder(const Chunk& chunk) const { return chunk.count * 8 <= work_.chunk_elements; }
+    bool is_remainder(const Chunk& chunk) const { return chunk.count * 8 <= work_.cut_elements; }
 
     // Host memory goes where it saves most traffic per byte: weights (read twice, written once),
     // accumulators and gradients, block inputs, then optimizer state.
@@ -445,14 +449,14 @@ private:
         SpeculationRoom room(request_, work_, chunks_, spills_, result_);
         double wanted = 0;
         for_updated_on_host([&](const Chunk& chunk, const Placement::ChunkHomes& homes) {
-            if (can_speculate(chunk)) wanted += double(room.bytes_for(homes));
+            if (can_speculate(chunk)) wanted += double(room.bytes_for(chunk, homes));
         });
         const double stored = all_speculate() ? 1
                               : wanted > 0    ? std::min(fraction, double(room.left()) / wanted)
                                               : fraction;
         double due = 0;
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
-            due += room.bytes_for(homes) > 0 ? stored : fraction;
+            due += room.bytes_for(chunk, homes) > 0 ? stored : fraction;
             if (due < 1 || !may_speculate(chunk, homes, room)) return;
             homes.speculative = true;
             due -= 1;
@@ -474,7 +478,7 @@ private:
         const bool two_weights = work_.state.split && homes.weight == Tier::host;
         const int64_t weights =
             two_weights ? 2 * bytes_of(Class::weight_staging) - weight_bytes(chunk) : 0;
-        const int64_t stored = room.bytes_for(homes);
+        const int64_t stored = room.bytes_for(chunk, homes);
         if (host().spent() + state + weights > host().limit() || stored > room.left()) return false;
         room.take(stored);
         if (in_memory) host().need(kState, state);

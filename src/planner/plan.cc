@@ -39,10 +39,11 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
                const std::vector<model::Layer>& layers, const model::Numerics& numerics,
                const DeviceNeeds& needs, const cost::Measurements& machine,
                const zero::Partition& partition) {
+    const MatrixNeeds matrices = matrix_needs(layers, request.state);
     Plan plan{.partition = partition,
               .micro_batches = request.micro_batches,
               .tokens = numerics.tokens(),
-              .chunk_elements = chunk_elements,
+              .chunk_elements = std::max(chunk_elements, matrices.elements),
               .tied = layers.back().find(model::Role::head_table) == nullptr,
               .documents = numerics.documents,
               .verify = request.swap.verify,
@@ -52,9 +53,10 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
               .layers = layers,
               .device_overhead_bytes = needs.overhead + needs.page_tables};
     plan.layer_plans.resize(plan.layers.size());
-    plan.chunks =
-        cut_chunks(plan.layers, plan.chunk_elements, plan.state, partition, plan.layer_plans);
-    plan.spills = cut_spills(plan.layers, plan.chunk_elements, plan.layer_plans);
+    plan.chunks = cut_chunks(plan.layers, chunk_elements, plan.state, partition, plan.layer_plans);
+    plan.spills = cut_spills(plan.layers, chunk_elements, plan.layer_plans);
+    plan.ns_steps = request.ns_steps;
+    plan.workspace_bytes = matrices.workspace_bytes;
     plan.leaves = leaves_of(plan.chunks, partition);
     if (plan.leaves == 0 && request.trains) {
         throw Error(Trouble::usage, {.what = "every tensor is frozen: there is nothing to train",
@@ -67,8 +69,11 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
                         .needs = needs,
                         .partition = partition,
                         .chunk_elements = plan.chunk_elements,
+                        .cut_elements = chunk_elements,
+                        .matrices = matrices,
                         .report_bytes = plan.report_bytes(),
-                        .state = plan.state};
+                        .state = plan.state,
+                        .ns_steps = plan.ns_steps};
     const Placement placement = place_for_speed(request, work, plan.chunks, plan.spills, machine);
     lay_out(plan, placement, work, nvme_budget(request), request.budgets.nvme.size());
     return plan;

@@ -2,6 +2,7 @@
 // passes through. recorder.h turns a step into a schedule over it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -33,10 +34,34 @@ struct Chunk {
     int owner = 0;                         // the rank whose shard it lies in
     bool replica = false;                  // only its weights are here; its owner updates them
     StateFormat format{};
-    bool speculative = false;  // may be updated before the step's outcome is known
+    int64_t rows = 0, cols = 0;  // of Muon's matrix, which is one chunk; 0: a run of elements
+    bool speculative = false;    // may be updated before the step's outcome is known
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
 };
+
+inline bool is_matrix(const Chunk& chunk) { return chunk.rows > 0; }
+
+// What Newton-Schulz works in, for one matrix: it and the next iteration's, two products of the
+// shorter side's length squared, and the leaves of its norm. Offsets and sizes in floats.
+struct MatrixWorkspace {
+    int64_t count = 0, side = 0;  // of the segment; of a product
+    int64_t next() const { return count; }
+    int64_t gram() const { return 2 * count; }
+    int64_t square() const { return gram() + round_up(side * side, kLeafFloats); }
+    int64_t leaves() const { return square() + round_up(side * side, kLeafFloats); }
+    int64_t bytes() const { return (leaves() + count / kLeafFloats) * 4; }
+    static constexpr int64_t kLeafFloats = 4096;
+};
+// Multiplications and additions of one iteration of Newton-Schulz: three products.
+inline double iteration_flops(int64_t rows, int64_t cols) {
+    const auto narrow = static_cast<double>(std::min(rows, cols)),
+               wide = static_cast<double>(std::max(rows, cols));
+    return 2 * narrow * narrow * (2 * wide + narrow);
+}
+inline MatrixWorkspace workspace_of(int64_t rows, int64_t cols, int64_t count) {
+    return {.count = count, .side = std::min(rows, cols)};
+}
 
 // Bytes in memory and on storage: whole arrays, one after the other, up to a page.
 inline int64_t state_bytes(const Chunk& chunk) {
@@ -93,8 +118,8 @@ struct Plan {
     zero::Partition partition{};
     int64_t micro_batches = 1, groups = 1;  // of a step and rank, group by group
     int64_t tokens = 0;                     // of a micro-batch
-    int64_t chunk_elements = 0;
-    bool tied = false, documents = false;  // documents: a sequence holds some, isolated
+    int64_t chunk_elements = 0;             // of the largest chunk
+    bool tied = false, documents = false;   // documents: a sequence holds some, isolated
     bool speculative = false,
          durable = false;  // some chunk is speculative; committed steps outlive the process
     bool verify = true;    // what comes back from NVMe is checked
@@ -109,8 +134,10 @@ struct Plan {
     std::array<Buffers, kClasses> buffers{};
     std::vector<aio::SlotClass> slot_classes{};
     std::vector<swap::HostSlots> host_slots{};
-    int64_t leaves = 0, leaves_offset = 0;  // fp32, in the host arena
-    int64_t report_offset = 0;              // of a step's report, in the host arena
+    int64_t leaves = 0, leaves_offset = 0;              // fp32, in the host arena
+    int64_t report_offset = 0;                          // of a step's report, in the host arena
+    int64_t ns_steps = 0;                               // Muon's iterations of a matrix
+    int64_t workspace_bytes = 0, workspace_offset = 0;  // Muon's, for one matrix, there too
     uint32_t leaves_resource = 0, report_resource = 0, resources = 0;
     // Sizes of the arenas and volumes; the device holds device_overhead_bytes beside its arena.
     int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0, device_overhead_bytes = 0;

@@ -1,6 +1,7 @@
 #include "speculation.h"
 
 #include <algorithm>
+#include <map>
 
 #include "step_seconds.h"
 
@@ -17,13 +18,22 @@ int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
     const auto slot = [&](Tier home, Class staging) {
         return home == Tier::nvme ? buffer_bytes(staging, work) : 0;
     };
+    std::map<std::string, int64_t> fresh;  // a slot of each family that is written afresh
     int64_t bytes = 0;
+    const auto count = [&](Tier home, Class staging, const Chunk& chunk) {
+        if (home != Tier::nvme) return;
+        const SlotFamily family = slots_of(chunk, staging, work);
+        bytes += family.bytes;
+        if (staging == Class::state_staging ||
+            (staging == Class::weight_staging && work.state.split))
+            fresh.emplace(family.name, placement.counts[at(staging)] * family.bytes);
+    };
     for (size_t c = 0; c < chunks.size(); ++c) {
         const Placement::ChunkHomes& homes = placement.chunks[c];
-        bytes += slot(homes.weight, Class::weight_staging);
+        count(homes.weight, Class::weight_staging, chunks[c]);
         if (!chunks[c].trainable) continue;
-        bytes +=
-            slot(homes.state, Class::state_staging) + slot(homes.gradient, Class::gradient_staging);
+        count(homes.state, Class::state_staging, chunks[c]);
+        count(homes.gradient, Class::gradient_staging, chunks[c]);
     }
     const bool tied = work.layers.back().find(model::Role::head_table) == nullptr;
     for (size_t i = 0; placement.groups > 1 && i < spills.size(); ++i) {
@@ -32,11 +42,8 @@ int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
     }
     for (const Tier input : placement.inputs) bytes += slot(input, Class::input_staging);
     // A committed update writes a fresh slot before it frees the old one.
-    const auto fresh = [&](Class staging) {
-        return placement.counts[at(staging)] * buffer_bytes(staging, work);
-    };
-    return bytes + fresh(Class::state_staging) +
-           (work.state.split ? fresh(Class::weight_staging) : 0);
+    for (const auto& [name, of_family] : fresh) bytes += of_family;
+    return bytes;
 }
 
 // A slot lies on one path: what is left at the end of each of several may be too small for one.
@@ -61,17 +68,19 @@ int64_t left_on_paths(const PlanRequest& request, const Workload& work,
 }
 
 // Bytes of the second slots that a chunk's update writes to.
-int64_t second_slot_bytes(const Workload& work, const Placement::ChunkHomes& homes) {
-    const int64_t state = homes.state == Tier::nvme ? buffer_bytes(Class::state_staging, work) : 0;
+int64_t second_slot_bytes(const Workload& work, const Chunk& chunk,
+                          const Placement::ChunkHomes& homes) {
+    const auto slot = [&](Class staging) { return slots_of(chunk, staging, work).bytes; };
+    const int64_t state = homes.state == Tier::nvme ? slot(Class::state_staging) : 0;
     const bool two_weights = work.state.split && homes.weight == Tier::nvme;
-    return state + (two_weights ? buffer_bytes(Class::weight_staging, work) : 0);
+    return state + (two_weights ? slot(Class::weight_staging) : 0);
 }
 
 int64_t durable_bytes(const Workload& work, const std::vector<Chunk>& chunks,
                       const Placement& placement) {
     int64_t bytes = 0;
     for (size_t c = 0; c < chunks.size(); ++c)
-        bytes += chunks[c].trainable ? second_slot_bytes(work, placement.chunks[c]) : 0;
+        bytes += chunks[c].trainable ? second_slot_bytes(work, chunks[c], placement.chunks[c]) : 0;
     return bytes;
 }
 
@@ -97,18 +106,20 @@ double speculative_fraction(double forward_s, double backward_s, double optimize
 double expected_speculative_fraction(const PlanRequest& request, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,
                                      const cost::Measurements& machine) {
-    double trainable = 0, stored_bytes = 0;
+    double trainable = 0, stored_bytes = 0, matrices_s = 0;
     for (size_t c = 0; c < chunks.size(); ++c) {
         const Tier home = placement.chunks[c].state;
         if (!chunks[c].trainable || home == Tier::device) continue;
         trainable += double(chunks[c].count);
+        if (is_matrix(chunks[c]))  // its products: all else is little beside them
+            matrices_s += update_seconds(work, chunks[c], machine);
         if (home == Tier::nvme) stored_bytes += double(state_bytes(chunks[c]));
     }
     if (trainable == 0) return 0;
     const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.saved, machine);
     const double stored_s = 2 * stored_bytes / machine.nvme_bytes_per_s;  // read and written
     const double updates_s =
-        trainable / double(work.chunk_elements) * update_seconds(work, machine);
+        trainable / double(work.chunk_elements) * update_seconds(work, machine) + matrices_s;
     // A drive is written afresh in any case; elsewhere than beside a GPU nothing else speculates.
     const bool in_memory = !machine.computes_on_host && updates_s >= stored_s;
     const double out_of_place = in_memory ? machine.out_of_place : 1;
@@ -127,8 +138,8 @@ SpeculationRoom::SpeculationRoom(const PlanRequest& request, const Workload& wor
       durable_(request.durable),
       left_(left_on_paths(request, work, chunks, spills, placement)) {}
 
-int64_t SpeculationRoom::bytes_for(const Placement::ChunkHomes& homes) const {
-    return durable_ ? 0 : second_slot_bytes(work_, homes);
+int64_t SpeculationRoom::bytes_for(const Chunk& chunk, const Placement::ChunkHomes& homes) const {
+    return durable_ ? 0 : second_slot_bytes(work_, chunk, homes);
 }
 
 }  // namespace ferry::planner

@@ -35,7 +35,7 @@ public:
                     const std::vector<Chunk>& chunks, const std::vector<AccumulatorSpill>& spills,
                     const Placement& placement);
     // Bytes of the second slots of a chunk that lives there.
-    int64_t bytes_for(const Placement::ChunkHomes& homes) const;
+    int64_t bytes_for(const Chunk& chunk, const Placement::ChunkHomes& homes) const;
     // 0 where what is stored already takes more than there is.
     int64_t left() const { return left_; }
     void take(int64_t bytes) { left_ -= bytes; }

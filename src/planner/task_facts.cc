@@ -70,8 +70,13 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
     if (task.layer >= 0) work.layer = &plan.layers[static_cast<size_t>(task.layer)];
     if (work.layer && plan.tied && work.layer->kind == model::LayerKind::head)
         work.table = &plan.layers.front();
-    if (cost::row_of(task).item == cost::ItemOf::chunk)
-        set_chunk(work, plan.chunks[static_cast<size_t>(task.item)]);
+    if (cost::row_of(task).item == cost::ItemOf::chunk) {
+        const Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
+        set_chunk(work, chunk);
+        if (is_matrix(chunk) && cost::is_update(task))
+            work.update_flops =
+                static_cast<double>(plan.ns_steps) * iteration_flops(chunk.rows, chunk.cols);
+    }
     if (task.lane == swap::Lane::team && cost::is_update(task))
         work.checked_bytes = bytes_checked_by_update(plan, task);
     return work;

@@ -5,13 +5,15 @@
 namespace ferry::train {
 
 planner::PlanRequest request_of(const Config& config) {
-    return {.device = config.device,
-            .micro_batches = config.batch.micro_batches,
-            .clips = config.clip_norm > 0,
-            .durable = config.checkpoint.durable_steps,
-            .state = format_of(config),
-            .budgets = config.budgets,
-            .swap = config.swap};
+    return {
+        .device = config.device,
+        .micro_batches = config.batch.micro_batches,
+        .clips = config.clip_norm > 0,
+        .durable = config.checkpoint.durable_steps,
+        .state = format_of(config),
+        .ns_steps = config.optimizer.method == optim::Method::muon ? config.optimizer.ns_steps : 0,
+        .budgets = config.budgets,
+        .swap = config.swap};
 }
 
 optim::Hyper hyper_of(const Config& config) {
@@ -26,6 +28,14 @@ optim::Hyper hyper_of(const Config& config) {
             .nesterov = optimizer.nesterov,
             .initial_accumulator = optimizer.initial_accumulator,
             .seed = config.seed};
+}
+
+optim::Hyper elements_hyper_of(const Config& config) {
+    optim::Hyper hyper = hyper_of(config);
+    if (hyper.method != optim::Method::muon) return hyper;
+    hyper.method = optim::Method::adamw;
+    hyper.lr = config.optimizer.adamw_lr.value_or(hyper.lr);
+    return hyper;
 }
 
 StateFormat format_of(const Config& config) {

@@ -14,6 +14,8 @@ namespace ferry::train {
 planner::PlanRequest request_of(const Config& config);
 // The optimizer; its learning rate is the schedule's peak (schedule_of()).
 optim::Hyper hyper_of(const Config& config);
+// The same of what is updated element by element: beside Muon's matrices that is AdamW's.
+optim::Hyper elements_hyper_of(const Config& config);
 StateFormat format_of(const Config& config);
 zero::Codecs codecs_of(const Config& config);
 // The learning rate over the run's updates. Throws usage where its keys contradict each other.

@@ -1,7 +1,11 @@
 #include "model_of.h"
 
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "attention_of.h"
 #include "checkpoint/saved.h"
@@ -137,8 +141,43 @@ model::CodedMoments coded_moments_of(const Config& config) {
 }
 
 std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks) {
+    const bool muon = config.optimizer.method == optim::Method::muon;
+    if (muon && ranks > 1)
+        throw Error(Trouble::usage,
+                    {.what = "muon updates whole matrices, and several ranks share each of them",
+                     .where = "optimizer.method",
+                     .measured = std::to_string(ranks) + " ranks",
+                     .limit = "1 rank",
+                     .remedy = "run one rank, or set optimizer.method to \"adamw\""});
     return model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks,
-                            coded_moments_of(config));
+                            coded_moments_of(config), {muon, config.optimizer.adamw_tensors});
+}
+
+std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers) {
+    if (config.optimizer.method != optim::Method::muon) return {};
+    struct Part {
+        int64_t tensors = 0, elements = 0;
+    } muon, adamw;
+    std::set<std::string> kinds;
+    for (const model::Layer& layer : layers) {
+        for (const model::Tensor& t : layer.tensors) {
+            if (!t.trainable) continue;
+            Part& part = t.by_muon ? muon : adamw;
+            part.tensors += 1;
+            part.elements += t.count;
+            // Without the block: model.layers.0.mlp.up_proj.weight is mlp.up_proj.
+            const size_t number = t.name.find_first_of("0123456789");
+            const size_t from = t.name.find('.', number) + 1;
+            if (t.by_muon) kinds.insert(t.name.substr(from, t.name.rfind('.') - from));
+        }
+    }
+    std::string text = fmt::format(
+        "muon updates the matrices of the blocks: {} with {} parameters ({}); adamw all else, {} "
+        "tensors with {}",
+        muon.tensors, muon.elements, fmt::join(kinds, ", "), adamw.tensors, adamw.elements);
+    if (config.device == DeviceKind::cuda)
+        text += "; Newton-Schulz runs on the processors, whose order of sums every placement has";
+    return text;
 }
 
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {

@@ -8,6 +8,7 @@
 #include "loss_scale.h"
 #include "model_of.h"
 #include "planner/recorder.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 
@@ -79,7 +80,11 @@ OutcomeJudge::OutcomeJudge(const Config& config, const optim::Hyper& hyper,
       clip_norm_(config.clip_norm),
       always_speculates_(config.swap.speculate == Speculate::all),
       hyper_(hyper),
-      schedule_(schedule) {}
+      elements_(elements_hyper_of(config)),
+      schedule_(schedule),
+      elements_schedule_(schedule) {
+    elements_schedule_.peak = elements_.lr;
+}
 
 double OutcomeJudge::loss_sum(int64_t micro_batches) const {
     const auto* losses = reinterpret_cast<const double*>(host_.data() + plan_.report_offset);
@@ -146,13 +151,15 @@ double OutcomeJudge::learning_rate(int64_t update) const {
     return optim::learning_rate(schedule_, update);
 }
 
-std::array<optim::Scalars, 2> OutcomeJudge::scalars(UpdateNumber update,
-                                                    double gradient_scale) const {
-    optim::Hyper hyper = hyper_;
-    hyper.lr = learning_rate(update.of_weights);
-    const optim::Scalars decayed = optim::scalars_of(hyper, update.of_moments, gradient_scale);
+ScalarsByKind OutcomeJudge::scalars(UpdateNumber update, double gradient_scale) const {
+    optim::Hyper matrices = hyper_, hyper = elements_;
+    matrices.lr = learning_rate(update.of_weights);
+    hyper.lr = optim::learning_rate(elements_schedule_, update.of_weights);
+    const optim::Scalars decayed = optim::scalars_of(hyper, update.of_moments, gradient_scale),
+                         of_matrices =
+                             optim::scalars_of(matrices, update.of_moments, gradient_scale);
     hyper.weight_decay = 0;
-    return {optim::scalars_of(hyper, update.of_moments, gradient_scale), decayed};
+    return {optim::scalars_of(hyper, update.of_moments, gradient_scale), decayed, of_matrices};
 }
 
 }  // namespace ferry::train

@@ -13,6 +13,7 @@
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "planner/planner.h"
+#include "step_state.h"
 
 namespace ferry::train {
 
@@ -83,8 +84,7 @@ public:
     // `reports`: all ranks', in their order, so that all decide alike. The gradients carry
     // `loss_scale`, the losses are those of `targets`.
     Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale);
-    // Without ([0]) and with ([1]) weight decay.
-    std::array<optim::Scalars, 2> scalars(UpdateNumber update, double gradient_scale) const;
+    ScalarsByKind scalars(UpdateNumber update, double gradient_scale) const;
     // Of an update of the weights, from 1.
     double learning_rate(int64_t update) const;
     // A speculative update pays when the clip factor will be 1: off after a clipped or skipped
@@ -105,8 +105,8 @@ private:
     std::span<const std::byte> host_;
     double clip_norm_;
     bool always_speculates_;
-    optim::Hyper hyper_;
-    optim::LrSchedule schedule_;
+    optim::Hyper hyper_, elements_;  // elements_: of what is updated element by element
+    optim::LrSchedule schedule_, elements_schedule_;
     int64_t unclipped_in_a_row_ = 0;
 };
 

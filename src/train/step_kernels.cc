@@ -294,7 +294,7 @@ void StepKernels::kernel(const Call& call, const op::UpdateSpeculative<At>& at) 
 
 template <Op which>
 void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
-                         const ScalarsByDecay& scalars) {
+                         const ScalarsByKind& scalars) {
     const Chunk& chunk = chunk_of(call);
     if (!intact(call, chunk.state, at.before) || !intact(call, chunk.gradient, at.gradient)) return;
     if (at.weight_before && !intact(call, chunk.weight, at.weight_before)) return;
@@ -306,12 +306,20 @@ void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
     span.weight_in = reinterpret_cast<const uint16_t*>(at.weight_before);
     span.layer = static_cast<uint32_t>(chunk.layer);
     span.element = chunk.first;
-    apply(call, span, scalars[chunk.decays ? 1 : 0]);
+    apply(call, span, scalars);
     seal(call, chunk.state, at.state);
     seal(call, chunk.weight, at.weight);
 }
 
-void StepKernels::apply(const Call& call, const optim::Span& span, const optim::Scalars& scalars) {
+void StepKernels::apply(const Call& call, const optim::Span& span, const ScalarsByKind& by_kind) {
+    const Chunk& chunk = chunk_of(call);
+    const auto kind = is_matrix(chunk) ? UpdateKind::matrix
+                      : chunk.decays   ? UpdateKind::decayed
+                                       : UpdateKind::plain;
+    const optim::Scalars& scalars = by_kind[static_cast<size_t>(kind)];
+    // Always on the team's lane, one after the other: there is one workspace.
+    if (kind == UpdateKind::matrix)
+        return model_.muon->update(chunk.rows, chunk.cols, span, scalars);
     if (call.task->lane == swap::Lane::team) return optim::update(teams_, span, scalars);
     // One arena on one node, and beside the team lane's thread, which alone may ask each node.
     if (model_.device->kind() == DeviceKind::cpu) return optim::update(teams_.all(), span, scalars);

@@ -9,6 +9,7 @@
 #include "ferry/swap.h"
 #include "ferry/team.h"
 #include "model/model.h"
+#include "muon.h"
 #include "ops/ops.h"
 #include "planner/planner.h"
 #include "step_state.h"
@@ -25,6 +26,7 @@ struct StepModel {
     int64_t evaluation_micro_batches = 0;  // over all ranks; beyond them there are no targets
     Device* device = nullptr;              // whose compute stream updates what lies there
     WorkerRows* workers = nullptr;         // of a trace
+    Muon* muon = nullptr;                  // where the plan has matrices of its
 };
 
 class StepKernels final : public swap::Kernels {
@@ -80,8 +82,8 @@ private:
     void keep(int64_t token, ops::ConstView logits);
     template <cost::Op which>
     void update(const swap::Call& call, const cost::op::Updating<At, which>& at,
-                const ScalarsByDecay& scalars);
-    void apply(const swap::Call& call, const optim::Span& span, const optim::Scalars& scalars);
+                const ScalarsByKind& scalars);
+    void apply(const swap::Call& call, const optim::Span& span, const ScalarsByKind& by_kind);
     bool intact(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
     void seal(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
 

@@ -10,14 +10,17 @@
 
 namespace ferry::train {
 
-using ScalarsByDecay = std::array<optim::Scalars, 2>;  // without weight decay and with it
+// Of a chunk without weight decay, of one with it, and of Muon's matrices.
+enum class UpdateKind : uint8_t { plain, decayed, matrix };
+constexpr size_t kUpdateKinds = 3;
+using ScalarsByKind = std::array<optim::Scalars, kUpdateKinds>;
 
 // A run's schedules are numbered, from 1, as they are appended; each has one of these.
 struct StepState {
     int64_t step = 0;              // the run's, from 1
     float gradient_scale = 0;      // weight of each target's loss: 1 / the step's real targets
     int64_t held_back_before = 0;  // evaluation: micro-batches before this schedule's, of all ranks
-    ScalarsByDecay after_outcome{}, speculative{};  // for the updates of either kind
+    ScalarsByKind after_outcome{}, speculative{};  // for the updates of either kind
 };
 
 // A ring: at most three schedules are in the lanes at once.

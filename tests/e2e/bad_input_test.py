@@ -54,6 +54,13 @@ class ConfigurationTest(BadInputTest):
         self.refused(USAGE, ["swap.chunk_elements", "5000", "8192"], swap__chunk_elements=5000)
         self.refused(USAGE, ["swap.groups", "groups 3, micro_batches 4", "set groups 2"], swap__groups=3)
         self.refused(USAGE, ["swap.state_on_nvme", "budgets.nvme"], swap__state_on_nvme=0.5)
+        self.refused(USAGE, ["optimizer.adjust_lr", "Muon's alone", "method adamw"], optimizer__adjust_lr="original")
+        self.refused(USAGE, ["optimizer.adamw_tensors[0]", "matches no tensor"],
+                     optimizer__method="muon", optimizer__adamw_tensors=["*no_such*"])
+        self.refused(USAGE, ["muon has no matrix", "freeze"], optimizer__method="muon", freeze=["*proj*"])
+        muon = self.command(self.config(optimizer__method="muon"))[1]
+        self.assert_refused(self.ferry("plan", muon, "--ranks", "2"), USAGE, "whole matrices", "2 ranks", "adamw")
+        self.refused(USAGE, ["fp16 weight", "int8"], optimizer__master="split", precision="fp16")
         self.refused(USAGE, ["freeze", "model.layer.*"], freeze=["model.layer.*"])
         self.refused(USAGE, ["freeze", "nothing to train"], freeze=["*"])
 

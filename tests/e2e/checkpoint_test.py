@@ -185,7 +185,13 @@ class CheckpointTest(Saving):
 
     def test_int8_moments(self):
         """Also where a tensor is written in several pieces."""
-        state = {"optimizer__moments": "int8", "precision": "bf16"}
+        self.comes_back({"optimizer__moments": "int8", "precision": "bf16"})
+
+    def test_muon(self):
+        """A matrix has one moment, and is one chunk."""
+        self.comes_back({"optimizer__method": "muon", "precision": "bf16"})
+
+    def comes_back(self, state):
         whole = self.whole(**state)
         saved = []
         for placement in (RAM, NVME):

@@ -54,6 +54,13 @@ def stored(*names):
     return check
 
 
+def matrices_stored(test, run):
+    """Muon's, in slots of their shapes' sizes."""
+    shapes = [row["what"] for row in run.summary["tiers"]
+              if row["tier"] == "nvme" and row["what"].startswith("state of ")]
+    test.assertGreater(len(shapes), 1, run.summary["tiers"])
+
+
 def inputs_on(*tiers):
     def check(test, run):
         inputs = {tier: run.bytes_of(tier, "block inputs") for tier in ("host", "nvme")}
@@ -281,6 +288,40 @@ class IdentityTest(FerryTest):
                         run = self.tight({}, {**nvme, **family, **changes})
                         self.assert_same(run, reference)
 
+    def test_muon(self):
+        """A matrix is one chunk in every placement; the rest is cut as ever."""
+        kinds = {
+            "fp32": {"optimizer__ns_steps": 4},
+            "bf16, int8 momentum, frozen parts":
+                {"precision": "bf16", "optimizer__moments": "int8", "freeze": ["*q_proj*", "*norm*"]},
+            "split master, tied":
+                {"precision": "bf16", "optimizer__master": "split", "model__tie_embeddings": True,
+                 "clip_norm": 3},
+        }
+        room = {"budgets__device": "1700KiB", "budgets__host": "1MiB", "swap__state_on_nvme": 1}
+        ways = {
+            "three tiers": ({}, matrices_stored),
+            "every step speculative": (TWICE, speculation_both_ways),
+            "groups, two threads, posix": ({**TWICE, **POSIX, "swap__groups": 4, "threads": 2}, None),
+            "speculative in memory":
+                ({**TWICE, "budgets__host": "unlimited", "budgets__nvme": [], "swap__state_on_nvme": "auto"},
+                 speculation_both_ways),
+            "chunks of 8,192": ({"swap__chunk_elements": 8192}, None),
+            "part of it on the device":
+                ({**ON_DEVICE, "budgets__device": "unlimited", "budgets__nvme": [], "budgets__host": "unlimited",
+                  "swap__state_on_nvme": "auto"}, state_on("host", "device")),
+        }
+        for name, kind in kinds.items():
+            kind = {"optimizer__method": "muon", **self.CLIP, **kind}
+            reference = self.reference(kind)
+            self.assertIn("muon updates the matrices of the blocks", reference.err)
+            for way, (changes, check) in ways.items():
+                with self.subTest(name, way=way):
+                    run = self.tight(kind, {**room, **changes})
+                    self.assert_same(run, reference)
+                    if check:
+                        check(self, run)
+
     def test_small_state_in_every_way(self):
         """The formats that change what a version is: the weight of a split master belongs to it."""
         small = {**self.CLIP, "precision": "bf16",
@@ -368,6 +409,10 @@ class IdentityTest(FerryTest):
                     {"freeze": ["*norm*"]}, {"numerics__wire": "bf16"},
                     {"optimizer__moments": "bf16"}, {"optimizer__moments": "bf16", "seed": 8},
                     {"optimizer__moments": "int8"},
+                    {"optimizer__method": "muon"},
+                    {"optimizer__method": "muon", "optimizer__adamw_lr": 0.001},
+                    {"optimizer__method": "muon", "optimizer__adjust_lr": "match_rms_adamw"},
+                    {"optimizer__method": "muon", "optimizer__nesterov": False},
                     {"optimizer__moments": "int8", "optimizer__fp32_moments": ["*q_proj*", "*embed*"]})
         hashes = [self.train(self.config(**family)).hashes[0] for family in families]
         self.assertEqual(len(set(hashes)), len(families), hashes)

@@ -76,10 +76,11 @@ class ResumeTest(FerryTest):
                         {"precision": "bf16", "optimizer__master": "split",
                          "optimizer__moments": "bf16", "io__backend": "posix"},
                         {"optimizer__moments": "int8"},
+                        {"optimizer__method": "muon", "budgets__host": "500KiB"},
                         {"precision": "fp16", "freeze": ["model.layers.1.*"]}):
             with self.subTest(**changes):
                 plain = {key: value for key, value in changes.items()
-                         if not key.startswith(("swap", "io"))}
+                         if not key.startswith(("swap", "io", "budgets"))}
                 self.kill_until_it_ends(self.durable(**changes), self.whole(**plain), rng)
                 shutil.rmtree(self.drives[0])
                 os.mkdir(self.drives[0])

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "ferry/optim.h"
 #include "swap/schedule.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
@@ -202,6 +203,170 @@ TEST(CodedMoments, OfMoreTensorsAreAnotherRun) {
         return "accepted";
     };
     EXPECT_EQ(where(), "optimizer.fp32_moments[1]");
+}
+
+// ---------------------------------------------------------------- Muon
+
+struct MuonCase {
+    const char* name;
+    MomentType moments = MomentType::f32;
+    MasterFormat master = MasterFormat::fp32;
+    DType precision = DType::f32;
+};
+
+void PrintTo(const MuonCase& c, std::ostream* out) { *out << c.name; }
+
+class MuonRuns : public testing::TestWithParam<MuonCase> {
+protected:
+    Config with_muon(Config config) const {
+        config.optimizer = {.method = optim::Method::muon,
+                            .lr = 0.02,
+                            .weight_decay = 0.1,
+                            .momentum = 0.95,
+                            .nesterov = true,
+                            .adamw_lr = 3e-3,
+                            .moments = GetParam().moments,
+                            .master = GetParam().master};
+        if (GetParam().moments == MomentType::int8) {
+            config = with_coded_moments(config);
+            config.clip_norm = 2.6;  // in some steps
+        }
+        config.precision = GetParam().precision;
+        config.schedule = {
+            .kind = optim::Decay::wsd, .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
+        config.steps = 10;
+        return config;
+    }
+    // A matrix of Muon is a segment of its own, and so of 4,096 elements at least.
+    Config tight() const {
+        Config config = with_muon(tiny_config_on_nvme(data_));
+        config.budgets.host_bytes = 2 * kMiB;
+        config.swap.state_on_nvme = 1;
+        config.budgets.device_bytes = smallest_device_budget(config);
+        return config;
+    }
+    // The least that the planner asks for: no weights stay there.
+    static int64_t smallest_device_budget(Config config) {
+        config.budgets.device_bytes = 1;
+        try {
+            plan_for(config);
+        } catch (const Error& error) {
+            const std::string& needed = error.problem().measured;  // "... (1048576 bytes)"
+            return std::stoll(needed.substr(needed.find('(') + 1));
+        }
+        return 0;
+    }
+    static TinyOutcome in_memory(const Config& config) {
+        const auto executor = make_thread_executor();
+        return run_tiny(config, {.executor = executor.get()});
+    }
+    static TinyOutcome on_simulated_disk(const Config& config) {
+        const auto executor = make_simulated_executor(5);
+        aio::SimulatedDisk disk({.seed = 5}, *executor);
+        return run_tiny(config, {.executor = executor.get(), .open_volume = volumes_on(disk)});
+    }
+    const TinyData data_;
+};
+
+TEST_P(MuonRuns, ThreeTiersEndWithTheBitsOfMemory) {
+    const Config roomy = with_muon(tiny_config(data_));
+    const TinyOutcome reference = in_memory(roomy), stored = on_simulated_disk(tight());
+    EXPECT_EQ(stored.hash, reference.hash);
+    EXPECT_EQ(stored.losses, reference.losses);
+    EXPECT_GT(stored.report.links[size_t(swap::Lane::read)].bytes, 0);
+    EXPECT_GT(stored.report.steps_committed, 0);
+    EXPECT_GT(stored.report.steps_rolled_back, 0);
+    Config chunked = roomy;
+    chunked.swap.chunk_elements = 8192;
+    chunked.threads = 2;
+    EXPECT_EQ(in_memory(chunked).hash, reference.hash);
+    Config on_device = roomy;  // but for the matrices, which the processors update
+    on_device.swap.state_on_device = 1;
+    EXPECT_EQ(in_memory(on_device).hash, reference.hash);
+}
+
+TEST_P(MuonRuns, LossFalls) {
+    Config config = with_muon(tiny_config(data_));
+    config.clip_norm = 0;
+    config.steps = config.schedule.total_steps = 80;
+    const auto losses = in_memory(config).losses;
+    const double before = std::accumulate(losses.begin(), losses.begin() + 10, 0.0) / 10;
+    const double after = std::accumulate(losses.end() - 10, losses.end(), 0.0) / 10;
+    EXPECT_LT(after, before - 0.1);
+}
+
+// One matrix is one chunk, with one moment and slots of its size; the rest is cut and has two.
+TEST_P(MuonRuns, MatricesAreWholeChunksInSlotsOfTheirSize) {
+    const planner::Plan plan = plan_for(tight());
+    int64_t matrices = 0;
+    for (const planner::Chunk& chunk : plan.chunks) {
+        const bool matrix = planner::is_matrix(chunk);
+        matrices += matrix;
+        EXPECT_EQ(chunk.format.moments, matrix ? 1 : 2);
+        EXPECT_EQ(chunk.count, matrix ? round_up(chunk.rows * chunk.cols, optim::kLeaf)
+                                      : std::min<int64_t>(chunk.count, 4096));
+        const swap::Object& state = plan.objects[chunk.state];
+        ASSERT_EQ(state.home, swap::Tier::nvme);
+        const aio::SlotClass& slots = plan.slot_classes[static_cast<size_t>(state.slot_class)];
+        EXPECT_GE(slots.slot_bytes, state.bytes);
+        EXPECT_EQ(slots.name.find(" x ") != std::string::npos, matrix) << slots.name;
+        if (matrix) {
+            EXPECT_EQ(slots.slot_bytes, state.bytes) << slots.name;
+        }
+    }
+    EXPECT_EQ(matrices, 14);  // q, k, v, o, gate, up, down of two blocks
+    EXPECT_GT(plan.workspace_bytes, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    all, MuonRuns,
+    testing::Values(MuonCase{"fp32"}, MuonCase{"bf16_moments", MomentType::bf16},
+                    MuonCase{"int8_moments", MomentType::int8},
+                    MuonCase{"split", MomentType::f32, MasterFormat::split, DType::bf16},
+                    MuonCase{"split_int8", MomentType::int8, MasterFormat::split, DType::bf16},
+                    MuonCase{"fp16", MomentType::f32, MasterFormat::fp32, DType::f16}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+// Which tensors are Muon's, and by which iteration, is part of the record. What it cannot do is
+// refused.
+TEST(Muon, RulesAreAnotherRunOrRefused) {
+    const TinyData data;
+    Config config = tiny_config(data);
+    config.optimizer = {
+        .method = optim::Method::muon, .lr = 0.02, .momentum = 0.95, .nesterov = true};
+    const auto executor = make_thread_executor();
+    const auto outcome = [&](const Config& of) {
+        const auto engine = Engine::make(of, {.executor = executor.get()});
+        engine->step();
+        return std::pair(engine->state_hash(), engine->numerics_record());
+    };
+    Config fewer = config, longer = config, other = config;
+    fewer.optimizer.adamw_tensors = {"*q_proj*"};
+    longer.optimizer.ns_steps = 6;
+    other.optimizer.ns_coefficients = {1.5, -0.5, 0};
+    const auto runs = {outcome(config), outcome(fewer), outcome(longer), outcome(other)};
+    std::set<uint64_t> hashes;
+    std::set<std::string> records;
+    for (const auto& [hash, record] : runs) hashes.insert(hash), records.insert(record);
+    EXPECT_EQ(hashes.size(), runs.size());
+    EXPECT_EQ(records.size(), runs.size());
+
+    const auto where = [&](const Config& of) -> std::string {
+        try {
+            outcome(of);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            return error.problem().where;
+        }
+        return "accepted";
+    };
+    Config nobodys = config, nothing = config, frozen = config;
+    nobodys.optimizer.adamw_tensors = {"*no_such*"};
+    nothing.optimizer.adamw_tensors = {"*proj*"};
+    frozen.freeze = {"*.layers.*"};
+    EXPECT_EQ(where(nobodys), "optimizer.adamw_tensors[0]");
+    EXPECT_EQ(where(nothing), "freeze, optimizer.adamw_tensors");
+    EXPECT_EQ(where(frozen), "freeze, optimizer.adamw_tensors");
 }
 
 // The schedule's contradictions are refused before anything is opened.

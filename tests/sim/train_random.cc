@@ -55,11 +55,13 @@ void draw_numbers(Lots& lots, Config& config) {
     config.batch.micro_batch = 1 + lots.below(2);
     config.batch.micro_batches = lots.one_of({2, 4});
     config.precision = lots.one_of({DType::f32, DType::bf16, DType::f16});
-    config.optimizer.method =
-        lots.one_of({optim::Method::adamw, optim::Method::adamw, optim::Method::adam,
-                     optim::Method::sgd, optim::Method::lion, optim::Method::adagrad});
+    config.optimizer.method = lots.one_of(
+        {optim::Method::adamw, optim::Method::adamw, optim::Method::adam, optim::Method::sgd,
+         optim::Method::lion, optim::Method::adagrad, optim::Method::muon});
     if (config.optimizer.method == optim::Method::sgd)
         config.optimizer.momentum = lots.one_of({0.0, 0.9});
+    if (config.optimizer.method == optim::Method::muon)
+        config.optimizer.momentum = 0.95, config.optimizer.nesterov = lots.one_in(2);
     config.optimizer.moments =
         lots.one_of({MomentType::f32, MomentType::bf16, MomentType::int8, MomentType::int8});
     if (config.optimizer.moments == MomentType::int8)  // matrices of 4,096 elements and more
@@ -71,7 +73,9 @@ void draw_numbers(Lots& lots, Config& config) {
         config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 2};
         config.model.norm_eps = 1e-30;
     }
-    if (lots.one_in(5)) config.freeze = {"model.layers.0.*"};
+    const bool needs_a_matrix =
+        config.optimizer.method == optim::Method::muon && config.model.layers == 1;
+    if (lots.one_in(5) && !needs_a_matrix) config.freeze = {"model.layers.0.*"};
     config.seed = static_cast<uint32_t>(lots.below(1000));
     config.steps = 3 + lots.below(4);
 }

@@ -114,7 +114,7 @@ TEST(Config, SetValueChecksAsAFileDoes) {
         set_value(config, "optimizer.method=lions");
         ADD_FAILURE() << "accepted";
     } catch (const Error& error) {
-        EXPECT_EQ(error.problem().limit, "one of adamw, adam, sgd, lion, adagrad");
+        EXPECT_EQ(error.problem().limit, "one of adamw, adam, sgd, lion, adagrad, muon");
         EXPECT_EQ(error.problem().remedy, "did you mean \"lion\"?");
     }
 }
@@ -237,6 +237,13 @@ TEST(Config, EveryOptimizerHasItsKeysAndDefaults) {
     EXPECT_EQ(sgd.optimizer.weight_decay, 0.1);
     EXPECT_EQ(parse({"optimizer.method=lion"}).optimizer.beta1, 0.9);
     EXPECT_EQ(parse({"optimizer.method=lion"}).optimizer.beta2, 0.99);
+    const Config muon = parse({"optimizer.method=muon"});
+    EXPECT_EQ(muon.optimizer.momentum, 0.95);
+    EXPECT_TRUE(muon.optimizer.nesterov);
+    EXPECT_FALSE(parse({"optimizer.method=muon", "optimizer.momentum=0"}).optimizer.nesterov);
+    EXPECT_EQ(parse({"optimizer.method=muon", "optimizer.ns_coefficients=[2, -1.5, 0.5]"})
+                  .optimizer.ns_coefficients.c,
+              0.5);
     const Config lion = parse({"optimizer.method=lion", "optimizer.betas=[0.95, 0.98]"});
     EXPECT_EQ(lion.optimizer.beta1, 0.95);
     EXPECT_EQ(lion.optimizer.beta2, 0.98);

@@ -283,6 +283,38 @@ TEST(CodedMoments, are_of_matrices_of_whole_blocks_apart_from_the_others) {
     }
 }
 
+// Each has a segment that says its shape; all else lies as it does without Muon.
+TEST(MuonMatrices, are_those_of_blocks_each_in_a_segment_of_its_own) {
+    const std::vector<std::string> freeze{"*.0.self_attn.k_proj*"}, adamw{"*down_proj*"};
+    for (const bool coded : {false, true}) {
+        const auto all = layers_of(small(false), freeze, false, 1, {.coded = coded}, {true, adamw});
+        for (const Layer& layer : all) {
+            check_layout(layer);
+            int64_t matrices = 0;
+            for (const Tensor& t : layer.tensors) {
+                const bool muon = layer.kind == LayerKind::block && t.shape.size() == 2 &&
+                                  t.trainable && t.role != Role::down;
+                EXPECT_EQ(t.by_muon, muon) << t.name;
+                for (const Segment& s : layer.segments) {
+                    if (t.offset < s.offset || t.offset >= s.offset + s.count) continue;
+                    EXPECT_EQ(s.is_matrix(), muon) << t.name;
+                    if (!muon) continue;
+                    ++matrices;
+                    EXPECT_EQ(t.offset, s.offset);
+                    EXPECT_EQ((std::vector<int64_t>{s.rows, s.cols}), t.shape);
+                    EXPECT_EQ(s.count, round_up(t.count, int64_t{4096}));
+                    EXPECT_EQ(s.fp32_moments, t.fp32_moments);
+                }
+            }
+            const auto of_layer = std::ranges::count_if(layer.segments, &Segment::is_matrix);
+            EXPECT_EQ(of_layer, matrices) << "one tensor a segment";
+            if (layer.kind != LayerKind::block) {
+                EXPECT_EQ(of_layer, 0);
+            }
+        }
+    }
+}
+
 TEST(CodedMoments, of_a_pattern_that_matches_nothing_are_refused) {
     const std::vector<std::string> fp32{"*no_such*"};
     const auto make = [&](bool must_match) {

@@ -92,6 +92,7 @@ protected:
             .needs = needs_,
             .partition = alone,
             .chunk_elements = request_.swap.chunk_elements.value(),
+            .cut_elements = request_.swap.chunk_elements.value(),
             .report_bytes = Plan{.micro_batches = 4, .layers = layers_}.report_bytes()};
         std::vector<SavedActivation> last;
         for (int64_t i = 0; i < attention; ++i)

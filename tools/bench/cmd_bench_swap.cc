@@ -109,7 +109,7 @@ SwapBench bench_of(const SwapOptions& options) {
                        .compute_seconds = options.compute_ms * 1e-3};
     Config& config = bench.config;
     set_value(config, "precision=" + options.precision);
-    set_value(config, "optimizer.method=" + options.optimizer);
+    config.optimizer.method = optim::method_from(options.optimizer);  // no matrices are here
     if (options.threads > 0) config.threads = options.threads;
     config.swap.verify = options.verify;
     config.swap.speculate = Speculate::off;

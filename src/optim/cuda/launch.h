@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "ferry/error.h"
 #include "optim/internal.h"
 
 namespace ferry::optim::cuda {
@@ -59,7 +60,10 @@ void with_method(Method method, const Call& call) {
             return call(MethodOf<Method::lion>());
         case Method::adagrad:
             return call(MethodOf<Method::adagrad>());
+        case Method::muon:
+            break;
     }
+    FERRY_CHECK(false, "not a method of single elements");
 }
 
 }  // namespace ferry::optim::cuda

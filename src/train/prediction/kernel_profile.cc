@@ -261,7 +261,7 @@ private:
         const int64_t room = device_buffer_bytes(sample_);
         const int64_t count = std::min(plan_.chunk_elements, round_down(room / each, optim::kLeaf));
         if (count == 0) return;
-        const optim::Scalars scalars = optim::scalars_of(hyper_of(config_), 1, 1.0);
+        const optim::Scalars scalars = optim::scalars_of(elements_hyper_of(config_), 1, 1.0);
         const int64_t places = std::clamp<int64_t>(room / (count * each), 1, 8);
         const OpCall what{.name = "update " + std::string(name_of(scalars.method)),
                           .shape = std::to_string(count) + " elements",

@@ -82,7 +82,7 @@ public:
         stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
         cost::Measurements found = take_measurements(
             record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
-            stack.machine(), optim::scalars_of(hyper_of(config_), 1, 1.0), stack.arena(),
+            stack.machine(), optim::scalars_of(elements_hyper_of(config_), 1, 1.0), stack.arena(),
             decoder_.shape().vocab, memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
         stack.store().drain();  // throws what went wrong
         if (world_.local_ranks == 1) found.memory_of = cost::Of::host;

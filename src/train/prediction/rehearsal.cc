@@ -183,7 +183,7 @@ public:
         : config_(config),
           executor_(*runtime.executor),
           machine_(machine_for(config_)),
-          hyper_(hyper_of(config_)),
+          hyper_(elements_hyper_of(config_)),
           device_(Device::open(config_.device, executor_)),
           stack_(
               {.config = config_, .executor = executor_, .device = *device_, .machine = machine_},
@@ -193,7 +193,7 @@ public:
         open(options, runtime);
         for (int p = 0; p < kPasses; ++p)
             schedules_[static_cast<size_t>(p)] = record(static_cast<Pass>(p));
-        ScalarsByDecay scalars;
+        ScalarsByKind scalars;
         scalars.fill(optim::scalars_of(hyper_, 1, 1.0));
         stack_.warm(schedule(Pass::optimizer), scalars);
         stack_.fill([this] { fill(); });

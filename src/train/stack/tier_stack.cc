@@ -68,13 +68,18 @@ void TierStack::place_patterns() {
 void TierStack::open(const Opening& opening) {
     stage({Stage::reserved}, Stage::open, [&] {
         if (!plan_.slot_classes.empty() && !opening.buffers_alone) volume_ = volume_of(opening);
+        if (plan_.workspace_bytes > 0)
+            muon_.emplace(ground_.config.optimizer, *teams_,
+                          arena_.subspan(static_cast<size_t>(plan_.workspace_offset),
+                                         static_cast<size_t>(plan_.workspace_bytes)));
         kernels_.emplace(plan_, *teams_,
                          StepModel{.decoder = decoder_ ? &*decoder_ : nullptr,
                                    .ops = called_,
                                    .loader = opening.loader,
                                    .evaluation_micro_batches = opening.evaluation_micro_batches,
                                    .device = &ground_.device,
-                                   .workers = opening.workers});
+                                   .workers = opening.workers,
+                                   .muon = muon_ ? &*muon_ : nullptr});
         if (opening.instead) instead_ = opening.instead(*kernels_);
         swap::Kernels& called = instead_ ? *instead_ : *kernels_;
         store_ = swap::Store::make(store_options(opening), ground_.executor, ground_.device,
@@ -124,7 +129,7 @@ swap::StoreOptions TierStack::store_options(const Opening& opening) const {
             .parallel = parallel_on(*teams_)};
 }
 
-void TierStack::warm(const swap::Schedule& step, const ScalarsByDecay& scalars) {
+void TierStack::warm(const swap::Schedule& step, const ScalarsByKind& scalars) {
     stage({Stage::open}, Stage::warm, [&] {
         start_up_.next();
         if (ground_.device.kind() == DeviceKind::cuda) {
@@ -169,6 +174,7 @@ void TierStack::close() noexcept {
     store_.reset();
     instead_.reset();
     kernels_.reset();
+    muon_.reset();
     volume_.reset();
     arena_ = {};
     pool_.reset();

@@ -110,7 +110,7 @@ public:
     // After open(), before anything has contents: it runs the kernels of `step`, updates with these
     // scalars included. Afterwards a GPU has taken what it takes; does_not_fit where that is more
     // than the budget. Nothing on the CPU device.
-    void warm(const swap::Schedule& step, const ScalarsByDecay& scalars);
+    void warm(const swap::Schedule& step, const ScalarsByKind& scalars);
 
     // After open(), and warm() where that is called. `contents` gives every object what it holds
     // first, through the store or in place. It may call lock_homes() and homes_locked(); what it
@@ -166,6 +166,7 @@ private:
     std::optional<pinned_mem::Pool> pool_{};
     std::span<std::byte> arena_{};
     std::unique_ptr<aio::Volume> volume_{};
+    std::optional<Muon> muon_{};
     std::optional<StepKernels> kernels_{};
     std::unique_ptr<swap::Kernels> instead_{};
     std::unique_ptr<swap::Store> store_{};

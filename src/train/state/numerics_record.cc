@@ -22,6 +22,14 @@ std::string operations_of(const Config& config) {
     std::string text(name_of(hyper.method));
     if (hyper.method == optim::Method::sgd && hyper.momentum > 0)
         text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
+    if (hyper.method == optim::Method::muon) {
+        const OptimizerConfig& o = config.optimizer;
+        text += fmt::format("{} of the blocks' matrices in {} steps by {}/{}/{}, adamw of all else",
+                            o.nesterov ? " with Nesterov momentum" : "", o.ns_steps,
+                            o.ns_coefficients.a, o.ns_coefficients.b, o.ns_coefficients.c);
+        if (!o.adamw_tensors.empty())
+            text += fmt::format(" and of {}", fmt::join(o.adamw_tensors, " "));
+    }
     const StateFormat format = format_of(config);
     if (format.moments > 0 && format.moment_type == MomentType::bf16)
         text += ", moments bf16 rounded stochastically";
@@ -74,8 +82,11 @@ std::string shape_text(const model::Shape& s) {
 std::string library_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
     const auto products = product_table_of(config);
+    // Newton-Schulz is the processors'.
+    const bool muon = config.optimizer.method == optim::Method::muon;
     return "ops 8; " + ops::cuda_library_versions(config.numerics.attention) +
-           (products ? fmt::format(", products {:016x}", products->hash()) : "");
+           (products ? fmt::format(", products {:016x}", products->hash()) : "") +
+           (muon ? "; muon by " + ops::library_versions() : "");
 }
 
 std::string machine_text(const Device& device, const Config& config) {
