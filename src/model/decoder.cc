@@ -170,8 +170,7 @@ int64_t Decoder::scratch_bytes() const {
     const LayerMemory embedding(layers_.front(), numerics_.compute, nullptr, nullptr);
     Carver carver(nullptr);
     HeadBuffers::cut(shape_, numerics_, Head(shape_, head, embedding), ops_, carver);
-    int64_t most =
-        std::max(carver.peak(), ops_.embed_backward_scratch_bytes(numerics_.tokens()));
+    int64_t most = std::max(carver.peak(), ops_.embed_backward_scratch_bytes(numerics_.tokens()));
     for (const Layer& layer : layers_) {
         if (layer.kind == LayerKind::block)
             most = std::max(most, Block::scratch_bytes(shape_, numerics_, rope_, ops_, layer));

@@ -232,8 +232,8 @@ public:
                    const LogitsSink& logits = {}) const;
     // Adds each token's row of dx, in token order, to the embedding layer's gradient, which holds
     // nothing but these: the head's of a tied table is kept apart. The padding token's row is zero.
-    void embed_backward(const int32_t* tokens, const void* dx, float* gradient,
-                        std::byte* scratch, const Documents& documents = {}) const;
+    void embed_backward(const int32_t* tokens, const void* dx, float* gradient, std::byte* scratch,
+                        const Documents& documents = {}) const;
 
 private:
     struct HeadPass;

@@ -385,8 +385,8 @@ private:
     std::string removed_{};  // a file of the durable state that was removed under the run
     int64_t last_good_ = 0, sequence_ = 0, durable_step_ = -1;
     int64_t updates_ = 0, moment_updates_ = 0;  // of the weights, and what moments took in
-    std::span<const std::byte> committed_{};  // the record of the last step
-    Timelines planned_{};                     // once the bound is known
+    std::span<const std::byte> committed_{};    // the record of the last step
+    Timelines planned_{};                       // once the bound is known
     LossScale loss_scale_ = first_loss_scale();
     int64_t skipped_in_a_row_ = 0;
     uint64_t frozen_ = 0;  // hash of the frozen weights

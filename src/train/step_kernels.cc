@@ -134,8 +134,7 @@ void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
 }
 
 void StepKernels::kernel(const Call&, const op::EmbedBackward<At>& at) {
-    model_.decoder->embed_backward(at.tokens, at.dx, at.gradient, at.scratch,
-                                   documents(at.tokens));
+    model_.decoder->embed_backward(at.tokens, at.dx, at.gradient, at.scratch, documents(at.tokens));
 }
 
 // ---------------------------------------------------------------- gradients
