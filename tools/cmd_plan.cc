@@ -128,7 +128,7 @@ nlohmann::json to_json(const std::vector<ops::SlowPath>& paths) {
     return all;
 }
 
-// What attention computes; nothing where that is all of the causal mask.
+// Says what attention computes; nothing where that is all of the causal mask.
 std::string text_of(const std::optional<train::PatternShare>& share, const Config& config) {
     const std::string documents = config.data.isolate_documents ? "documents isolated" : "";
     if (!share) return documents.empty() ? "" : "attention: " + documents + "\n\n";
@@ -154,7 +154,7 @@ nlohmann::json to_json(const std::optional<train::PatternShare>& share, const Co
     return attention;
 }
 
-// Of the longest sequence that fits.
+// Says what sequence is the longest that fits.
 std::string text_of_longest(int64_t tokens, const Config& config) {
     const std::string batch =
         fmt::format("{} x {} of them a step", config.batch.micro_batches, config.batch.micro_batch);

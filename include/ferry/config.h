@@ -87,7 +87,7 @@ struct AttentionConfig {
 struct BatchConfig {
     int64_t sequence = 0;       // tokens
     int64_t micro_batch = 1;    // sequences a kernel
-    int64_t micro_batches = 1;  // of one optimizer step
+    int64_t micro_batches = 1;  // in one optimizer step
 };
 
 // x' = a x + b (x x^T) x + c (x x^T)^2 x. These are Jordan's, and torch.optim.Muon's.
@@ -120,7 +120,7 @@ struct ScheduleConfig {
     int64_t warmup_steps = 0;
     int64_t total_steps = 0;    // 0: `steps`
     int64_t decay_steps = 0;    // wsd; 0: a tenth of total_steps
-    double final_fraction = 0;  // of the peak
+    double final_fraction = 0;  // as a fraction of the peak
     bool log_warmup = false;
 };
 
@@ -145,7 +145,7 @@ struct SwapConfig {
     std::optional<int64_t> chunk_elements{};  // multiple of 4,096
     // Read from storage, and as many written; empty: by the paths.
     std::optional<int64_t> chunks_at_once{};
-    std::optional<int64_t> groups{};             // of micro-batches, each layer-first
+    std::optional<int64_t> groups{};             // of micro-batches; each group passes all layers
     Speculate speculate = Speculate::automatic;  // updates before the clip factor is known
     std::optional<double> expect_clipped{};      // share of the steps; empty: nobody knows
     std::optional<double> state_on_nvme{};       // share of the state; empty: what the budget asks
@@ -160,7 +160,7 @@ struct SwapConfig {
 struct KeptCheckpoints {
     int64_t last = 2;   // the newest
     int64_t every = 0;  // those of steps that it divides; 0: none for that
-    int64_t best = 0;   // of the lowest held-back loss
+    int64_t best = 0;   // checkpoints with the lowest held-back loss
 };
 struct CheckpointConfig {
     bool durable_steps = false;  // a kill and a power failure cost the last steps only
@@ -175,7 +175,7 @@ struct CheckpointConfig {
 struct IoConfig {
     aio::BackendKind backend = aio::BackendKind::automatic;
     int64_t block_bytes = 1 * kMiB;
-    int queue_depth = 32;  // of each ring
+    int queue_depth = 32;  // requests that each ring may have under way
     int rings = 1;         // a path
     bool direct = true;
     aio::Leftover leftovers = aio::Leftover::remove;  // files of a killed run
@@ -222,7 +222,7 @@ struct Config {
     uint32_t seed = 0;
     int64_t steps = 0;
     DeviceKind device = DeviceKind::cpu;
-    DType precision = DType::f32;  // of compute
+    DType precision = DType::f32;  // the type that kernels compute in
     OnNonfinite on_nonfinite = OnNonfinite::stop;
     std::optional<int> threads{};           // workers; empty: planned from the cores
     std::vector<int> reserved_cores{};      // OS indices, left to the threads of I/O and copies

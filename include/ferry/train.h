@@ -62,7 +62,7 @@ struct LinkReport {
     std::string link{};
     int64_t bytes = 0;
     double busy_seconds = 0;
-    double exposed_seconds = 0;  // of these, while nothing computed
+    double exposed_seconds = 0;  // seconds of these in which nothing computed
 };
 
 // What a rank sent to the others by one kind of collective: as it went, and as it would have gone
@@ -78,7 +78,7 @@ struct Reserved {
     int64_t device_overhead_bytes = 0;  // what the process holds on the GPU beside it, as measured
     int64_t host_bytes = 0;             // the pool's slabs
     int64_t nvme_bytes = 0;             // the volume's slots and records
-    int64_t nvme_peak_bytes = 0;        // of them, the most that was ever in use
+    int64_t nvme_peak_bytes = 0;        // the most of them that was ever in use
 };
 
 struct RunReport {
@@ -131,7 +131,7 @@ struct MetRanks {
 struct Imported {
     std::string directory{};  // empty: nothing is imported
     int64_t step = 0;         // the last one done
-    int64_t updates = 0;      // of its weights, which are fewer where steps were skipped
+    int64_t updates = 0;      // how often its weights were updated: not in skipped steps
     // That its moments have taken in (docs/numerics.md). Where it has none, none.
     int64_t moment_updates = 0;
     // Of fp16, and the good steps in a row since it changed. 0: it begins as in a new run.
@@ -148,7 +148,7 @@ struct Runtime {
     // Gets every task from the first step on, and beside it, once the bound is known, the plan's.
     trace::Recording* recording = nullptr;
     const cost::Measurements* measurements =
-        nullptr;  // of this machine: measure_bound() then measures nothing
+        nullptr;  // of this machine; then measure_bound() measures nothing
     // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
     MetRanks ranks{};
     // Or those of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well, and nothing
@@ -213,7 +213,7 @@ public:
     // The numerics record (docs/numerics.md) as text, with its hash. Runs with the same record,
     // seed, tokens and constants of optimizer and schedule print the same losses.
     std::string numerics_record() const;
-    RunReport report();  // of the steps so far, the last one finished first
+    RunReport report();  // finishes the last step, then reports on all so far
 
     // ---- for ferry's own programs: headers of these types are not installed
 
@@ -233,7 +233,7 @@ public:
     // the memory that checkpoint.memory gives. A thread writes the rest while training goes on.
     // `saving` must stay usable until end_save(); its `progress` is called by that thread.
     void begin_save(const Saving& saving);
-    bool save_ended() const;  // whether end_save() would not wait; one that never began has ended
+    bool save_ended() const;  // true: end_save() would not wait; also where none began
     [[nodiscard]] std::optional<Error> end_save();
 
 private:

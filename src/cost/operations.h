@@ -46,7 +46,7 @@ enum class Op : uint8_t {
     end     // no operation: how many there are
 };
 
-constexpr int64_t kLeafElements = 4096;  // of a norm's leaf
+constexpr int64_t kLeafElements = 4096;
 
 // Flags of a block's backward.
 constexpr uint8_t kNeedsDx = 1;
@@ -60,20 +60,20 @@ enum class Content : uint8_t {
     table,           // the embedding layer's
     input,           // a block input, which is the output of the layer below
     input_gradient,  // d(input)
-    attention,       // what forward saves for backward
+    attention,       // attention's output, saved for backward
     mlp,
     gradient,        // fp32 accumulator of a layer's trainable prefix
     table_gradient,  // tied: the head's part of the table's
-    tokens,          // of a micro-batch, its targets, and where documents begin and end; int32
+    tokens,          // a micro-batch's tokens, targets and documents' bounds; int32
     scratch,         // nothing before and nothing after
     report,
     wire,    // gradient of a chunk in the wire type; gathered: of every rank's
     parts,   // the ranks' parts of a turn
     codes,   // a layer's weights as codes, of every rank's shards
-    leaves,  // of the norm, fp32
+    leaves,  // the norm's leaves, fp32
     state,   // of a chunk
     weight,  // of a chunk
-    bytes,   // of anything
+    bytes,   // anything else
 };
 enum class Role : uint8_t { in, out, in_out, scratch };
 
@@ -120,17 +120,17 @@ using Scratch = typename As::template Operand<Content::scratch, Role::scratch, f
 struct Work {
     const model::Layer* layer = nullptr;  // null: of none
     const model::Layer* table = nullptr;  // tied: the embedding's, which the head multiplies by
-    int64_t elements = 0;                 // of its chunk; 0: of none
+    int64_t elements = 0;                 // elements of the task's chunk; 0: it has none
     int64_t bytes = 0;                    // the task's own, where the operation has several sizes
     uint8_t flags = 0;
-    int64_t tokens = 0, tokens_bytes = 0, input_bytes = 0;  // of a micro-batch
+    int64_t tokens = 0, tokens_bytes = 0, input_bytes = 0;  // one micro-batch's
     double update_flops = 0;                                // of its products: Muon's, of a matrix
-    int64_t checked_bytes = 0;  // of what an update reads from storage and will write there
+    int64_t checked_bytes = 0;  // bytes that an update verifies and seals: from and to storage
     int64_t ranks = 1;
     zero::Codecs codecs{};
     DType compute = DType::f32, wire = DType::f32;
     StateFormat state{};
-    model::OfSaved<double> saved_flops{};  // of what gives each activation that a block may save
+    model::OfSaved<double> saved_flops{};  // FLOPs to compute each activation that a block may save
 };
 
 struct OperandOf {
@@ -144,8 +144,8 @@ enum class TimedBy : uint8_t {
     nothing,   // not timed: it takes no time, or that of its lane's bytes
     update,    // not timed: its bytes at the rate that updates reach
     layer,     // no more than that
-    flags,     // what backward computes
-    elements,  // of the chunk
+    flags,     // those say what backward computes
+    elements,  // the chunk's elements
     bytes,
 };
 struct Row {
@@ -158,7 +158,7 @@ struct Row {
     // Bytes of its operands, read and written, without scratch, report and what ranks agree on. A
     // table counts by the rows that occur, taken to be as large as the block input that they make.
     int64_t (*bytes)(const Work&) = nullptr;
-    double (*flops)(const Work&) = nullptr;  // of products; null: none
+    double (*flops)(const Work&) = nullptr;  // FLOPs of its products; null: it has none
     std::span<const OperandOf> operands{};   // as the places of a task
 };
 

@@ -16,7 +16,7 @@ struct Workload {
     int64_t chunk_elements = 0;  // of the largest chunk
     int64_t cut_elements = 0;    // what others than Muon's matrices are cut into
     MatrixNeeds matrices{};
-    int64_t report_bytes = 0;  // of a step
+    int64_t report_bytes = 0;  // one step's report
     StateFormat state{};
     int64_t ns_steps = 0;
 };
@@ -36,6 +36,6 @@ SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work);
 // Bytes of one buffer, a multiple of the page.
 int64_t buffer_bytes(Class c, const Workload& work);
 const char* name_of(Class c);
-const char* row_of(Class c);  // of the plan's table, that counts device buffers of this class
+const char* row_of(Class c);  // the line of the plan's table that counts such buffers
 
 }  // namespace ferry::planner

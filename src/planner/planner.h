@@ -93,15 +93,15 @@ struct Buffers {
     std::string name{};
     swap::Tier tier = swap::Tier::device;
     int64_t bytes = 0, count = 0;
-    int64_t offset = 0;  // of the first, in its arena
+    int64_t offset = 0;  // where the first one begins in its arena
     uint32_t first_resource = 0;
 };
 
 struct LayerPlan {
     int64_t first_chunk = 0, chunks = 0;
-    int64_t first_spill = 0, spills = 0;  // of several groups
+    int64_t first_spill = 0, spills = 0;  // where there are several groups
     bool resident = false;                // this rank's weights live on the device
-    model::OfSaved<bool> saves{};         // of a block, from forward to backward, on the device
+    model::OfSaved<bool> saves{};         // what the block saves on the device until backward
     int64_t device_offset = 0;            // resident: of the flat buffer, or of the shards together
 };
 
@@ -116,8 +116,8 @@ std::vector<int64_t> group_counts(int64_t micro_batches);
 
 struct Plan {
     zero::Partition partition{};
-    int64_t micro_batches = 1, groups = 1;  // of a step and rank, group by group
-    int64_t tokens = 0;                     // of a micro-batch
+    int64_t micro_batches = 1, groups = 1;  // a rank's in a step; they run group by group
+    int64_t tokens = 0;                     // in a micro-batch
     int64_t chunk_elements = 0;             // of the largest chunk
     bool tied = false, documents = false;   // documents: a sequence holds some, isolated
     bool speculative = false,
@@ -163,7 +163,7 @@ struct Plan {
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
     int64_t blocks_saving(model::Saved what) const;
-    int64_t blocks_saving_inputs() const;  // of at least one micro-batch of a group
+    int64_t blocks_saving_inputs() const;  // for at least one micro-batch of a group
     int64_t blocks_at_most() const;        // that could save something: backward visits them
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
@@ -177,7 +177,7 @@ struct Plan {
 // nothing). Operations that give it, by block.
 struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;
-    int64_t lists = 0;  // of blocks, of patterns of attention
+    int64_t lists = 0;  // bytes of the block lists of attention's patterns
     model::OfSaved<int64_t> saved{};
     model::OfSaved<std::vector<double>> saved_flops{};
     // The device reads the host tier through page tables in its own memory, as a GPU does.

@@ -10,13 +10,13 @@ namespace ferry::planner {
 
 struct PlanRequest {
     DeviceKind device = DeviceKind::cpu;
-    int64_t micro_batches = 1;  // of a step and rank
+    int64_t micro_batches = 1;  // a rank's in a step
     bool clips = false;         // the gradient's norm has a limit
     bool trains = true;         // an evaluation has no state, and may have every tensor frozen
     bool durable = false;       // committed steps outlive the process
     StateFormat state{};
     int64_t ns_steps = 0;    // Muon's iterations of a matrix
-    BudgetConfig budgets{};  // of this rank
+    BudgetConfig budgets{};  // this rank's share
     int sharers = 1;         // ranks that have as much each of the host's memory and paths
     SwapConfig swap{};       // what the user decides; the planner decides the rest
 };

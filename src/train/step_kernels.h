@@ -25,7 +25,7 @@ struct StepModel {
     const TokenLoader* loader = nullptr;
     int64_t evaluation_micro_batches = 0;  // over all ranks; beyond them there are no targets
     Device* device = nullptr;              // whose compute stream updates what lies there
-    WorkerRows* workers = nullptr;         // of a trace
+    WorkerRows* workers = nullptr;         // rows of a trace; null: none
     Muon* muon = nullptr;                  // where the plan has matrices of its
 };
 
@@ -75,7 +75,7 @@ private:
 
     const planner::Chunk& chunk_of(const swap::Call& call) const;
     MicroBatch loaded(int32_t* tokens) const;
-    int64_t held_back_number(const swap::Call& call) const;  // of the micro-batch, over all ranks
+    int64_t held_back_number(const swap::Call& call) const;  // among all ranks'
     const int32_t* targets(const int32_t* tokens) const;
     model::Documents documents(const int32_t* tokens) const;
     static double* loss_sum(const swap::Call& call, std::byte* report);

@@ -58,7 +58,7 @@ struct Backward {
     View dx;
     Runs runs;
     double share;    // 1 / n
-    float* partial;  // of the weight's gradient
+    float* partial;  // partial sums of the weight's gradient
     float* bias_partial = nullptr;
     Turn turn{};  // of dy, before all else
 };

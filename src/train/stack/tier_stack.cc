@@ -111,7 +111,7 @@ bool TierStack::finds_ended(const Opening& opening, const aio::VolumeOptions& op
         return opening.has_ended(*opening.open_volume(std::move(looking), ground_.executor));
     } catch (const Error& error) {
         if (error.trouble() == Trouble::does_not_fit) throw;  // it was not looked at
-        return false;  // what is there is said by whoever takes it over
+        return false;  // whoever takes the volume over says what is wrong
     }
 }
 

@@ -43,7 +43,7 @@ private:
     const Saving saving_;
     PieceQueue queue_;
     CheckpointRows& rows_;
-    std::optional<Error> failed_{};  // of the thread, until it has ended
+    std::optional<Error> failed_{};  // why the thread failed; read once it has ended
     std::atomic<bool> ended_ = false;
     std::thread thread_{};
 };
