@@ -45,9 +45,11 @@ struct File {
     int under_way = 0;
 };
 
-class FilesOnQueue final : public UserFiles {
+}  // namespace
+
+class UserFiles::OnQueue {
 public:
-    FilesOnQueue(const UserFilesOptions& options, Executor& executor)
+    OnQueue(const UserFilesOptions& options, Executor& executor)
         : options_(options),
           executor_(executor),
           files_(static_cast<size_t>(options.files_max)),
@@ -66,17 +68,17 @@ public:
             executor);
         executor_.host(*queue_);
     }
-    ~FilesOnQueue() override {
+    OnQueue(const OnQueue&) = delete;
+    OnQueue& operator=(const OnQueue&) = delete;
+    ~OnQueue() {
         cancel_queued();
         while (in_flight_ > 0)
             if (!poll()) executor_.wait(kForever);
         executor_.retire(*queue_);
         for (File& file : files_) close_all_of(file);
     }
-    FilesOnQueue(const FilesOnQueue&) = delete;
-    FilesOnQueue& operator=(const FilesOnQueue&) = delete;
 
-    FileNumber add(const std::string& path, FileUse use) override {
+    FileNumber add(const std::string& path, FileUse use) {
         check_room(path);
         struct stat status {};
         if (stat(path.c_str(), &status) == 0) check_kind(status, path);  // opening a pipe may wait
@@ -94,7 +96,7 @@ public:
         return keep(std::move(file));
     }
 
-    FileNumber add(int descriptor) override {
+    FileNumber add(int descriptor) {
         const std::string path = "descriptor " + std::to_string(descriptor);
         check_room(path);
         const int flags = fcntl(descriptor, F_GETFL);
@@ -119,20 +121,20 @@ public:
         return keep(std::move(file));
     }
 
-    bool is_open(FileNumber file) const noexcept override {
+    bool is_open(FileNumber file) const noexcept {
         return file < files_.size() && files_[file].descriptor >= 0;
     }
 
-    void remove(FileNumber number) noexcept override {
+    void remove(FileNumber number) noexcept {
         File& file = of(number);
         FERRY_CHECK(file.under_way == 0, "a file is closed with operations under way");
         close_all_of(file);
         free_files_.push_back(number);
     }
 
-    int in_flight(FileNumber number) const noexcept override { return of(number).under_way; }
+    int in_flight(FileNumber number) const noexcept { return of(number).under_way; }
 
-    int64_t size_bytes(FileNumber number) const override {
+    int64_t size_bytes(FileNumber number) const {
         const File& file = of(number);
         struct stat status {};
         uint64_t device_bytes = 0;
@@ -142,13 +144,13 @@ public:
         return S_ISBLK(status.st_mode) ? static_cast<int64_t>(device_bytes) : status.st_size;
     }
 
-    void flush(FileNumber number) override {
+    void flush(FileNumber number) {
         const File& file = of(number);
         if (fdatasync(file.descriptor) != 0)
             throw Error(Trouble::io, problem_of("flush failed", file.path, errno));
     }
 
-    bool try_submit(Operation& operation) override {
+    bool try_submit(Operation& operation) {
         FERRY_CHECK(operation.state != State::queued, "an operation is submitted twice");
         check_reach(operation);
         if (free_splits_.empty()) return false;
@@ -165,7 +167,7 @@ public:
         return true;
     }
 
-    Operation* poll() noexcept override {
+    Operation* poll() noexcept {
         while (Operation* const part = queue_->poll()) {
             Split& split = splits_[part->tag];
             Operation& whole = *split.whole;
@@ -180,10 +182,10 @@ public:
         return nullptr;
     }
 
-    void cancel_queued() noexcept override { queue_->cancel(); }
-    int in_flight() const noexcept override { return in_flight_; }
-    std::string describe(FileNumber number) const override { return of(number).path; }
-    std::string_view backend_name() const noexcept override { return queue_->backend_name(); }
+    void cancel_queued() noexcept { queue_->cancel(); }
+    int in_flight() const noexcept { return in_flight_; }
+    std::string describe(FileNumber number) const { return of(number).path; }
+    std::string_view backend_name() const noexcept { return queue_->backend_name(); }
 
 private:
     File& of(FileNumber number) {
@@ -324,6 +326,8 @@ private:
     std::unique_ptr<Queue> queue_{};
 };
 
+namespace {
+
 void check(const char* name, int64_t value, int64_t least, int64_t most) {
     if (value >= least && value <= most) return;
     throw Error(Trouble::usage, {.what = std::string(name) + " is out of range",
@@ -340,8 +344,25 @@ std::unique_ptr<UserFiles> UserFiles::open(const UserFilesOptions& options, Exec
     check("files_max", options.files_max, 1, 1 << 20);
     UserFilesOptions rounded = options;
     rounded.block_bytes = round_down(options.block_bytes, kAlignment);
-    return std::make_unique<FilesOnQueue>(rounded, executor);
+    return std::unique_ptr<UserFiles>(new UserFiles(std::make_unique<OnQueue>(rounded, executor)));
 }
+
+UserFiles::UserFiles(std::unique_ptr<OnQueue> files) : files_(std::move(files)) {}
+UserFiles::~UserFiles() = default;
+
+FileNumber UserFiles::add(const std::string& path, FileUse use) { return files_->add(path, use); }
+FileNumber UserFiles::add(int descriptor) { return files_->add(descriptor); }
+bool UserFiles::is_open(FileNumber file) const noexcept { return files_->is_open(file); }
+void UserFiles::remove(FileNumber file) noexcept { files_->remove(file); }
+int UserFiles::in_flight(FileNumber file) const noexcept { return files_->in_flight(file); }
+int64_t UserFiles::size_bytes(FileNumber file) const { return files_->size_bytes(file); }
+void UserFiles::flush(FileNumber file) { files_->flush(file); }
+bool UserFiles::try_submit(Operation& operation) { return files_->try_submit(operation); }
+Operation* UserFiles::poll() noexcept { return files_->poll(); }
+void UserFiles::cancel_queued() noexcept { files_->cancel_queued(); }
+int UserFiles::in_flight() const noexcept { return files_->in_flight(); }
+std::string UserFiles::describe(FileNumber file) const { return files_->describe(file); }
+std::string_view UserFiles::backend_name() const noexcept { return files_->backend_name(); }
 
 Error to_error(const UserFiles& files, const Operation& operation) {
     return transfer_error(

@@ -33,29 +33,36 @@ public:
     // Throws Error. `executor` must outlive it.
     static std::unique_ptr<UserFiles> open(const UserFilesOptions& options, Executor& executor);
     // Cancels what has not begun, waits for the rest, closes the files.
-    virtual ~UserFiles() = default;
+    ~UserFiles();
+    UserFiles(const UserFiles&) = delete;
+    UserFiles& operator=(const UserFiles&) = delete;
 
     // Throws Error: io, or usage where it is neither file nor device, or files_max are open.
-    virtual FileNumber add(const std::string& path, FileUse use) = 0;
+    FileNumber add(const std::string& path, FileUse use);
     // A file that is open already. It is duplicated: the caller's stays the caller's.
-    virtual FileNumber add(int descriptor) = 0;
-    virtual bool is_open(FileNumber file) const noexcept = 0;
+    FileNumber add(int descriptor);
+    bool is_open(FileNumber file) const noexcept;
     // Nothing of it is under way, all was polled.
-    virtual void remove(FileNumber file) noexcept = 0;
-    virtual int in_flight(FileNumber file) const noexcept = 0;
-    virtual int64_t size_bytes(FileNumber file) const = 0;  // now; throws io
+    void remove(FileNumber file) noexcept;
+    int in_flight(FileNumber file) const noexcept;
+    int64_t size_bytes(FileNumber file) const;  // now; throws io
     // Blocks until all that was polled of it is on stable storage. Throws io.
-    virtual void flush(FileNumber file) = 0;
+    void flush(FileNumber file);
 
     // Operation::slot is the file; offset, address and size are any. Throws where a read ends
     // behind the end of the file: io. False: operations_max are under way.
-    [[nodiscard]] virtual bool try_submit(Operation& operation) = 0;
-    virtual Operation* poll() noexcept = 0;
-    virtual void cancel_queued() noexcept = 0;
-    virtual int in_flight() const noexcept = 0;
+    [[nodiscard]] bool try_submit(Operation& operation);
+    Operation* poll() noexcept;
+    void cancel_queued() noexcept;
+    int in_flight() const noexcept;
 
-    virtual std::string describe(FileNumber file) const = 0;  // its path
-    virtual std::string_view backend_name() const noexcept = 0;
+    std::string describe(FileNumber file) const;  // its path
+    std::string_view backend_name() const noexcept;
+
+private:
+    class OnQueue;
+    explicit UserFiles(std::unique_ptr<OnQueue> files);
+    const std::unique_ptr<OnQueue> files_;
 };
 
 // The error of a failed operation: path, offset, size, errno and what to do.

@@ -1,4 +1,4 @@
-// The rank and size that a launcher sets in every rank's environment.
+// What a launcher sets in every rank's environment.
 #pragma once
 
 #include <optional>

@@ -70,12 +70,6 @@ std::string line_of(const Row& row, bool compared, const std::vector<std::string
 
 }  // namespace
 
-double median(std::vector<double> values) {
-    if (values.empty()) return 0;
-    std::sort(values.begin(), values.end());
-    return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
-}
-
 Row compared(std::string name, std::string unit, const std::vector<double>& values,
              const std::vector<double>& references, std::vector<double> ratios) {
     return {.name = std::move(name),

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/median.h"
+
 namespace ferry::tools {
 
 // One line of the table. `value` is ferry's, `reference` the other side's (0: there is none), and
@@ -19,8 +21,6 @@ struct Row {
     std::vector<double> ratios{};                        // one for each pair
     std::vector<std::pair<std::string, double>> more{};  // further values, by name
 };
-
-double median(std::vector<double> values);  // 0 of none
 
 // Measurements in turns: `ratios` pair by pair, larger is better.
 Row compared(std::string name, std::string unit, const std::vector<double>& values,

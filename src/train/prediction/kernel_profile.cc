@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "base/median.h"
 #include "measure.h"
 #include "ops/timed_stream.h"
 #include "planner/recorder.h"
@@ -53,12 +54,6 @@ struct Kernel {
     std::vector<OpCall> calls{};
     std::vector<std::vector<double>> seconds{};  // by call: one a round
 };
-
-double median_of(std::vector<double> values) {
-    const auto middle = values.begin() + std::ssize(values) / 2;
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
-}
 
 class Profiler {
 public:
@@ -307,7 +302,7 @@ private:
         const size_t first = found.ops.size();
         for (size_t i = 0; i < kernel.seconds.size(); ++i) {
             const OpCall& call = kernel.calls[i];
-            const double seconds = median_of(kernel.seconds[i]);
+            const double seconds = median(kernel.seconds[i]);
             const auto alike = std::find_if(found.ops.begin() + static_cast<ptrdiff_t>(first),
                                             found.ops.end(), [&](const ProfiledOp& known) {
                                                 return known.call.name == call.name &&
