@@ -197,7 +197,8 @@ void PathFiles::take_over(const Header& found, bool reuse) {
 bool PathFiles::makes_nameless_files() const {
     const int file =
         open_above_standard(options_.path.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (const int error = errno; file < 0 && (is_out_of_descriptors(error) || error == ENOSPC))
+    // A full file system makes one again once the old files are gone.
+    if (const int error = errno; file < 0 && is_out_of_descriptors(error))
         refuse(Trouble::does_not_fit,
                problem_of("no file can be made beside what a run left", options_.path, error));
     const bool can = file >= 0 && access(name_of_open(file).c_str(), F_OK) == 0;

@@ -40,14 +40,6 @@ void write_file(const std::string& path, int64_t bytes, std::span<const std::byt
     file.finish();
 }
 
-// The directory, or the nearest above it that is there.
-fs::path nearest(fs::path path) {
-    path = fs::absolute(path);
-    while (kind_of(path) != FileKind::directory && path != path.root_path())
-        path = path.parent_path();
-    return path;
-}
-
 // As a checkpoint of so many bytes is written there. None, with a warning, where nothing can be.
 std::optional<WriteRate> rate_at(const std::string& directory, int64_t bytes) {
     constexpr double kLongest = 2;  // seconds
@@ -55,7 +47,7 @@ std::optional<WriteRate> rate_at(const std::string& directory, int64_t bytes) {
     const auto executor = make_thread_executor();
     try {
         // A kill leaves what the next run removes.
-        const DraftDirectory draft(nearest(directory) / checkpoint::name_of_step(0));
+        const DraftDirectory draft(fs::path(directory) / checkpoint::name_of_step(0));
         const auto file = [&](int number) {
             return fs::path(draft.draft()) / fmt::format("model-{}.safetensors", number);
         };
@@ -94,7 +86,9 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
                         .held = std::min(saved.memory_bytes.value_or(left), bytes),
                         .stored = train::stored_checkpoint_bytes(plan)};
     const cost::Measurements* measured = found ? &found->measurements : nullptr;
+    // Above a directory that is not there nobody would remove what a killed plan leaves.
     const bool knows = measured && measured->dram_bytes_per_s > 0 &&
+                       kind_of(saved.dir) == FileKind::directory &&
                        (cost.stored == 0 || measured->nvme_bytes_per_s > 0);
     const auto rate = knows ? rate_at(saved.dir, bytes) : std::nullopt;
     if (!rate) return cost;

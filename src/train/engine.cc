@@ -38,7 +38,7 @@ public:
         note_committed();
         drain();
         totals_ = {};
-        store().reset_report();
+        measure_anew();
     }
 
     ~Run() {
@@ -151,13 +151,18 @@ private:
         }
     }
 
+    void measure_anew() {
+        store().reset_report();
+        if (lane_) lane_->count_anew();
+    }
+
     RunReport so_far() {
         drain();
         RunReport report = totals_;
         report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.sequence,
                                                plan_.micro_batches * numerics_.tokens());
         add_links(report.links, store(), world_.ranks);
-        if (lane_) report.collectives = lane_->collectives();
+        if (lane_) add_collectives(report.collectives, *lane_);
         report.reserved = stack_.reserved();
         if (volume()) report.paths = volume()->counters();
         look_for_files();
@@ -189,7 +194,7 @@ private:
     // Each rank goes through as many micro-batches, the last ones perhaps without a target.
     Evaluation held_back(std::span<float> logits) {
         totals_ = so_far();  // evaluation moves weights too; the run's totals are training's alone
-        store().reset_report();
+        measure_anew();
         kernels().evaluation_targets() = 0;
         kernels().keep_logits(logits);
         const int64_t micro_batches = config_.evaluate.micro_batches;
@@ -202,7 +207,7 @@ private:
             mine.add(judge_->held_back(schedules_.evaluation_size));
         }
         kernels().keep_logits({});
-        store().reset_report();
+        measure_anew();
         mine.targets = kernels().evaluation_targets();
         HeldBack all = mine;
         if (ranks_) {
@@ -407,7 +412,7 @@ void Engine::Run::measure() {
     if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
     if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
     predict(measured);
-    store().reset_report();
+    measure_anew();
 }
 
 void Engine::Run::predict(const cost::Measurements& measured) {

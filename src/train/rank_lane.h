@@ -29,8 +29,10 @@ public:
     void signal(std::atomic<uint64_t>& counter) override { ranks_.signal(counter); }
     void check() override { ranks_.check(); }
 
-    // What this rank has sent so far, by collective; those that it took no part in left out.
+    // What this rank has sent since it counts, by collective; those that it took no part in left
+    // out.
     std::vector<CollectiveReport> collectives() const;
+    void count_anew() { sent_ = {}; }
     // The reports of the step whose outcome is due.
     std::span<const RankReport> reports() const { return reports_; }
 

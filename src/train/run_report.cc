@@ -32,6 +32,20 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
     }
 }
 
+void add_collectives(std::vector<CollectiveReport>& collectives, const RankLane& lane) {
+    for (const CollectiveReport& one : lane.collectives()) {
+        const auto known =
+            std::ranges::find(collectives, one.collective, &CollectiveReport::collective);
+        if (known == collectives.end()) {
+            collectives.push_back(one);
+            continue;
+        }
+        known->calls += one.calls;
+        known->raw_bytes += one.raw_bytes;
+        known->sent_bytes += one.sent_bytes;
+    }
+}
+
 void note_predicted(RunReport& report, const Timelines& planned, const Config& config,
                     const planner::Plan& plan, const model::Decoder& decoder,
                     const Schedules& schedules, const cost::Measurements& measured) {

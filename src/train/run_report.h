@@ -9,6 +9,7 @@
 #include "ferry/train.h"
 #include "model/model.h"
 #include "planner/planner.h"
+#include "rank_lane.h"
 #include "schedules.h"
 #include "swap/store.h"
 
@@ -21,6 +22,7 @@ Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
 
 // Adds what each lane has moved since the store's report was reset, and how long it took.
 void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ranks);
+void add_collectives(std::vector<CollectiveReport>& collectives, const RankLane& lane);
 
 // Notes the predicted seconds, and the bounds where they are lower than those that are known.
 void note_predicted(RunReport& report, const Timelines& planned, const Config& config,

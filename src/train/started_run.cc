@@ -67,6 +67,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       loaded_(first_weights_of(config, runtime)),
       imported_(import(runtime.imported, shape_, layers_, world_.ranks)),
       stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
+      machine_text_(machine_text(device_, config_)),
       record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
     make_plan(config, runtime);
     prove_first_state();
@@ -85,13 +86,12 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
 }
 
 std::string StartedRun::numerics_record() const {
-    const std::string machine = machine_text(device_, config_);
     return fmt::format("{:016x} ({})", numerics_id(),
-                       numerics_text(config_, shape_, machine, world_.ranks));
+                       numerics_text(config_, shape_, machine_text_, world_.ranks));
 }
 
 uint64_t StartedRun::numerics_id() const {
-    return numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks);
+    return numerics_hash(config_, shape_, machine_text_, world_.ranks);
 }
 
 std::unique_ptr<LoadedWeights> StartedRun::first_weights_of(const Config& config,
@@ -149,8 +149,7 @@ void StartedRun::prove_first_state() {
 void StartedRun::require_same_start(const Config& config) const {
     if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
     require_same_run(*ranks_, executor_, device_.kind() == DeviceKind::cpu ? ops::blas_core() : "",
-                     numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
-                     loader_.info(),
+                     numerics_text(config_, shape_, machine_text_, world_.ranks), loader_.info(),
                      saved_ ? saved_->text() : first_weights(loaded_.get(), shape_));
 }
 

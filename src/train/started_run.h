@@ -103,6 +103,8 @@ protected:
     const planner::Plan& plan_ = stack_.plan();
     std::optional<RankPlanner> planner_{};
     std::optional<StateIo> state_{};
+    // Made once: the table of products that it names may change while the run goes on.
+    const std::string machine_text_;
     RunRecord record_;
     std::span<std::byte> checkpoint_room_{};                    // for what waits to be written
     RunState found_{.loss_scale = first_loss_scale().state()};  // where the run goes on

@@ -120,6 +120,10 @@ class Ranks(FerryTest):
         weights = sent["gather weight codes"]
         self.assertEqual(weights["sent_bytes"] * 32, weights["raw_bytes"] * (8 + 32 / 256))
         self.assertNotEqual(runs[0].numbers(), self.ranks(3, self.config()).numbers())
+        evaluated = self.ranks(3, self.config(zero__compress=compressed, evaluate__micro_batches=3, evaluate__every=1))
+        self.assert_trained(evaluated)
+        # What evaluations gather is not the steps'.
+        self.assertEqual(evaluated.summary["collectives"], runs[0].summary["collectives"])
 
     def test_the_table_of_what_was_sent(self):
         command = [word for word in self.command(self.config(

@@ -28,6 +28,7 @@ class Record:
 
     def __init__(self, index: int, parameter: torch.nn.Parameter, group: int, name: str) -> None:
         self.index, self.parameter, self.group, self.name = index, parameter, group, name
+        self.number = index  # among all parameters of the groups: random bits follow from it
         self.chunks: list[Any] = []
         self.resident: Resident | None = None  # in place of chunks
         self.gradient: torch.Tensor | None = None

@@ -51,7 +51,7 @@ class Resident:
         with torch.cuda.device(weights.device):
             stream = torch.cuda.current_stream().cuda_stream
             update_on_stream(hyper, step, gradient.reshape(-1), self.rows[0], weight=into, gradient_scale=scale,
-                             layer=record.index, stream=stream, **dict(zip(("m", "v"), self.rows[1:])))
+                             layer=record.number, stream=stream, **dict(zip(("m", "v"), self.rows[1:])))
         if into.data_ptr() != weights.data_ptr():
             weights.copy_(into.view(weights.shape))
 

@@ -41,7 +41,7 @@ class Work:
             weight = self.transfers.target(r, speculative)[here]
             moments = dict(zip(("m", "v"), new[1:])) | dict(zip(("m_in", "v_in"), old[1:]))
             update(self.hypers[r.group], step, gradient[here], new[0], weight=weight, p_in=old[0],
-                   gradient_scale=self.scale, layer=r.index, element=piece.start, team=self.team, **moments)
+                   gradient_scale=self.scale, layer=r.number, element=piece.start, team=self.team, **moments)
 
         return one
 

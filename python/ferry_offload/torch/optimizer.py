@@ -82,7 +82,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     model              step() does not wait for the end of the update: a module of this model waits for its own
                        weights when it is called, and synchronize() for all of them
     moments            "fp32", or "bf16": half of their memory and traffic, rounded stochastically with random bits that
-                       follow from the element and the step alone (docs/numerics.md)
+                       follow from the parameter's place in param_groups, the element and the step; of shards the
+                       element is this rank's own, so that another number of ranks rounds otherwise
     gpu_state          so much of the state stays on the GPU of its parameters, in the order in which they are given:
                        those that are used first get their gradients last
     """
@@ -129,13 +130,15 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def _adopt(self) -> None:
         """State for parameters that want gradients and have none: new ones, and those that were frozen."""
-        new = []
+        new, number = [], -1
         for g, group in enumerate(self.param_groups):
             for p in group["params"]:
+                number += 1
                 if p in self._records:
                     self._records[p].group = g
                 elif p.requires_grad and local(p).numel() > 0:
                     new.append(Record(len(self._records) + len(new), p, g, name_of(self.param_groups, p)))
+                    new[-1].number = number
         if self._lands_late and any(r.is_sharded for r in new):
             raise usage("model= is for parameters that are not sharded", where=new[0].name, measured="DTensor",
                         remedy="leave model= out: FSDP gathers weights in hooks of its own")

@@ -16,8 +16,9 @@
 namespace ferry::ops {
 namespace cuda {
 
-void check_launch(const char* kernel) {
-    const cudaError_t error = cudaGetLastError();
+void check_launch(const char* kernel) { check_launch(kernel, cudaGetLastError()); }
+
+void check_launch(const char* kernel, cudaError_t error) {
     if (error == cudaSuccess || gpu_work_failed()) return;
     if (error == cudaErrorMemoryAllocation) throw out_of_gpu_memory(kernel);
     throw Error(Trouble::internal, {.what = "CUDA did not start a kernel",

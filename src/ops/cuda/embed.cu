@@ -61,8 +61,9 @@ SortRoom sort_room(std::byte* scratch, int64_t rows) {
     for (int32_t** part :
          {&room.given.keys, &room.given.rows, &room.sorted.keys, &room.sorted.rows})
         *part = reinterpret_cast<int32_t*>(take(rows * 4));
-    cub::DeviceRadixSort::SortPairs(nullptr, room.library_bytes, room.given.keys, room.sorted.keys,
-                                    room.given.rows, room.sorted.rows, static_cast<int>(rows));
+    check_launch("sort of keys", cub::DeviceRadixSort::SortPairs(
+                                     nullptr, room.library_bytes, room.given.keys, room.sorted.keys,
+                                     room.given.rows, room.sorted.rows, static_cast<int>(rows)));
     room.library = take(static_cast<int64_t>(room.library_bytes));
     return room;
 }
@@ -201,9 +202,10 @@ void add_rows_by_key(const int32_t* tokens, int64_t sequence, const int32_t* doc
     SortRoom room = sort_room(scratch, dx.rows);
     keys_kernel<<<blocks_for(dx.rows, kThreads), kThreads, 0, stream>>>(
         tokens, sequence, document_start, room.given, dx.rows);
-    cub::DeviceRadixSort::SortPairs(room.library, room.library_bytes, room.given.keys,
-                                    room.sorted.keys, room.given.rows, room.sorted.rows,
-                                    static_cast<int>(dx.rows), 0, 32, stream);
+    check_launch("sort of keys",
+                 cub::DeviceRadixSort::SortPairs(
+                     room.library, room.library_bytes, room.given.keys, room.sorted.keys,
+                     room.given.rows, room.sorted.rows, static_cast<int>(dx.rows), 0, 32, stream));
     if (dx.type == DType::f32) return add_by_key<DType::f32>(room.sorted, dx, gradient, stream);
     if (dx.type == DType::bf16) return add_by_key<DType::bf16>(room.sorted, dx, gradient, stream);
     add_by_key<DType::f16>(room.sorted, dx, gradient, stream);

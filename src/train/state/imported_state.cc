@@ -151,9 +151,18 @@ void ImportedState::require(const planner::Plan& plan) const {
         for (const model::Tensor& tensor : layer.tensors) {
             if (!tensor.trainable) continue;
             require_array(tensor, kMaster, has_masters_);
-            for (const StateArray& array : state_arrays_of(plan, layer, tensor))
-                if (array.what == What::first_moment || array.what == What::second_moment)
-                    require_array(tensor, array.suffix, has_moments_);
+            bool first = false, second = false;
+            for (const StateArray& array : state_arrays_of(plan, layer, tensor)) {
+                if (array.what != What::first_moment && array.what != What::second_moment) continue;
+                first = first || array.what == What::first_moment;
+                second = second || array.what == What::second_moment;
+                require_array(tensor, array.suffix, has_moments_);
+            }
+            // Adam's first moment is no momentum of SGD's, Muon's or Lion's.
+            if (first && !second && find(tensor, kSecond) != nullptr)
+                refuse("the state is another method's", tensor.name + std::string(kSecond),
+                       "a second moment", "optimizer.method keeps none of this tensor",
+                       "set the method that made it, or take the files of moments away");
         }
     }
 }

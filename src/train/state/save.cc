@@ -29,7 +29,9 @@ std::string checkpoint_identity_of(const Config& config, const model::Shape& sha
         if (!line.starts_with("device = ")) text += line + "\n";
     const bool masks = config.attention.pattern != AttentionPattern::dense;
     for (const KeyValue& one : describe_values(config))
-        if (one.key.starts_with("batch.") || one.key.starts_with("numerics.") ||
+        if (one.key.starts_with("batch.") ||
+            // The table's file may lie elsewhere; its hash is in the numerics record.
+            (one.key.starts_with("numerics.") && one.key != "numerics.products") ||
             (masks && one.key.starts_with("attention.")) ||
             (config.data.isolate_documents && one.key == "data.isolate_documents"))
             text += one.key + " = " + one.value + "\n";
