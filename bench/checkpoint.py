@@ -103,6 +103,7 @@ def exported(options, where, out):
 def measured(options, directory, tokens, storages):
     where, out = directory / "saved", directory / "out"
     file = config_of(options, directory, tokens, where)
+    where.mkdir(exist_ok=True)  # plan measures what is there
     plan = json.loads(subprocess.run([options.ferry, "plan", file, "--json"], stdout=subprocess.PIPE, check=True).stdout)
     planned = plan["checkpoint"]["waited_seconds"]
     (size, saved, beside, alone), write = storages["write"].around(lambda: trained(options, file))
