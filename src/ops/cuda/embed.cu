@@ -43,11 +43,11 @@ struct Order {
     int32_t *keys, *rows;
 };
 
-// What a sort needs beside its results: what it sorts, and the library's own.
+// What a sort needs beside its results: what it sorts, and CUB's temporary storage.
 struct SortRoom {
     Order given, sorted;
-    void* library;
-    size_t library_bytes;
+    void* temporary;
+    size_t temporary_bytes;
     int64_t bytes;
 };
 SortRoom sort_room(std::byte* scratch, int64_t rows) {
@@ -61,10 +61,11 @@ SortRoom sort_room(std::byte* scratch, int64_t rows) {
     for (int32_t** part :
          {&room.given.keys, &room.given.rows, &room.sorted.keys, &room.sorted.rows})
         *part = reinterpret_cast<int32_t*>(take(rows * 4));
-    check_launch("sort of keys", cub::DeviceRadixSort::SortPairs(
-                                     nullptr, room.library_bytes, room.given.keys, room.sorted.keys,
-                                     room.given.rows, room.sorted.rows, static_cast<int>(rows)));
-    room.library = take(static_cast<int64_t>(room.library_bytes));
+    check_launch("sort of keys",
+                 cub::DeviceRadixSort::SortPairs(nullptr, room.temporary_bytes, room.given.keys,
+                                                 room.sorted.keys, room.given.rows,
+                                                 room.sorted.rows, static_cast<int>(rows)));
+    room.temporary = take(static_cast<int64_t>(room.temporary_bytes));
     return room;
 }
 
@@ -204,7 +205,7 @@ void add_rows_by_key(const int32_t* tokens, int64_t sequence, const int32_t* doc
         tokens, sequence, document_start, room.given, dx.rows);
     check_launch("sort of keys",
                  cub::DeviceRadixSort::SortPairs(
-                     room.library, room.library_bytes, room.given.keys, room.sorted.keys,
+                     room.temporary, room.temporary_bytes, room.given.keys, room.sorted.keys,
                      room.given.rows, room.sorted.rows, static_cast<int>(dx.rows), 0, 32, stream));
     if (dx.type == DType::f32) return add_by_key<DType::f32>(room.sorted, dx, gradient, stream);
     if (dx.type == DType::bf16) return add_by_key<DType::bf16>(room.sorted, dx, gradient, stream);

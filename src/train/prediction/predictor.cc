@@ -141,7 +141,7 @@ public:
     int64_t device_bytes() const { return device_most_; }
     planner::DeviceNeeds needs() const { return needs_; }
     bool is_here() const { return !absent_; }
-    RankCount count() const { return {world_.ranks, world_.local_ranks}; }
+    RankCount count() const { return {world_.ranks, world_.local_ranks, gpu_}; }
 
     // Whether sequences so long fit, on the same device by the same measurements.
     bool sequence_fits(int64_t sequence) const {
@@ -151,7 +151,7 @@ public:
         // Scratch was measured for the configuration's own sequences.
         if (absent && sequence != config_.batch.sequence) absent->needs.scratch = 0;
         try {
-            ModelOnDevice longer(config, {world_.ranks, world_.local_ranks, gpu_}, absent);
+            ModelOnDevice longer(config, count(), absent);
             if (known_) longer.plan_by(*known_);
             longer.plan(request_of(config));
             return true;
