@@ -1,4 +1,16 @@
 // The subcommands of `ferry`; each adds itself, with what it does, to the program's command line.
+//
+// tools/ has a room for each subject:
+//   bench    `ferry bench`: what it measures, and how
+//   ckpt     `ferry ckpt` and `ferry export`
+//   data     `ferry data`
+//   launch   `ferry launch`: hosts, and what the ranks print
+//   plan     `ferry plan`: prediction, pictures, wear, a network's cost
+//   train    `ferry train` and `ferry eval`: ranks, resumes, the summary of a run
+//   machine  the machine file, and what is measured where it lacks something
+//   options  the words of a command line
+//   output   what a command prints, and the files that it writes
+//   process  signals, and programs that ferry starts
 #pragma once
 
 namespace CLI {  // NOLINT(readability-identifier-naming): not ours

@@ -16,12 +16,12 @@
 #include "base/process_limits.h"
 #include "base/text.h"
 #include "comm/comm.h"
-#include "command_line.h"
 #include "commands.h"
 #include "ferry/error.h"
 #include "ferry/streams.h"
-#include "interrupt.h"
-#include "output.h"
+#include "tools/options/command_line.h"
+#include "tools/output/output.h"
+#include "tools/process/interrupt.h"
 
 namespace {
 

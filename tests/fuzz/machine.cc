@@ -1,5 +1,5 @@
 // A machine file, and what planning asks it.
-#include "machine_file.h"
+#include "tools/machine/machine_file.h"
 
 #include <nlohmann/json.hpp>
 

@@ -274,7 +274,7 @@ class Tree(unittest.TestCase):
         self.assertEqual(unused, [])
 
     def test_commands_print_in_one_place(self):
-        """tools/output.h: else what a reader or a full disk does to the output becomes the command's own error, and
+        """tools/output/output.h: else what a reader or a full disk does to the output becomes the command's own error, and
         what a file's name holds reaches the terminal."""
         texts = {path.relative_to(ROOT).as_posix(): re.sub(r"//.*", "", path.read_text())
                  for path in (ROOT / "tools").rglob("*") if path.suffix in (".cc", ".h")}
@@ -282,7 +282,15 @@ class Tree(unittest.TestCase):
         self.assertEqual([path for path, text in texts.items() if printing.search(text)], [])
         # It throws: only before the work, and at the end.
         throwing = {path for path, text in texts.items() if re.search(r"\bcheck_output\(\)", text)}
-        self.assertEqual(throwing - {"tools/output.h", "tools/output.cc"}, {"tools/main.cc", "tools/cmd_launch.cc"})
+        self.assertEqual(throwing - {"tools/output/output.h", "tools/output/output.cc"}, {"tools/main.cc", "tools/launch/cmd_launch.cc"})
+
+    def test_the_program_has_rooms_that_say_what_they_hold(self):
+        """tools/commands.h names them; above them are that header and main alone."""
+        top = {path.name for path in (ROOT / "tools").iterdir() if path.suffix in (".cc", ".h")}
+        self.assertEqual(top, {"main.cc", "commands.h"})
+        rooms = sorted({path.parent.name for path in (ROOT / "tools").glob("*/*.cc")})
+        said = re.findall(r"^//   (\w+) +\S", (ROOT / "tools/commands.h").read_text(), re.MULTILINE)
+        self.assertEqual(sorted(said), rooms)
 
     def test_the_python_package_stands_on_the_c_abi(self):
         sources = [*(ROOT / "python/src").iterdir()]

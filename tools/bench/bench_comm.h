@@ -8,7 +8,7 @@
 #include "bench_rows.h"
 #include "comm/comm.h"
 #include "ferry/device.h"
-#include "tools/machine_file.h"
+#include "tools/machine/machine_file.h"
 
 namespace ferry::tools {
 

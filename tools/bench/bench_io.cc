@@ -9,8 +9,8 @@
 
 #include "base/text.h"
 #include "progress.h"
-#include "tools/interrupt.h"
-#include "tools/io_site.h"
+#include "tools/machine/io_site.h"
+#include "tools/process/interrupt.h"
 
 namespace ferry::tools {
 namespace {

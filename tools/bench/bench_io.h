@@ -8,7 +8,7 @@
 
 #include "bench_rows.h"
 #include "io_load.h"
-#include "tools/io_site.h"
+#include "tools/machine/io_site.h"
 
 namespace ferry::tools {
 

@@ -9,9 +9,9 @@
 
 #include "fio.h"
 #include "progress.h"
-#include "tools/interrupt.h"
-#include "tools/io_site.h"
-#include "tools/timeline_picture.h"
+#include "tools/machine/io_site.h"
+#include "tools/plan/timeline_picture.h"
+#include "tools/process/interrupt.h"
 
 namespace ferry::tools {
 namespace {

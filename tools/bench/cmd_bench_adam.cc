@@ -15,8 +15,8 @@
 #include "ferry/error.h"
 #include "number_options.h"
 #include "tools/commands.h"
-#include "tools/json_line.h"
-#include "tools/output.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
 #include "topology/topology.h"
 
 namespace ferry::tools {

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <memory>
 
-#include "tools/child_process.h"
 #include "tools/commands.h"
-#include "tools/find_measurements.h"
-#include "tools/interrupt.h"
-#include "tools/json_line.h"
-#include "tools/output.h"
-#include "tools/override_options.h"
+#include "tools/machine/find_measurements.h"
+#include "tools/options/override_options.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
+#include "tools/process/child_process.h"
+#include "tools/process/interrupt.h"
 #include "train/from_config.h"
 
 namespace ferry::tools {

@@ -18,10 +18,10 @@
 #include "ferry/units.h"
 #include "ops/timed_ops.h"
 #include "ops/timed_stream.h"
-#include "tools/child_process.h"
 #include "tools/commands.h"
-#include "tools/json_line.h"
-#include "tools/output.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
+#include "tools/process/child_process.h"
 #include "topology/topology.h"
 
 namespace ferry::tools {

@@ -9,8 +9,8 @@
 #include "bench_comm.h"
 #include "number_options.h"
 #include "tools/commands.h"
-#include "tools/json_line.h"
-#include "tools/output.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
 
 namespace ferry::tools {
 namespace {

@@ -5,12 +5,12 @@
 #include <memory>
 
 #include "bench_rows.h"
-#include "tools/child_process.h"
 #include "tools/commands.h"
-#include "tools/json_line.h"
-#include "tools/output.h"
-#include "tools/override_options.h"
-#include "tools/writable.h"
+#include "tools/options/override_options.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
+#include "tools/output/writable.h"
+#include "tools/process/child_process.h"
 #include "train/prediction/kernel_profile.h"
 
 namespace ferry::tools {

@@ -12,10 +12,10 @@
 #include "fio.h"
 #include "number_options.h"
 #include "tools/commands.h"
-#include "tools/interrupt.h"
-#include "tools/json_line.h"
-#include "tools/output.h"
-#include "tools/svg.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
+#include "tools/output/svg.h"
+#include "tools/process/interrupt.h"
 #include "topology/topology.h"
 
 namespace ferry::tools {

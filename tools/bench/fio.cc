@@ -17,7 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json_reader.h"
-#include "tools/interrupt.h"
+#include "tools/process/interrupt.h"
 
 namespace ferry::tools {
 namespace {

@@ -10,8 +10,8 @@
 #include <random>
 
 #include "base/files.h"
-#include "tools/interrupt.h"
-#include "tools/io_site.h"
+#include "tools/machine/io_site.h"
+#include "tools/process/interrupt.h"
 
 namespace ferry::tools {
 namespace {

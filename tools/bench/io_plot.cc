@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "base/text.h"
-#include "tools/svg.h"
+#include "tools/output/svg.h"
 
 namespace ferry::tools {
 namespace {

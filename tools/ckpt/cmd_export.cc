@@ -3,10 +3,10 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
-#include "commands.h"
 #include "copy_progress.h"
 #include "export_options.h"
 #include "ferry/config.h"
+#include "tools/commands.h"
 
 namespace ferry::tools {
 

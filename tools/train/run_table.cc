@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "output.h"
 #include "swap/schedule.h"
+#include "tools/output/output.h"
 
 namespace ferry::tools {
 namespace {

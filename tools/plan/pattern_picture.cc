@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <span>
 
-#include "svg.h"
+#include "tools/output/svg.h"
 
 namespace ferry::tools {
 namespace {

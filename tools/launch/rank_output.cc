@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "base/text.h"
-#include "output.h"
+#include "tools/output/output.h"
 
 namespace ferry::tools {
 namespace {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <map>
 
-#include "svg.h"
+#include "tools/output/svg.h"
 
 namespace ferry::tools {
 namespace {

@@ -22,12 +22,12 @@
 #include "base/files.h"
 #include "base/process_limits.h"
 #include "base/text.h"
-#include "commands.h"
 #include "data/tokens.h"
 #include "ferry/error.h"
-#include "json_line.h"
 #include "looks_like_json.h"
-#include "output.h"
+#include "tools/commands.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "override_options.h"
+#include "tools/options/override_options.h"
 
 namespace ferry::tools {
 

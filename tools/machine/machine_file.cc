@@ -17,7 +17,7 @@
 #include "base/files.h"
 #include "base/json_reader.h"
 #include "io_site.h"
-#include "writable.h"
+#include "tools/output/writable.h"
 
 namespace ferry::tools {
 namespace {

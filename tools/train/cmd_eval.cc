@@ -7,19 +7,19 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint.h"
-#include "commands.h"
 #include "data/tokens.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
-#include "json_line.h"
 #include "model/model.h"
-#include "output.h"
-#include "override_options.h"
 #include "ranks.h"
+#include "tools/commands.h"
+#include "tools/options/override_options.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
+#include "tools/output/writable.h"
 #include "train/from_config.h"
 #include "train/loader_of.h"
 #include "train/prediction/predictor.h"
-#include "writable.h"
 
 namespace ferry::tools {
 namespace {

@@ -16,9 +16,9 @@
 #include "copy_progress.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
-#include "json_line.h"
-#include "output.h"
-#include "resume.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
+#include "tools/train/resume.h"
 #include "train/state/saving.h"
 
 namespace ferry::tools {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "find_measurements.h"
+#include "tools/machine/find_measurements.h"
 
 namespace ferry::tools {
 

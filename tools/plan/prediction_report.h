@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "find_measurements.h"
+#include "tools/machine/find_measurements.h"
 #include "what_if.h"
 
 namespace ferry::tools {

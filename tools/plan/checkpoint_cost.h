@@ -7,8 +7,8 @@
 #include <string>
 
 #include "ferry/config.h"
-#include "find_measurements.h"
 #include "planner/planner.h"
+#include "tools/machine/find_measurements.h"
 
 namespace ferry::tools {
 

@@ -16,14 +16,14 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
-#include "commands.h"
 #include "copy_progress.h"
 #include "export_options.h"
 #include "ferry/config.h"
 #include "import.h"
-#include "json_line.h"
-#include "output.h"
-#include "resume.h"
+#include "tools/commands.h"
+#include "tools/output/json_line.h"
+#include "tools/output/output.h"
+#include "tools/train/resume.h"
 #include "train/state/export.h"
 
 namespace ferry::tools {

@@ -12,13 +12,13 @@
 #include <sstream>
 
 #include "base/files.h"
-#include "child_process.h"
-#include "commands.h"
 #include "ferry/error.h"
 #include "hostfile.h"
-#include "interrupt.h"
-#include "output.h"
 #include "rank_output.h"
+#include "tools/commands.h"
+#include "tools/output/output.h"
+#include "tools/process/child_process.h"
+#include "tools/process/interrupt.h"
 
 namespace ferry::tools {
 namespace {
