@@ -92,6 +92,9 @@ function(ferry_tests)
             if(module MATCHES "^(aio|comm|swap|zero|data|checkpoint|train)$")
                 target_link_libraries(test_${module} PRIVATE ferry_test_support)
             endif()
+            if(module STREQUAL zero)  # base/simd_dispatch.h
+                target_link_libraries(test_zero PRIVATE PkgConfig::hwy)
+            endif()
             target_include_directories(test_${module} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/${dir})
             # Only where it is asked for: every other object is the same in each checkout, for ccache.
             foreach(source IN LISTS sources)

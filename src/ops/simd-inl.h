@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/widen-inl.h"
 #include "ops/ops.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -29,9 +30,7 @@ using U32 = hn::Rebind<uint32_t, F32>;
 
 inline int64_t lanes() { return static_cast<int64_t>(hn::Lanes(F32())); }
 
-inline V32 widen_bf16(hn::Vec<U16> bits) {
-    return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits)));
-}
+using ferry::HWY_NAMESPACE::load_as_f32;
 
 // Nearest even in integers: exact on every target; a NaN stays a NaN.
 inline hn::Vec<U16> narrow_bf16(V32 value) {
@@ -44,10 +43,9 @@ inline hn::Vec<U16> narrow_bf16(V32 value) {
     return hn::DemoteTo(U16(), hn::BitCast(I32(), hn::IfThenElse(nan, quiet, rounded)));
 }
 
-inline HWY_NOINLINE V32 load_f16(const uint16_t* half) {
-    alignas(64) float wide[16];
-    for (int64_t j = 0; j < lanes(); ++j) wide[j] = from_f16(half[j]);
-    return hn::Load(F32(), wide);
+// Not in line: the type is known when it runs, and fp16 is rare.
+inline HWY_NOINLINE V32 load_f16(const void* data, int64_t i) {
+    return load_as_f32<DType::f16>(data, i);
 }
 
 inline HWY_NOINLINE void store_f16(V32 value, uint16_t* half) {
@@ -57,9 +55,8 @@ inline HWY_NOINLINE void store_f16(V32 value, uint16_t* half) {
 }
 
 HWY_INLINE V32 load_full(const void* data, DType type, int64_t i) {
-    if (type == DType::f32) return hn::LoadU(F32(), static_cast<const float*>(data) + i);
-    const auto* half = static_cast<const uint16_t*>(data) + i;
-    return type == DType::bf16 ? widen_bf16(hn::LoadU(U16(), half)) : load_f16(half);
+    if (type == DType::f32) return load_as_f32<DType::f32>(data, i);
+    return type == DType::bf16 ? load_as_f32<DType::bf16>(data, i) : load_f16(data, i);
 }
 
 HWY_INLINE void store_full(V32 value, void* data, DType type, int64_t i) {

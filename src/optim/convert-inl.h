@@ -1,5 +1,5 @@
-// Exact conversions between fp32 lanes and arrays of any type and alignment. Included once a target
-// by Highway's foreach_target.h, hence the toggling guard.
+// Rounding of fp32 lanes into arrays of any type and alignment; base/widen-inl.h goes the other
+// way. Included once a target by Highway's foreach_target.h, hence the toggling guard.
 #if defined(FERRY_OPTIM_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FERRY_OPTIM_CONVERT_INL_H_
 #undef FERRY_OPTIM_CONVERT_INL_H_
@@ -7,6 +7,7 @@
 #define FERRY_OPTIM_CONVERT_INL_H_
 #endif
 
+#include "base/widen-inl.h"
 #include "ferry/dtype.h"
 #include "hwy/highway.h"
 
@@ -14,37 +15,15 @@ HWY_BEFORE_NAMESPACE();
 namespace ferry::optim::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-using F = hn::CappedTag<float, 16>;  // the norm's tree has 16 lanes
-using U = hn::RebindToUnsigned<F>;
-using I = hn::RebindToSigned<F>;
-using H = hn::Rebind<uint16_t, F>;  // as many 16-bit lanes as F has
-using VF = hn::Vec<F>;
-using VU = hn::Vec<U>;
-
-HWY_INLINE VU magnitude_of(VU bits) { return hn::And(bits, hn::Set(U(), 0x7fffffffu)); }
-
-// For values below 2^31: signed comparison is one instruction everywhere, unsigned is not.
-HWY_INLINE hn::Mask<U> above(VU value, uint32_t limit) {
-    const I i;
-    return hn::RebindMask(U(),
-                          hn::Gt(hn::BitCast(i, value), hn::Set(i, static_cast<int32_t>(limit))));
-}
-
-HWY_INLINE VF widen_bf16(VU bits) { return hn::BitCast(F(), hn::ShiftLeft<16>(bits)); }
-
-// By integers: Highway 1.0.3 is wrong below AVX2, and some units flush fp16 denormals.
-HWY_INLINE VF widen_f16(VU bits) {
-    const U u;
-    const F f;
-    const VU magnitude = hn::And(bits, hn::Set(u, 0x7fffu));
-    const VU rebias = hn::Set(u, 112u << 23);
-    VU wide = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
-    // Infinity and NaN keep the largest exponent.
-    wide = hn::Add(wide, hn::IfThenElseZero(above(magnitude, 0x7bffu), rebias));
-    const VF tiny = hn::Mul(hn::ConvertTo(f, hn::BitCast(I(), magnitude)), hn::Set(f, 0x1p-24f));
-    wide = hn::IfThenElse(above(magnitude, 0x3ffu), wide, hn::BitCast(u, tiny));
-    return hn::BitCast(f, hn::Or(wide, hn::ShiftLeft<16>(hn::Xor(bits, magnitude))));
-}
+using ferry::HWY_NAMESPACE::above;
+using ferry::HWY_NAMESPACE::F;
+using ferry::HWY_NAMESPACE::H;
+using ferry::HWY_NAMESPACE::I;
+using ferry::HWY_NAMESPACE::load_as_f32;
+using ferry::HWY_NAMESPACE::magnitude_of;
+using ferry::HWY_NAMESPACE::U;
+using ferry::HWY_NAMESPACE::VF;
+using ferry::HWY_NAMESPACE::VU;
 
 // To nearest, ties to even, in the high half of a lane; a NaN stays one (the carry could turn it
 // into an infinity).
@@ -76,13 +55,10 @@ HWY_INLINE VU round_f16(VF value) {
     return hn::Or(half, hn::And(hn::ShiftRight<16>(bits), hn::Set(u, 0x8000u)));
 }
 
-// From AVX2 on x86 converts by one exact instruction, whatever MXCSR says about denormals.
+// One exact instruction where x86 has it, as for the way back (base/widen-inl.h).
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-using Half = hn::Rebind<hwy::float16_t, F>;
+using ferry::HWY_NAMESPACE::Half;
 
-HWY_INLINE VF load_f16(const uint16_t* at) {
-    return hn::PromoteTo(F(), hn::LoadU(Half(), reinterpret_cast<const hwy::float16_t*>(at)));
-}
 HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
     // One NaN, as everywhere: the instruction would keep a payload.
     const U u;
@@ -91,25 +67,10 @@ HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
     return hn::BitCast(H(), hn::DemoteTo(Half(), hn::IfThenElse(hn::IsNaN(value), nan, value)));
 }
 #else
-HWY_INLINE VF load_f16(const uint16_t* at) {
-    return widen_f16(hn::PromoteTo(U(), hn::LoadU(H(), at)));
-}
 HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
     return hn::DemoteTo(H(), hn::BitCast(I(), round_f16(value)));
 }
 #endif
-
-template <DType kType>
-HWY_INLINE VF load_as_f32(const void* array, int64_t i) {
-    if constexpr (kType == DType::f32) {
-        return hn::LoadU(F(), static_cast<const float*>(array) + i);
-    } else if constexpr (kType == DType::bf16) {
-        const auto half = hn::LoadU(H(), static_cast<const uint16_t*>(array) + i);
-        return widen_bf16(hn::PromoteTo(U(), half));
-    } else {
-        return load_f16(static_cast<const uint16_t*>(array) + i);
-    }
-}
 
 template <bool kStream, class D, class V, class T>
 HWY_INLINE void put(V value, D d, T* at) {

@@ -6,6 +6,7 @@
 //
 #include "hwy/foreach_target.h"
 //
+#include "base/simd_dispatch.h"
 #include "loop-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -127,26 +128,8 @@ void recast(const float* p, int64_t count, DType weight_type, void* weight) {
 
 std::string current_target() { return HWY_DYNAMIC_DISPATCH(run_name)(); }
 
-std::vector<std::string> supported_targets() {
-    std::vector<std::string> names;
-    for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-        names.emplace_back(hwy::TargetName(target));
-    }
-    return names;
-}
-
-void force_target(std::string_view name) {
-    hwy::SetSupportedTargetsForTest(0);
-    if (!name.empty()) {
-        const auto all = hwy::SupportedAndGeneratedTargets();
-        const auto found = std::find_if(all.begin(), all.end(), [&](int64_t target) {
-            return name == hwy::TargetName(target);
-        });
-        FERRY_CHECK(found != all.end(), name);
-        hwy::SetSupportedTargetsForTest(*found);
-    }
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
+std::vector<std::string> supported_targets() { return simd_targets(); }
+void force_target(std::string_view name) { force_simd_target(name); }
 
 }  // namespace ferry::optim
 #endif

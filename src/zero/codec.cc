@@ -14,6 +14,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/widen-inl.h"
 #include "codec.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,10 +22,11 @@ namespace ferry::zero::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using F = hn::CappedTag<float, 16>;
-using VF = hn::Vec<F>;
-using I = hn::RebindToSigned<F>;
-using U = hn::RebindToUnsigned<F>;
+using ferry::HWY_NAMESPACE::F;
+using ferry::HWY_NAMESPACE::I;
+using ferry::HWY_NAMESPACE::load_as_f32;
+using ferry::HWY_NAMESPACE::U;
+using ferry::HWY_NAMESPACE::VF;
 using Bytes = hn::Rebind<uint8_t, F>;
 using Codes = hn::Rebind<int8_t, F>;
 
@@ -191,14 +193,18 @@ void add_all(const Codec& codec, ConstPart part, int64_t first, int64_t count, f
     decode_run<true>(codec, part, first, count, values);
 }
 
-void widen_bf16(const uint16_t* data, int64_t count, float* values) {
-    const hn::Rebind<uint16_t, F> narrow;
+template <DType kType, float (*one)(uint16_t)>
+HWY_INLINE void widen_halves(const uint16_t* data, int64_t count, float* values) {
     int64_t i = 0;
-    for (; i + lanes() <= count; i += lanes()) {
-        const auto bits = hn::PromoteTo(U(), hn::LoadU(narrow, data + i));
-        hn::StoreU(hn::BitCast(F(), hn::ShiftLeft<16>(bits)), F(), values + i);
-    }
-    for (; i < count; ++i) values[i] = from_bf16(data[i]);
+    for (; i + lanes() <= count; i += lanes())
+        hn::StoreU(load_as_f32<kType>(data, i), F(), values + i);
+    for (; i < count; ++i) values[i] = one(data[i]);
+}
+void widen_bf16(const uint16_t* data, int64_t count, float* values) {
+    widen_halves<DType::bf16, from_bf16>(data, count, values);
+}
+void widen_f16(const uint16_t* data, int64_t count, float* values) {
+    widen_halves<DType::f16, from_f16>(data, count, values);
 }
 
 const char* target_name() { return hwy::TargetName(HWY_TARGET); }
@@ -214,6 +220,7 @@ HWY_EXPORT(encode_all);
 HWY_EXPORT(decode_all);
 HWY_EXPORT(add_all);
 HWY_EXPORT(widen_bf16);
+HWY_EXPORT(widen_f16);
 HWY_EXPORT(target_name);
 
 void check(const Codec& codec, int64_t first, int64_t count, int64_t of) {
@@ -246,8 +253,7 @@ void widen(DType type, const std::byte* data, int64_t count, float* values) {
         case DType::bf16:
             return HWY_DYNAMIC_DISPATCH(widen_bf16)(half, count, values);
         case DType::f16:
-            for (int64_t i = 0; i < count; ++i) values[i] = from_f16(half[i]);
-            return;
+            return HWY_DYNAMIC_DISPATCH(widen_f16)(half, count, values);
     }
     FERRY_CHECK(false, "unknown type");
 }
@@ -259,26 +265,6 @@ std::string text_of(const Codec& codec) {
 }
 
 std::string codec_target() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
-
-std::vector<std::string> codec_targets() {
-    std::vector<std::string> names;
-    for (const int64_t target : hwy::SupportedAndGeneratedTargets())
-        names.emplace_back(hwy::TargetName(target));
-    return names;
-}
-
-void force_codec_target(std::string_view name) {
-    hwy::SetSupportedTargetsForTest(0);
-    if (!name.empty()) {
-        const auto all = hwy::SupportedAndGeneratedTargets();
-        const auto found = std::find_if(all.begin(), all.end(), [&](int64_t target) {
-            return name == hwy::TargetName(target);
-        });
-        FERRY_CHECK(found != all.end(), name);
-        hwy::SetSupportedTargetsForTest(*found);
-    }
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
 
 }  // namespace ferry::zero
 #endif

@@ -80,10 +80,7 @@ void decode_reference(const Codec& codec, ConstPart part, int64_t first, int64_t
 void decode_add_reference(const Codec& codec, ConstPart part, int64_t first, int64_t count,
                           float* values);
 
-// For tests: the SIMD target that runs, those that can, and one that all of the process runs; ""
-// undoes.
+// For tests: the SIMD target that runs (base/simd_dispatch.h).
 std::string codec_target();
-std::vector<std::string> codec_targets();
-void force_codec_target(std::string_view name);
 
 }  // namespace ferry::zero

@@ -9,13 +9,15 @@
 #include <limits>
 #include <random>
 
+#include "base/simd_dispatch.h"
+
 namespace ferry::zero {
 namespace {
 
 const std::string kReference = "reference";
 
 std::vector<std::string> implementations() {
-    std::vector<std::string> names = codec_targets();
+    std::vector<std::string> names = simd_targets();
     names.push_back(kReference);
     return names;
 }
@@ -38,10 +40,10 @@ class Codecs : public testing::TestWithParam<std::string> {
 protected:
     void SetUp() override {
         if (is_reference()) return;
-        force_codec_target(GetParam());
+        force_simd_target(GetParam());
         ASSERT_EQ(codec_target(), GetParam()) << "the target was never dispatched";
     }
-    void TearDown() override { force_codec_target(""); }
+    void TearDown() override { force_simd_target(""); }
 
     bool is_reference() const { return GetParam() == kReference; }
 
