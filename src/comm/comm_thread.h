@@ -10,13 +10,13 @@
 
 namespace ferry::comm {
 
-class CommThread final : public OperationQueue, public Watch, private Service {
+class CommThread final : public OperationQueue, private Service {
 public:
-    // The transport's own wire, or the watch of the communicator it was made by; not both. With
-    // neither, a failure names no rank.
+    // The transport's own wire, or the communicator by which it was made and which goes on watching
+    // the other ranks; not both. With neither, a failure names no rank.
     struct Sources {
         Wire* wire = nullptr;
-        Watch* watch = nullptr;
+        CommThread* watch = nullptr;
     };
     CommThread(Executor& executor, const CommOptions& options, std::unique_ptr<Transport> transport,
                Sources sources);
@@ -33,10 +33,16 @@ public:
     void check() override;
     void abandon(std::string_view why) noexcept override;
 
-    void set_waiting(bool waiting) noexcept override { asked_waiting_ = waiting; }
-    bool waits(int rank) const noexcept override { return waits_[static_cast<size_t>(rank)]; }
-    void give_up(std::span<const int> ranks, std::string_view how) noexcept override;
-    std::optional<Error> failure() const override;
+    // ---- as the watch of another; any thread
+
+    // Whether this rank is in an operation for long.
+    void set_waiting(bool waiting) noexcept { asked_waiting_ = waiting; }
+    // Whether that rank said so of itself.
+    bool waits(int rank) const noexcept { return waits_[static_cast<size_t>(rank)]; }
+    // Tells the others that `ranks` are lost, unless something failed before.
+    void give_up(std::span<const int> ranks, std::string_view how) noexcept;
+    // The first failure that was found or heard of.
+    std::optional<Error> failure() const;
 
 private:
     static constexpr uint64_t kDepth = 1024;  // operations enqueued and not ended
@@ -62,7 +68,7 @@ private:
     void look_for_ended(Nanos now);
     void run_out_of_time();
     bool others_wait() const;
-    const Watch& watch() const {
+    const CommThread& watch() const {
         if (sources_.watch) return *sources_.watch;
         return *this;
     }

@@ -80,7 +80,7 @@ public:
 
     std::string_view kind() const noexcept override { return "nccl"; }
     Place place() const noexcept override { return place_; }
-    Watch* watch() const { return bootstrap_.get(); }
+    CommThread* watch() const { return bootstrap_.get(); }
 
     // NCCL launches on a thread of its own; what comes after it on the stream must wait for that.
     bool ready() override {
@@ -369,7 +369,7 @@ private:
 
 std::unique_ptr<Communicator> over(std::unique_ptr<Nccl> nccl, Executor& executor,
                                    const CommOptions& options) {
-    Watch* watch = nccl->watch();
+    CommThread* watch = nccl->watch();
     return std::make_unique<CommThread>(executor, options, std::move(nccl),
                                         CommThread::Sources{.watch = watch});
 }

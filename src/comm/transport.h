@@ -68,18 +68,4 @@ public:
     virtual std::optional<int> ended() = 0;
 };
 
-// Keeps an eye on the other ranks; any thread.
-class Watch {
-public:
-    virtual ~Watch() = default;
-    // Whether this rank is in an operation for long.
-    virtual void set_waiting(bool waiting) noexcept = 0;
-    // Whether that rank said so of itself.
-    virtual bool waits(int rank) const noexcept = 0;
-    // Tells the others that `ranks` are lost, unless something failed before.
-    virtual void give_up(std::span<const int> ranks, std::string_view how) noexcept = 0;
-    // The first failure that was found or heard of.
-    virtual std::optional<Error> failure() const = 0;
-};
-
 }  // namespace ferry::comm

@@ -149,23 +149,29 @@ constexpr std::array kRows{
     row<op::Cut>({.name = "cut for the ranks",
                   .item = kChunk,
                   .timed_by = TimedBy::elements,
+                  .of_codecs = true,
                   .bytes = [](const Work& w) { return w.ranks * (w.elements * 4 + part(w)); }}),
     row<op::Sum>({.name = "sum, round and norm",
                   .item = kChunk,
                   .timed_by = TimedBy::elements,
+                  .of_codecs = true,
                   .bytes = [](const Work& w) { return w.ranks * part(w) + wire(w) + leaves(w); }}),
     row<op::EncodeWeights>({.name = "encode weights",
                             .lane = Lane::team,
+                            .timed_by = TimedBy::memory,
+                            .of_codecs = true,
                             .bytes =
                                 [](const Work& w) {
                                     return (w.layer->elements * size_of(w.compute) + codes(w)) /
                                            w.ranks;
                                 }}),
     // Of an exchange the caller that records it knows the bytes that reach a rank from the others.
-    row<op::GatherCodes>({.name = "gather weight codes", .lane = Lane::comm, .bytes = own}),
+    row<op::GatherCodes>(
+        {.name = "gather weight codes", .lane = Lane::comm, .of_codecs = true, .bytes = own}),
     row<op::DecodeWeights>(
         {.name = "decode weights",
          .timed_by = TimedBy::layer,
+         .of_codecs = true,
          .bytes = [](const Work& w) { return codes(w) + w.layer->elements * size_of(w.compute); }}),
     row<op::GatherWeights>({.name = "gather weights", .lane = Lane::comm, .bytes = own}),
     row<op::Exchange>(

@@ -143,6 +143,7 @@ enum class ItemOf : uint8_t { none, micro_batch, chunk };
 enum class TimedBy : uint8_t {
     nothing,   // not timed: it takes no time, or that of its lane's bytes
     update,    // not timed: its bytes at the rate that updates reach
+    memory,    // not timed: its task's bytes at the rate of memory
     layer,     // no more than that
     flags,     // those say what backward computes
     elements,  // the chunk's elements
@@ -155,6 +156,7 @@ struct Row {
     bool device_too = false;  // on the compute lane where the chunk's state is the device's
     ItemOf item = ItemOf::none;
     TimedBy timed_by = TimedBy::nothing;
+    bool of_codecs = false;  // its time is another where gradients or weights travel as codes
     // Bytes of its operands, read and written, without scratch, report and what ranks agree on. A
     // table counts by the rows that occur, taken to be as large as the block input that they make.
     int64_t (*bytes)(const Work&) = nullptr;

@@ -1,5 +1,6 @@
 // Stands in where the build has no CUDA.
 #include "ops/ops.h"
+#include "ops/slow_paths.h"
 #include "ops/stopwatch.h"
 
 #ifndef FERRY_CUDA
@@ -12,6 +13,7 @@ std::unique_ptr<Ops> make_cuda_ops(Device&, AttentionKernels, int64_t, bool, con
 }
 std::unique_ptr<Stopwatch> make_cuda_stopwatch(Device&) { bug("built without CUDA"); }
 std::string cuda_library_versions(AttentionKernels) { return "no cuBLASLt"; }
+std::vector<SlowPath> slow_paths(const Ops&) { return {}; }
 
 }  // namespace ferry::ops
 

@@ -182,17 +182,27 @@ private:
 };
 
 void check_side(const Pattern& p, int64_t side) {
-    const std::string limit = std::to_string(side) + " blocks of a sequence";
-    const bool random = p.kind == PatternKind::bigbird || p.kind == PatternKind::variable;
-    if (random && p.num_random_blocks > side)
-        refuse("num_random_blocks", "more random blocks than there are", p.num_random_blocks, limit,
-               "ask for fewer, or for longer sequences");
-    if (p.kind == PatternKind::bigbird && p.num_global_blocks > side)
-        refuse("num_global_blocks", "more global blocks than there are", p.num_global_blocks, limit,
-               "ask for fewer, or for longer sequences");
+    const auto require = [&](const char* key, const char* sort, int64_t count) {
+        if (count <= side) return;
+        throw LengthRefused({.what = std::string("more ") + sort + " blocks than there are",
+                             .where = std::string("attention.") + key,
+                             .measured = std::to_string(count),
+                             .limit = std::to_string(side) + " blocks of a sequence",
+                             .remedy = "ask for fewer, or for longer sequences"});
+    };
+    const bool bigbird = p.kind == PatternKind::bigbird;
+    if (bigbird || p.kind == PatternKind::variable)
+        require("num_random_blocks", "random", p.num_random_blocks);
+    if (bigbird) require("num_global_blocks", "global", p.num_global_blocks);
 }
 
 void check_layout(const Layout& l, int64_t sequence, int64_t heads, int64_t layer) {
+    if (l.side * l.block < sequence)
+        throw LengthRefused({.what = "the layout is too small for a sequence",
+                             .where = "attention.layout: " + l.where,
+                             .measured = std::to_string(l.side * l.block),
+                             .limit = std::to_string(sequence) + " tokens",
+                             .remedy = "draw a larger one, or set batch.sequence to less"});
     const auto refuse_file = [&](std::string what, int64_t measured, std::string limit,
                                  std::string remedy) {
         throw Error(Trouble::usage, {.what = std::move(what),
@@ -201,10 +211,6 @@ void check_layout(const Layout& l, int64_t sequence, int64_t heads, int64_t laye
                                      .limit = std::move(limit),
                                      .remedy = std::move(remedy)});
     };
-    if (l.side * l.block < sequence)
-        refuse_file("the layout is too small for a sequence", l.side * l.block,
-                    std::to_string(sequence) + " tokens",
-                    "draw a larger one, or set batch.sequence to less");
     if (l.heads != 1 && l.heads != heads)
         refuse_file("the layout has other heads than the model", l.heads,
                     "1 or " + std::to_string(heads),
@@ -219,12 +225,12 @@ void check_rows(const Pattern& p, const BlockLists& lists, int64_t layer) {
     for (int64_t head = 0; head < lists.heads; ++head) {
         for (int64_t row = 0; row < lists.blocks; ++row) {
             if (!lists.keys_of(head, row).empty()) continue;
-            throw Error(Trouble::usage,
-                        {.what = "a row of the pattern has no block: its tokens would see nothing",
-                         .where = "attention.pattern, layer " + std::to_string(layer) + ", head " +
-                                  std::to_string(head) + ", row " + std::to_string(row),
-                         .remedy = "give it one, or set attention.allow_empty_rows to true: its "
-                                   "output is 0 then"});
+            throw LengthRefused(
+                {.what = "a row of the pattern has no block: its tokens would see nothing",
+                 .where = "attention.pattern, layer " + std::to_string(layer) + ", head " +
+                          std::to_string(head) + ", row " + std::to_string(row),
+                 .remedy = "give it one, or set attention.allow_empty_rows to true: its "
+                           "output is 0 then"});
         }
     }
 }

@@ -6,8 +6,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "ferry/error.h"
 #include "ops/block_lists.h"
 
 namespace ferry::ops {
@@ -48,9 +50,16 @@ constexpr int64_t listed_block(int64_t block) { return block < 64 ? 64 : block; 
 // Throws usage, naming the key (attention.*), where parameters contradict each other.
 void check_pattern(const Pattern& pattern);
 
+// The model or its attention takes no sequences of this length: usage.
+class LengthRefused : public Error {
+public:
+    explicit LengthRefused(Problem problem) : Error(Trouble::usage, std::move(problem)) {}
+};
+
 // The lists of a layer's attention over sequences of so many tokens, by `heads` query heads. Throws
-// usage where the sequence has fewer blocks than are asked for, where a layout does not fit the
-// model, and where a row of blocks is empty though the pattern does not allow it.
+// usage where a layout does not fit the model. Throws LengthRefused where the sequence has fewer
+// blocks than are asked for, where it is longer than the layout, and where a row of blocks is empty
+// though the pattern does not allow it.
 BlockLists lists_of(const Pattern& pattern, int64_t sequence, int64_t heads, int64_t layer);
 
 }  // namespace ferry::ops

@@ -108,4 +108,10 @@ void ProductTable::set(const std::string& product, const Algorithm& algorithm) {
 
 TunesProducts* tuner_of(Ops& ops) { return dynamic_cast<TunesProducts*>(&ops); }
 
+const ProductTable* table_of(const Ops& ops) {
+    const auto* tuner = dynamic_cast<const TunesProducts*>(&ops);
+    if (tuner == nullptr || tuner->given_products().made_for().empty()) return nullptr;
+    return &tuner->given_products();
+}
+
 }  // namespace ferry::ops

@@ -41,6 +41,8 @@ private:
 class TunesProducts {
 public:
     virtual ~TunesProducts() = default;
+    // The table that it was made with, for no GPU where it was given none.
+    virtual const ProductTable& given_products() const = 0;
     // From here on the first call of a product times what the library offers for it, on its
     // operands, and the fastest does it. Not in a run: a product that is added to c is added again
     // and again.
@@ -48,5 +50,7 @@ public:
     virtual const ProductTable& tuned_products() const = 0;
 };
 TunesProducts* tuner_of(Ops& ops);  // null: nothing to tune, as on the CPU
+// The table by which these operations do their products; null: they were given none.
+const ProductTable* table_of(const Ops& ops);
 
 }  // namespace ferry::ops

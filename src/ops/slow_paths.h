@@ -21,11 +21,4 @@ struct SlowPath {
 // that of all its own. Empty on the CPU.
 std::vector<SlowPath> slow_paths(const Ops& ops);
 
-// The interface that a device's operations implement to be asked.
-class KnowsSlowPaths {
-public:
-    virtual ~KnowsSlowPaths() = default;
-    virtual std::vector<SlowPath> slow_paths() const = 0;
-};
-
 }  // namespace ferry::ops

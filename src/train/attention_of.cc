@@ -194,12 +194,12 @@ void check_diagonal(const ops::BlockLists& lists, const Config& config, const mo
     for (int64_t head = 0; head < lists.heads; ++head) {
         for (int64_t row = 0; row < lists.blocks; ++row) {
             if (lists.sees(head, row, row)) continue;
-            throw Error(Trouble::usage,
-                        {.what = "a block that does not see itself: a document or a window may "
-                                 "leave its tokens nothing to see",
-                         .where = fmt::format("attention.pattern, layer {}, head {}, row {}", layer,
-                                              head, row),
-                         .remedy = "draw the diagonal, or set attention.allow_empty_rows to true"});
+            throw ops::LengthRefused(
+                {.what = "a block that does not see itself: a document or a window may "
+                         "leave its tokens nothing to see",
+                 .where =
+                     fmt::format("attention.pattern, layer {}, head {}, row {}", layer, head, row),
+                 .remedy = "draw the diagonal, or set attention.allow_empty_rows to true"});
         }
     }
 }

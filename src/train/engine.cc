@@ -197,7 +197,7 @@ private:
         measure_anew();
         kernels().evaluation_targets() = 0;
         kernels().keep_logits(logits);
-        const int64_t micro_batches = config_.evaluate.micro_batches;
+        const int64_t micro_batches = share_.evaluation_micro_batches;
         HeldBack mine;
         for (int64_t done = 0; done < micro_batches; done += schedules_.evaluation_size) {
             kernels().states()[++sequence_] = {
@@ -246,8 +246,7 @@ private:
         Unwritten made{.description = description_};
         note_run(run_state(), made.manifest);
         checkpoint::Manifest& manifest = made.manifest;
-        const int64_t sequences =
-            config_.batch.micro_batches * world_.ranks * config_.batch.micro_batch;
+        const int64_t sequences = config_.batch.micro_batches * config_.batch.micro_batch;
         manifest.steps = config_.steps;
         manifest.sequences = step_ * sequences;
         manifest.tokens = manifest.sequences * config_.batch.sequence;
@@ -417,7 +416,8 @@ void Engine::Run::measure() {
 
 void Engine::Run::predict(const cost::Measurements& measured) {
     planned_ = predict_all(schedules_, plan_, measured);
-    note_predicted(totals_, planned_, config_, plan_, stack_.decoder(), schedules_, measured);
+    note_predicted(totals_, planned_, share_.budgets, plan_, stack_.decoder(), schedules_,
+                   measured);
     if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, measured);
 }
 

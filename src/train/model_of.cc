@@ -10,6 +10,7 @@
 #include "attention_of.h"
 #include "checkpoint/saved.h"
 #include "ferry/error.h"
+#include "ops/patterns.h"
 #include "train/from_config.h"
 
 namespace ferry::train {
@@ -39,12 +40,12 @@ model::Description read_directory(const Config& config) {
 // Longer text than the model was made for is impossible where positions are learned.
 void check_positions(const model::Description& found, int64_t sequence) {
     if (found.shape.learned_positions == 0 || sequence <= found.context) return;
-    throw Error(Trouble::usage,
-                {.what = "the model knows fewer positions than a sequence has",
-                 .where = "batch.sequence",
-                 .measured = std::to_string(sequence),
-                 .limit = std::to_string(found.context),
-                 .remedy = "set batch.sequence to " + std::to_string(found.context) + " or less"});
+    throw ops::LengthRefused(
+        {.what = "the model knows fewer positions than a sequence has",
+         .where = "batch.sequence",
+         .measured = std::to_string(sequence),
+         .limit = std::to_string(found.context),
+         .remedy = "set batch.sequence to " + std::to_string(found.context) + " or less"});
 }
 
 // The table of words is at least an eighth of all parameters: its gradient's passes are what a step

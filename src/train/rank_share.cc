@@ -8,6 +8,7 @@
 #include <charconv>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "base/checksum.h"
 #include "base/log.h"
@@ -77,15 +78,18 @@ planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
     return request;
 }
 
-Config config_of_rank(const Config& config, const World& world) {
-    if (world.ranks == 1) return config;
+RankShare share_of(const Config& config, const World& world) {
+    RankShare all{.micro_batches = config.batch.micro_batches,
+                  .evaluation_micro_batches = config.evaluate.micro_batches,
+                  .budgets = config.budgets,
+                  .threads = config.threads};
+    if (world.ranks == 1) return all;
     check_batch(config.batch.micro_batches, config.swap.groups, world.ranks);
-    Config of_rank = config;
-    of_rank.batch.micro_batches /= world.ranks;
-    of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.ranks);
-    of_rank.budgets = budgets_of_rank(config.budgets, world);
-    if (config.threads) of_rank.threads = std::max(1, *config.threads / world.local_ranks);
-    return of_rank;
+    all.micro_batches /= world.ranks;
+    all.evaluation_micro_batches = ceil_div(all.evaluation_micro_batches, world.ranks);
+    all.budgets = budgets_of_rank(std::move(all.budgets), world);
+    if (all.threads) all.threads = std::max(1, *all.threads / world.local_ranks);
+    return all;
 }
 
 namespace {
@@ -121,11 +125,11 @@ void warn_of_more_ranks(const Config& config, const World& world) {
 
 }  // namespace
 
-RankDirectories::RankDirectories(const Config& config, const Config& of_rank, const World& world) {
+RankDirectories::RankDirectories(const Config& config, const RankShare& share, const World& world) {
     warn_of_more_ranks(config, world);
     if (world.ranks == 1) return;
-    check_paths(config);
-    for (const NvmePath& path : of_rank.budgets.nvme) {
+    check_paths(config.budgets.nvme);
+    for (const NvmePath& path : share.budgets.nvme) {
         std::error_code reason;
         std::filesystem::create_directory(path.path, reason);
         if (reason) {

@@ -1,6 +1,8 @@
 // What of a run's configuration, and of a host, is one rank's own.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,17 +19,24 @@ struct World {
     int rank = 0, ranks = 1, local_ranks = 1;
 };
 
-// The configuration as one of its ranks goes by it: its micro-batches, and its part of what the
-// ranks of a host share. Throws usage where the micro-batches cannot be divided.
-Config config_of_rank(const Config& config, const World& world);
+// A rank's part of the work, and of what the ranks of a host share. The rest of the configuration
+// is the same for all.
+struct RankShare {
+    int64_t micro_batches = 1;             // of a step
+    int64_t evaluation_micro_batches = 0;  // of an evaluation
+    BudgetConfig budgets{};
+    std::optional<int> threads{};  // as asked for; none: one for each core
+};
+// Throws usage where the micro-batches cannot be divided.
+RankShare share_of(const Config& config, const World& world);
 // The same of what a plan of the whole run is asked for. Throws usage as well.
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);
 
-// Directories of this rank's own below the paths of the configuration, as config_of_rank names
-// them; removed at the end.
+// Directories of this rank's own below the paths of the configuration, as its share names them;
+// removed at the end.
 class RankDirectories {
 public:
-    RankDirectories(const Config& config, const Config& of_rank, const World& world);
+    RankDirectories(const Config& config, const RankShare& share, const World& world);
     ~RankDirectories();
     RankDirectories(const RankDirectories&) = delete;
     RankDirectories& operator=(const RankDirectories&) = delete;

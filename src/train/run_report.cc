@@ -46,7 +46,7 @@ void add_collectives(std::vector<CollectiveReport>& collectives, const RankLane&
     }
 }
 
-void note_predicted(RunReport& report, const Timelines& planned, const Config& config,
+void note_predicted(RunReport& report, const Timelines& planned, const BudgetConfig& budgets,
                     const planner::Plan& plan, const model::Decoder& decoder,
                     const Schedules& schedules, const cost::Measurements& measured) {
     report.predicted_seconds =
@@ -56,10 +56,10 @@ void note_predicted(RunReport& report, const Timelines& planned, const Config& c
             planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
     report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
     const swap::Schedule& step = schedules.steady();
-    const double peaks = bound_by_peaks(config.budgets, plan, decoder, step, measured).seconds;
+    const double peaks = bound_by_peaks(budgets, plan, decoder, step, measured).seconds;
     if (report.peak_bound_seconds == 0 || peaks < report.peak_bound_seconds)
         report.peak_bound_seconds = peaks;
-    const cost::Bound bound = bound_of(config.budgets, plan, decoder.shape(), step, measured);
+    const cost::Bound bound = bound_of(budgets, plan, decoder.shape(), step, measured);
     if (report.bound_seconds > 0 && bound.seconds >= report.bound_seconds) return;
     report.bound_seconds = bound.seconds;
     report.binding = bound.binding;

@@ -25,7 +25,7 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
 void add_collectives(std::vector<CollectiveReport>& collectives, const RankLane& lane);
 
 // Notes the predicted seconds, and the bounds where they are lower than those that are known.
-void note_predicted(RunReport& report, const Timelines& planned, const Config& config,
+void note_predicted(RunReport& report, const Timelines& planned, const BudgetConfig& budgets,
                     const planner::Plan& plan, const model::Decoder& decoder,
                     const Schedules& schedules, const cost::Measurements& measured);
 

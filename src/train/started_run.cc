@@ -50,7 +50,8 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       world_(context_->world()),
       partition_(
           zero::partition_of(config.zero.stage, world_.rank, world_.ranks, codecs_of(config))),
-      config_(config_of_rank(config, world_)),
+      config_(config),
+      share_(share_of(config, world_)),
       executor_(*runtime.executor),
       device_(*context_->device),
       recording_(runtime.recording),
@@ -67,19 +68,19 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       loaded_(first_weights_of(config, runtime)),
       imported_(import(runtime.imported, shape_, layers_, world_.ranks)),
       stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
-      machine_text_(machine_text(device_, config_)),
+      machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
     make_plan(config, runtime);
     prove_first_state();
-    stack_.reserve({.host_budget_bytes = config_.budgets.host_bytes});
+    stack_.reserve({.host_budget_bytes = share_.budgets.host_bytes});
     if (world_.rank == 0) reserve_checkpoint_room();
     open(config, runtime);
     if (world_.rank == 0) warn_of_text(config_, described_);
     if (world_.ranks == 1) warn_of_codecs(config_);
-    log_machine(config_, stack_.machine(), device_, executor_);
+    log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
     if (const std::string rule = muon_rule(config_, layers_); !rule.empty()) log_info(rule);
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
-    schedules_.record(plan_, config_.evaluate.micro_batches);
+    schedules_.record(plan_, share_.evaluation_micro_batches);
     if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
     stack_.warm(schedules_.steady(), judge_->scalars({}, 1.0));  // of zeros
     stack_.fill([&] { first_contents(runtime); });
@@ -108,6 +109,7 @@ TierStack::Ground StartedRun::ground(const Config& config, bool resumes) {
     if (saved_)
         take_kernels_of(saved_->manifest().numerics_hash, config_, shape_, device_, world_.ranks);
     return {.config = config_,
+            .share = share_,
             .executor = executor_,
             .device = device_,
             .machine = std::move(machine),
@@ -116,7 +118,7 @@ TierStack::Ground StartedRun::ground(const Config& config, bool resumes) {
 
 void StartedRun::make_plan(const Config& config, const Runtime& runtime) {
     if (!executor_.simulated())
-        directories_ = std::make_unique<RankDirectories>(config, config_, world_);
+        directories_ = std::make_unique<RankDirectories>(config, share_, world_);
     if (ranks_) require_same_start(config);
     planner::PlanRequest request = of_rank(request_of(config), world_);
     request.trains = !runtime.only_evaluates;
@@ -125,7 +127,7 @@ void StartedRun::make_plan(const Config& config, const Runtime& runtime) {
                      executor_);
     stack_.plan(planner_->plan(ranks_, executor_));
     // Before memory is reserved and touched, which takes a minute where there is much.
-    if (!executor_.simulated() && !runtime.resume) require_room(plan_, config_);
+    if (!executor_.simulated() && !runtime.resume) require_room(plan_, share_.budgets.nvme);
 }
 
 // All of its bytes, before memory is taken. The ranks read a part each.
@@ -154,9 +156,9 @@ void StartedRun::require_same_start(const Config& config) const {
 }
 
 void StartedRun::open(const Config& config, const Runtime& runtime) {
-    if (!executor_.simulated()) check_paths(config_);
-    if (runtime.resume) require_recorded_formats(config_, shape_, device_);
-    rows_.emplace(recording_, executor_, config_, world_.ranks, stack_.teams());
+    if (!executor_.simulated()) check_paths(share_.budgets.nvme);
+    if (runtime.resume) require_recorded_formats(config_, shape_, machine_text_);
+    rows_.emplace(recording_, executor_, config_, share_, world_.ranks, stack_.teams());
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
     if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
     stack_.open({.open_volume = runtime.open_volume,
@@ -214,7 +216,7 @@ void StartedRun::reserve_checkpoint_room() {
     const CheckpointConfig& saved = config_.checkpoint;
     if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0)) return;
     const int64_t bytes = checkpoint_bytes(plan_, {});
-    const int64_t left = memory_beside(plan_, config_, stack_.machine(), device_);
+    const int64_t left = memory_beside(plan_, share_.budgets, stack_.machine(), device_);
     const int64_t room = std::min(saved.memory_bytes.value_or(left), bytes);
     if (room > left)
         throw Error(Trouble::does_not_fit,

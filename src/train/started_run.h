@@ -57,11 +57,11 @@ protected:
     aio::Volume* volume() const { return stack_.volume(); }
 
     struct Rows {  // of a trace, in this order
-        Rows(trace::Recording* recording, const Executor& executor, const Config& config, int ranks,
-             const NodeTeams& teams)
+        Rows(trace::Recording* recording, const Executor& executor, const Config& config,
+             const RankShare& share, int ranks, const NodeTeams& teams)
             : lanes(recording, swap::lanes_of(ranks)),
               workers(recording, teams),
-              paths(recording, config),
+              paths(recording, share.budgets.nvme, config.io.rings),
               checkpoint(config.checkpoint.dir.empty() ? nullptr : recording, executor) {}
         TraceRows lanes;
         WorkerRows workers;
@@ -73,7 +73,8 @@ protected:
     comm::Communicator* const ranks_;  // null: there is only this one
     const World world_;
     const zero::Partition partition_;
-    const Config config_;  // of this rank
+    const Config config_;
+    const RankShare share_;
     Executor& executor_;
     Device& device_;
     trace::Recording* recording_;

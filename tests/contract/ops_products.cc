@@ -403,6 +403,9 @@ TEST(CudaOps, a_table_of_products_gives_the_bits_that_tuning_gave) {
     const ProductTable read = ProductTable::parse(table.text(), "a table");
     const auto tabled = made(&read);
     ASSERT_TRUE(tabled) << why;
+    ASSERT_TRUE(table_of(*tabled));
+    EXPECT_EQ(table_of(*tabled)->hash(), table.hash());
+    EXPECT_FALSE(table_of(*tuning));
     expect_same(tuned, products(*tabled));
     ProductTable other("cuda sm_90, cuBLASLt 1.0.0");
     EXPECT_FALSE(made(&other));

@@ -225,6 +225,13 @@ class AttentionTest(FerryTest):
             return found
         self.assertGreater(longest(budgets__device="48MiB"), longest())
 
+    def test_a_sequence_may_be_too_short_as_well(self):
+        many = {**PATTERNS["bigbird"], "num_random_blocks": 20}  # 1,280 tokens, more than the least that is tried
+        config = self.masked(many, batch__sequence=2048, budgets__device="2GiB", budgets__host="1GiB")
+        plan = self.ferry("plan", self.command(config)[1], "--no-prediction", "--longest-sequence", "--json")
+        self.assertEqual(plan.code, 0, plan.err)
+        self.assertGreaterEqual(plan.lines[0]["longest_sequence"], 2048)
+
     def test_plan_says_how_long_a_sequence_fits_a_gpu_that_is_not_here(self):
         config = self.masked(PATTERNS["window"], device="cuda", precision="bf16", budgets__device="2GiB")
         machine = Path(__file__).with_name("machine_h100.json")

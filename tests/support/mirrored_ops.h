@@ -27,6 +27,9 @@ public:
         : device_(Device::open(DeviceKind::cuda, *executor_)),
           ops_(make_cuda_ops(*device_, attention, most_slope_bytes, any_gpu, products)) {}
 
+    const ProductTable& given_products() const override {
+        return tuner_of(*ops_)->given_products();
+    }
     void tune_products() override { tuner_of(*ops_)->tune_products(); }
     const ProductTable& tuned_products() const override {
         return tuner_of(*ops_)->tuned_products();

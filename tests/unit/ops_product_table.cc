@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ferry/error.h"
+#include "ferry/team.h"
 
 namespace ferry::ops {
 namespace {
@@ -33,6 +34,12 @@ TEST(ProductTable, another_algorithm_is_another_table) {
     ProductTable other = sample();
     other.set(kProduct, {2});
     EXPECT_NE(other.hash(), sample().hash());
+}
+
+// The record of a run has the hash of the table that its operations hold, not of a file.
+TEST(ProductTable, processors_have_none) {
+    Team team(1);
+    EXPECT_EQ(table_of(*make_cpu_ops(team)), nullptr);
 }
 
 TEST(ProductTable, what_is_no_table_is_refused_with_its_line) {

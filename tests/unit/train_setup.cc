@@ -69,7 +69,7 @@ TEST(Words, MeanInTheirModulesWhatTheySay) {
     const auto backend = [](const char* word) {
         Config of;
         set_value(of, std::string("io.backend=") + word);
-        return volume_options(of, {}, {}, {}, 0).backend;
+        return volume_options(of.io, {}, {}, {}, {}, 0).backend;
     };
     EXPECT_EQ(backend("auto"), aio::BackendKind::automatic);
     EXPECT_EQ(backend("uring"), aio::BackendKind::uring);
@@ -78,7 +78,7 @@ TEST(Words, MeanInTheirModulesWhatTheySay) {
     const auto leftover = [](const char* word) {
         Config of;
         set_value(of, std::string("io.leftovers=") + word);
-        return volume_options(of, {}, {}, {}, 0).leftover;
+        return volume_options(of.io, {}, {}, {}, {}, 0).leftover;
     };
     EXPECT_EQ(leftover("remove"), remove);
     EXPECT_EQ(leftover("reuse"), reuse);
@@ -277,9 +277,8 @@ TEST_F(Vocabulary, IsFreeWhereNothingIsLoadedOrTheUserInsists) {
 class RingCores : public testing::Test {
 protected:
     std::vector<int> of_path(const Topology& machine) const {
-        Config here;
-        here.budgets.nvme = {{.path = directory_.path()}};
-        return volume_options(here, {}, machine, {}, 0).paths.at(0).cores;
+        const std::vector<NvmePath> here{{.path = directory_.path()}};
+        return volume_options({}, here, {}, machine, {}, 0).paths.at(0).cores;
     }
     // Every drive there is, at this node.
     Topology drives_at(int node) const {

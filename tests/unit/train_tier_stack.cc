@@ -100,12 +100,15 @@ public:
         config_.budgets.host_bytes = 8 * kMiB;
         plan_ = plan_for(config_);
         if (faults.path_is_missing) config_.budgets.nvme.front().path = storage / "missing";
+        share_ = share_of(config_, {});
         Topology machine = machine_for(config_);
         if (faults.machine_is_small) machine.memory_left_bytes = 1;
-        stack_.emplace(
-            TierStack::Ground{
-                .config = config_, .executor = *executor_, .device = device_, .machine = machine},
-            std::nullopt);
+        stack_.emplace(TierStack::Ground{.config = config_,
+                                         .share = share_,
+                                         .executor = *executor_,
+                                         .device = device_,
+                                         .machine = machine},
+                       std::nullopt);
     }
 
     TierStack* operator->() { return &*stack_; }
@@ -168,6 +171,7 @@ private:
     const Faults faults_;
     const TinyData data_{};
     Config config_;
+    RankShare share_{};
     planner::Plan plan_{};
     const std::unique_ptr<Executor> executor_ = make_thread_executor();
     LockingDevice device_{*executor_, faults_.refuses_lock_at};

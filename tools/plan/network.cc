@@ -41,12 +41,6 @@ const char* word_of(CodecKind kind) {
     return kind == CodecKind::none ? "none" : kind == CodecKind::int8 ? "int8" : "int4";
 }
 
-// Kernels that take another time with another codec.
-bool is_of_codec(const cost::KernelTimes::Kind& kind) {
-    const auto op = static_cast<cost::Op>(kind[0]);
-    return op == cost::Op::cut || op == cost::Op::sum || op == cost::Op::decode_weights;
-}
-
 CodecStep step_with(const CompressConfig& codecs, Config config, const train::RankCount& count,
                     const std::optional<MachineFile>& machine, cost::Measurements measured) {
     config.zero.compress = codecs;
@@ -56,7 +50,7 @@ CodecStep step_with(const CompressConfig& codecs, Config config, const train::Ra
     const FoundMeasurements found = measurements_for(config, *predictor, plan, machine);
     // What all have in common is measured once, so that two steps differ by the codecs alone.
     for (const auto& [kind, seconds] : found.measurements.kernels.seconds) {
-        if (is_of_codec(kind))
+        if (cost::row_of(static_cast<cost::Op>(kind[0])).of_codecs)
             measured.kernels.seconds[kind] = seconds;
         else
             measured.kernels.seconds.try_emplace(kind, seconds);

@@ -37,7 +37,7 @@ std::string cublas_version() {
 
 float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 
-class CudaOps final : public Ops, public KnowsSlowPaths, public TunesProducts {
+class CudaOps final : public Ops, public TunesProducts {
 public:
     CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention,
             int64_t most_slope_bytes, bool any_gpu, ProductTable products, std::string made_for)
@@ -50,7 +50,8 @@ public:
                      : nullptr),
           blocks_(stream, any_gpu) {}
 
-    std::vector<SlowPath> slow_paths() const override { return slow_.all(); }
+    std::vector<SlowPath> slow_paths() const { return slow_.all(); }
+    const ProductTable& given_products() const override { return products_.given(); }
     void tune_products() override { products_.tune(made_for_); }
     const ProductTable& tuned_products() const override { return products_.tuned(); }
 
@@ -425,6 +426,11 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
     return std::make_unique<cuda::CudaOps>(stream, workspace, attention, most_slope_bytes, any_gpu,
                                            products == nullptr ? ProductTable() : *products,
                                            made_for);
+}
+
+std::vector<SlowPath> slow_paths(const Ops& ops) {
+    const auto* known = dynamic_cast<const cuda::CudaOps*>(&ops);
+    return known == nullptr ? std::vector<SlowPath>{} : known->slow_paths();
 }
 
 std::string cuda_library_versions(AttentionKernels attention) {

@@ -33,7 +33,9 @@ public:
     // algorithm; said in the log once a shape.
     bool run(const Gemm& gemm, void* workspace, cudaStream_t stream);
 
-    // As TunesProducts. made_for: of the table that this makes.
+    // As TunesProducts.
+    const ProductTable& given() const { return table_; }
+    // made_for: of the table that this makes.
     void tune(const std::string& made_for) { tuned_.emplace(made_for); }
     const ProductTable& tuned() const { return *tuned_; }
 

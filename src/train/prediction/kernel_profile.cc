@@ -64,6 +64,7 @@ public:
           executor_(make_thread_executor()),
           device_(Device::open(config.device, *executor_)),
           stack_({.config = config,
+                  .share = share_,
                   .executor = *executor_,
                   .device = *device_,
                   .machine = machine_for(config)},
@@ -323,6 +324,7 @@ private:
     }
 
     const Config& config_;
+    const RankShare share_ = share_of(config_, {});
     const Plan& plan_;
     const bool tunes_;
     ops::TunesProducts* tuner_ = nullptr;  // of the stack's operations

@@ -11,6 +11,7 @@
 #include "ferry/train.h"
 #include "measure.h"
 #include "ops/ops.h"
+#include "ops/patterns.h"
 #include "planning_measurements.h"
 #include "step_timeline.h"
 #include "topology/topology.h"
@@ -29,257 +30,121 @@ namespace ferry::train {
 using planner::Plan;
 using swap::Lane;
 
-class Predictor::ModelOnDevice {
-public:
-    ModelOnDevice(const Config& config, const RankCount& count,
-                  const std::optional<AbsentDevice>& absent)
-        : world_{.ranks = count.ranks, .local_ranks = count.on_a_host},
-          gpu_(count.gpu),
-          partition_(zero::partition_of(config.zero.stage, 0, count.ranks, codecs_of(config))),
-          config_(config),
-          absent_(absent),
-          executor_(make_thread_executor()),
-          device_(Device::open(absent ? DeviceKind::cpu : config.device, *executor_, count.gpu)),
-          ops_(ops_on(*device_, config, team_)),
-          decoder_(decoder_of(config, count.ranks, *ops_)),
-          needs_(absent ? needs_of(*absent, decoder_) : needs_of(*device_, decoder_)),
-          device_most_(!absent                    ? device_bytes_of(*device_)
-                       : absent->memory_bytes > 0 ? absent->memory_bytes
-                                                  : kUnlimited) {
+namespace {
+
+planner::DeviceNeeds needs_of_absent(const AbsentDevice& absent, const model::Decoder& decoder) {
+    const int64_t scratch = absent.needs.scratch;
+    return {.activation = decoder.activation_bytes(),
+            .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
+            .overhead = absent.needs.overhead,
+            .lists = decoder.pattern_bytes(),
+            .saved = saved_bytes(decoder),
+            .saved_flops = saved_flops(decoder),
+            .maps_host = true};
+}
+
+StateShares shares_of(const Plan& plan) {
+    std::array<double, 3> bytes{};
+    for (const planner::Chunk& chunk : plan.chunks) {
+        if (!chunk.trainable) continue;
+        for (const swap::ObjectId id : {chunk.state, chunk.gradient})
+            bytes[static_cast<size_t>(plan.objects[id].home)] +=
+                static_cast<double>(plan.objects[id].bytes);
+    }
+    const double all = bytes[0] + bytes[1] + bytes[2];
+    return {bytes[0] / all, bytes[1] / all, bytes[2] / all};
+}
+
+std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& plan,
+                                     const cost::Measurements& speeds) {
+    const cost::WorkOf work_of = planner::work_of(plan);
+    const swap::CostModel cost = cost::cost_model(work_of, speeds);
+    std::array<int64_t, swap::kLanes> bytes{}, tasks{};
+    double compute_s = 0, cores_s = 0, update_bytes = 0;
+    for (const swap::Task& task : step.tasks) {
+        bytes[static_cast<size_t>(task.lane)] += task.lane == Lane::compute ? 0 : task.bytes;
+        ++tasks[static_cast<size_t>(task.lane)];
+        const swap::Cost taken = cost(task);
+        cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
+        if (task.lane == Lane::compute) compute_s += taken.seconds;
+        if (task.lane == Lane::team || speeds.computes_on_host)
+            update_bytes += cost::bytes_of_update(task, work_of);
+    }
+    const auto on = [&](Lane lane) { return bytes[static_cast<size_t>(lane)]; };
+    const int64_t up = on(Lane::h2d), down = on(Lane::d2h),
+                  stored = on(Lane::read) + on(Lane::write);
+    const double dram = cost::dram_bytes(update_bytes, static_cast<double>(up + down),
+                                         static_cast<double>(stored), speeds);
+    const auto seconds = [](double moved, double rate) { return moved > 0 ? moved / rate : 0; };
+    std::vector<LinkPrediction> links{
+        {"compute", 0, compute_s},
+        {"host to device", up, seconds(double(up), speeds.copy_bytes_per_s)},
+        {"device to host", down, seconds(double(down), speeds.copy_bytes_per_s)},
+        {"nvme", stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
+        {"dram", static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
+        {"cores", 0, cores_s}};
+    if (!plan.partition.alone())
+        links.push_back({"comm", on(Lane::comm),
+                         cost::comm_seconds(static_cast<double>(on(Lane::comm)),
+                                            tasks[static_cast<size_t>(Lane::comm)], speeds)});
+    return links;
+}
+
+}  // namespace
+
+// The device is opened once, for all plans.
+struct Predictor::ModelOnDevice {
+    ModelOnDevice(const Config& of_run, const RankCount& count,
+                  const std::optional<AbsentDevice>& not_here)
+        : world{.ranks = count.ranks, .local_ranks = count.on_a_host},
+          gpu(count.gpu),
+          partition(zero::partition_of(of_run.zero.stage, 0, count.ranks, codecs_of(of_run))),
+          config(of_run),
+          absent(not_here),
+          executor(make_thread_executor()),
+          device(Device::open(absent ? DeviceKind::cpu : config.device, *executor, gpu)),
+          ops(ops_on(*device, config, team)),
+          decoder(decoder_of(config, world.ranks, *ops)),
+          needs(absent ? needs_of_absent(*absent, decoder) : needs_of(*device, decoder)),
+          device_most(!absent                    ? device_bytes_within(kUnlimited, *device)
+                      : absent->memory_bytes > 0 ? absent->memory_bytes
+                                                 : kUnlimited) {
         schedule_of(config);  // refuses one that makes no sense
-        device_bytes_within(config.budgets.device_bytes, *device_);  // warns of what it has not got
+        device_bytes_within(config.budgets.device_bytes, *device);  // warns of what it has not got
     }
 
-    Plan plan(const planner::PlanRequest& of_run) const {
-        const planner::PlanRequest request = possible(of_run);
-        return planner::make_plan(
-            request, layers_with(request.state.moment_type), decoder_.numerics(), needs_,
-            planning_measurements(request, known_ ? &*known_ : nullptr, world_.local_ranks),
-            partition_);
-    }
-
-    void plan_by(const cost::Measurements& known) { known_ = known; }
-
-    cost::Measurements measure(const Plan& plan, Memory memory) {
-        if (absent_) {
-            throw Error(Trouble::usage, {.what = "there is no such device here to measure",
-                                         .where = absent_->architecture,
-                                         .remedy = "measure on the machine that has it: ferry "
-                                                   "bench --all --config CONFIG --save FILE"});
-        }
-        Config config = config_;
-        config.threads = of_rank(config_).threads;
-        TierStack stack({.config = config,
-                         .executor = *executor_,
-                         .device = *device_,
-                         .machine = own_machine(),
-                         .ranks = world_.ranks},
-                        TierStack::Model{decoder_.shape(), decoder_.numerics(), decoder_.layers()});
-        stack.plan(buffers_of(plan));
-        const Plan& sample = stack.plan();
-        stack.reserve({.host_budget_bytes = sample.host_bytes, .name = "staging"});
-        stack.open({.buffers_alone = true});
-        stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-        cost::Measurements found = take_measurements(
-            record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
-            stack.machine(), optim::scalars_of(elements_hyper_of(config_), 1, 1.0), stack.arena(),
-            decoder_.shape().vocab, memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
-        stack.store().drain();  // throws what went wrong
-        if (world_.local_ranks == 1) found.memory_of = cost::Of::host;
-        return found;
-    }
-
-    Prediction predict(const planner::PlanRequest& request, const Plan& plan,
-                       const cost::Measurements& measured) const {
-        const cost::Measurements measurements = cost::of_rank(measured, world_.local_ranks);
-        Prediction found;
-        found.speculative = plan.speculative;
-        const Previous steady = plan.speculative ? Previous::committed : Previous::not_speculative;
-        found.schedule = record_step(plan, steady, plan.speculative);
-        found.timeline = predict_steps(plan, record_step(plan, Previous::none, plan.speculative),
-                                       found.schedule, measurements);
-        found.links = links_of(found.schedule, plan, measurements);
-        const cost::Bound bound = bound_of(possible(request).budgets, plan, decoder_.shape(),
-                                           found.schedule, measurements);
-        found.bound_seconds = bound.seconds;
-        found.bound_link = bound.binding;
-        found.peak_bound_seconds =
-            bound_by_peaks(possible(request).budgets, plan, decoder_, found.schedule, measurements)
-                .seconds;
-        found.planned = shares_of(plan);
-        found.bound = {bound.state_on_device, bound.state_in_host,
-                       1 - bound.state_on_device - bound.state_in_host};
-        for (const model::Saved what : model::kAllSaved) {
-            if (plan.blocks_at_most() > 0)
-                found.planned_saved[at(what)] = static_cast<double>(plan.blocks_saving(what)) /
-                                                static_cast<double>(plan.blocks_at_most());
-        }
-        found.bound_saved = bound.saved;
-        return found;
-    }
-
-    bool covers(const Plan& plan, const cost::KernelTimes& times) const {
-        return times.covers(record_step(plan, Previous::not_speculative, false),
-                            planner::work_of(plan));
-    }
-    cost::KernelsOf kernels_of() const {
-        if (absent_ && !absent_->kernels.model.empty()) return absent_->kernels;
-        return {.model = model_text(config_, decoder_.shape(), world_.ranks),
-                .compute = std::string(name_of(decoder_.numerics().compute)),
-                .device = device_text(),
-                .libraries = absent_ ? "" : library_text(*device_, config_),
-                .threads = threads(),
-                .under_load = device_text() != cost::KernelsOf::kHost};
-    }
-    std::string device_text() const {
-        return absent_ ? absent_->architecture : device_->architecture();
-    }
-    int threads() const {
-        return absent_ ? absent_->threads
-                       : threads_for(of_rank(config_), own_machine(), world_.ranks);
-    }
-    int64_t device_bytes() const { return device_most_; }
-    planner::DeviceNeeds needs() const { return needs_; }
-    bool is_here() const { return !absent_; }
-    RankCount count() const { return {world_.ranks, world_.local_ranks, gpu_}; }
-
-    // Whether sequences so long fit, on the same device by the same measurements.
-    bool sequence_fits(int64_t sequence) const {
-        Config config = config_;
-        config.batch.sequence = sequence;
-        std::optional<AbsentDevice> absent = absent_;
-        // Scratch was measured for the configuration's own sequences.
-        if (absent && sequence != config_.batch.sequence) absent->needs.scratch = 0;
-        try {
-            ModelOnDevice longer(config, count(), absent);
-            if (known_) longer.plan_by(*known_);
-            longer.plan(request_of(config));
-            return true;
-        } catch (const Error& error) {
-            // The model or a layout refuses this length; it refuses longer ones too.
-            if (error.trouble() == Trouble::does_not_fit || error.trouble() == Trouble::usage)
-                return false;
-            throw;
-        }
-    }
-
-    cost::Measurements assumed(const Plan& plan) const {
-        cost::Measurements found = assumed_measurements(config_.device, config_.budgets.nvme);
-        found.threads = threads();
-        return with_assumed_kernels(found, plan);
-    }
-    cost::Measurements with_assumed_kernels(cost::Measurements found, const Plan& plan) const {
-        found.kernels = cost::assumed_times(
-            record_step(plan, Previous::not_speculative, false), planner::work_of(plan),
-            decoder_.numerics().tokens(), most_saved_flops(decoder_),
-            {found.assumed_flops_per_s, cost::kAssumedDeviceBytesPerS});
-        return found;
-    }
-
-private:
-    static planner::DeviceNeeds needs_of(const AbsentDevice& absent,
-                                         const model::Decoder& decoder) {
-        const int64_t scratch = absent.needs.scratch;
-        return {.activation = decoder.activation_bytes(),
-                .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
-                .overhead = absent.needs.overhead,
-                .lists = decoder.pattern_bytes(),
-                .saved = saved_bytes(decoder),
-                .saved_flops = saved_flops(decoder),
-                .maps_host = true};
-    }
-    static planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
-        return train::needs_of(device, decoder);
-    }
-    static int64_t device_bytes_of(const Device& device) {
-        return device_bytes_within(kUnlimited, device);
-    }
-    Config of_rank(const Config& config) const { return config_of_rank(config, world_); }
+    RankShare share() const { return share_of(config, world); }
     Topology own_machine() const {
-        return with_part_of_limits(with_part_of_cores(machine_for(config_), 0, world_.local_ranks),
-                                   world_.local_ranks);
+        return with_part_of_limits(with_part_of_cores(machine_for(config), 0, world.local_ranks),
+                                   world.local_ranks);
     }
     planner::PlanRequest possible(const planner::PlanRequest& of_run) const {
-        planner::PlanRequest request = train::of_rank(of_run, world_);
-        request.budgets.device_bytes = std::min(request.budgets.device_bytes, device_most_);
+        planner::PlanRequest request = of_rank(of_run, world);
+        request.budgets.device_bytes = std::min(request.budgets.device_bytes, device_most);
         return request;
     }
 
     // As they lie where the moments are kept so.
     std::vector<model::Layer> layers_with(MomentType moments) const {
-        if (moments == config_.optimizer.moments) return decoder_.layers();
-        Config config = config_;
-        config.optimizer.moments = moments;
-        return layers_of(config, decoder_.shape(), world_.ranks);
+        if (moments == config.optimizer.moments) return decoder.layers();
+        Config others = config;
+        others.optimizer.moments = moments;
+        return layers_of(others, decoder.shape(), world.ranks);
     }
 
-    Plan buffers_of(const Plan& plan) const {
-        Plan sample = this->plan(request_of_buffers(request_of(config_), plan));
-        sample.host_bytes = sample.io_bytes;
-        return sample;
-    }
-
-    static StateShares shares_of(const Plan& plan) {
-        std::array<double, 3> bytes{};
-        for (const planner::Chunk& chunk : plan.chunks) {
-            if (!chunk.trainable) continue;
-            for (const swap::ObjectId id : {chunk.state, chunk.gradient})
-                bytes[static_cast<size_t>(plan.objects[id].home)] +=
-                    static_cast<double>(plan.objects[id].bytes);
-        }
-        const double all = bytes[0] + bytes[1] + bytes[2];
-        return {bytes[0] / all, bytes[1] / all, bytes[2] / all};
-    }
-
-    static std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& plan,
-                                                const cost::Measurements& speeds) {
-        const cost::WorkOf work_of = planner::work_of(plan);
-        const swap::CostModel cost = cost::cost_model(work_of, speeds);
-        std::array<int64_t, swap::kLanes> bytes{}, tasks{};
-        double compute_s = 0, cores_s = 0, update_bytes = 0;
-        for (const swap::Task& task : step.tasks) {
-            bytes[static_cast<size_t>(task.lane)] += task.lane == Lane::compute ? 0 : task.bytes;
-            ++tasks[static_cast<size_t>(task.lane)];
-            const swap::Cost taken = cost(task);
-            cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
-            if (task.lane == Lane::compute) compute_s += taken.seconds;
-            if (task.lane == Lane::team || speeds.computes_on_host)
-                update_bytes += cost::bytes_of_update(task, work_of);
-        }
-        const auto on = [&](Lane lane) { return bytes[static_cast<size_t>(lane)]; };
-        const int64_t up = on(Lane::h2d), down = on(Lane::d2h),
-                      stored = on(Lane::read) + on(Lane::write);
-        const double dram = cost::dram_bytes(update_bytes, static_cast<double>(up + down),
-                                             static_cast<double>(stored), speeds);
-        const auto seconds = [](double moved, double rate) { return moved > 0 ? moved / rate : 0; };
-        std::vector<LinkPrediction> links{
-            {"compute", 0, compute_s},
-            {"host to device", up, seconds(double(up), speeds.copy_bytes_per_s)},
-            {"device to host", down, seconds(double(down), speeds.copy_bytes_per_s)},
-            {"nvme", stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
-            {"dram", static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
-            {"cores", 0, cores_s}};
-        if (!plan.partition.alone())
-            links.push_back({"comm", on(Lane::comm),
-                             cost::comm_seconds(static_cast<double>(on(Lane::comm)),
-                                                tasks[static_cast<size_t>(Lane::comm)], speeds)});
-        return links;
-    }
-
-    const World world_;
-    const decltype(RankCount::gpu) gpu_;
-    const zero::Partition partition_;
-    const Config config_;  // the whole run's
-    const std::optional<AbsentDevice> absent_;
-    Team team_{1};  // for operations that only say how much scratch they need
-    std::unique_ptr<Executor> executor_;
-    std::unique_ptr<Device> device_;
-    std::unique_ptr<ops::Ops> ops_;
-    model::Decoder decoder_;
+    const World world;
+    const decltype(RankCount::gpu) gpu;
+    const zero::Partition partition;
+    const Config config;  // the whole run's
+    const std::optional<AbsentDevice> absent;
+    Team team{1};  // for operations that only say how much scratch they need
+    std::unique_ptr<Executor> executor;
+    std::unique_ptr<Device> device;
+    std::unique_ptr<ops::Ops> ops;
+    model::Decoder decoder;
     // As it was before anything was measured there.
-    const planner::DeviceNeeds needs_;
-    const int64_t device_most_;
-    std::optional<cost::Measurements> known_{};
+    const planner::DeviceNeeds needs;
+    const int64_t device_most;
 };
 
 const LinkPrediction& Prediction::binding() const {
@@ -321,43 +186,168 @@ std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount
         new Predictor(std::make_unique<ModelOnDevice>(config, count, device)));
 }
 
-void Predictor::plan_by(const cost::Measurements& known) { model_->plan_by(known); }
-Plan Predictor::plan(const planner::PlanRequest& request) const { return model_->plan(request); }
-cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
-    return model_->measure(plan, memory);
+Plan Predictor::plan(const planner::PlanRequest& of_run) const {
+    const planner::PlanRequest request = model_->possible(of_run);
+    return planner::make_plan(
+        request, model_->layers_with(request.state.moment_type), model_->decoder.numerics(),
+        model_->needs,
+        planning_measurements(request, known_ ? &*known_ : nullptr, model_->world.local_ranks),
+        model_->partition);
 }
+
+void Predictor::plan_by(const cost::Measurements& known) { known_ = known; }
+
+cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
+    if (model_->absent) {
+        throw Error(Trouble::usage, {.what = "there is no such device here to measure",
+                                     .where = model_->absent->architecture,
+                                     .remedy = "measure on the machine that has it: ferry "
+                                               "bench --all --config CONFIG --save FILE"});
+    }
+    const Config& config = model_->config;
+    // Nothing is stored: the paths are the run's.
+    const RankShare share{.budgets = config.budgets, .threads = model_->share().threads};
+    TierStack stack({.config = config,
+                     .share = share,
+                     .executor = *model_->executor,
+                     .device = *model_->device,
+                     .machine = model_->own_machine(),
+                     .ranks = model_->world.ranks},
+                    TierStack::Model{model_->decoder.shape(), model_->decoder.numerics(),
+                                     model_->decoder.layers()});
+    Plan buffers = this->plan(request_of_buffers(request_of(config), plan));
+    buffers.host_bytes = buffers.io_bytes;
+    stack.plan(std::move(buffers));
+    const Plan& sample = stack.plan();
+    stack.reserve({.host_budget_bytes = sample.host_bytes, .name = "staging"});
+    stack.open({.buffers_alone = true});
+    stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
+    cost::Measurements found = take_measurements(
+        record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
+        stack.machine(), optim::scalars_of(elements_hyper_of(model_->config), 1, 1.0),
+        stack.arena(), model_->decoder.shape().vocab,
+        memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
+    stack.store().drain();  // throws what went wrong
+    if (model_->world.local_ranks == 1) found.memory_of = cost::Of::host;
+    return found;
+}
+
 Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& plan,
                               const cost::Measurements& measured) const {
-    return model_->predict(request, plan, measured);
+    const cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
+    Prediction found;
+    found.speculative = plan.speculative;
+    const Previous steady = plan.speculative ? Previous::committed : Previous::not_speculative;
+    found.schedule = record_step(plan, steady, plan.speculative);
+    found.timeline = predict_steps(plan, record_step(plan, Previous::none, plan.speculative),
+                                   found.schedule, measurements);
+    found.links = links_of(found.schedule, plan, measurements);
+    const cost::Bound bound = bound_of(model_->possible(request).budgets, plan,
+                                       model_->decoder.shape(), found.schedule, measurements);
+    found.bound_seconds = bound.seconds;
+    found.bound_link = bound.binding;
+    found.peak_bound_seconds = bound_by_peaks(model_->possible(request).budgets, plan,
+                                              model_->decoder, found.schedule, measurements)
+                                   .seconds;
+    found.planned = shares_of(plan);
+    found.bound = {bound.state_on_device, bound.state_in_host,
+                   1 - bound.state_on_device - bound.state_in_host};
+    for (const model::Saved what : model::kAllSaved) {
+        if (plan.blocks_at_most() > 0)
+            found.planned_saved[at(what)] = static_cast<double>(plan.blocks_saving(what)) /
+                                            static_cast<double>(plan.blocks_at_most());
+    }
+    found.bound_saved = bound.saved;
+    return found;
 }
+
 bool Predictor::covers(const Plan& plan, const cost::KernelTimes& times) const {
-    return model_->covers(plan, times);
+    return times.covers(record_step(plan, Previous::not_speculative, false),
+                        planner::work_of(plan));
 }
-cost::KernelsOf Predictor::kernels_of() const { return model_->kernels_of(); }
-std::string Predictor::device_text() const { return model_->device_text(); }
-int64_t Predictor::device_bytes() const { return model_->device_bytes(); }
-planner::DeviceNeeds Predictor::needs() const { return model_->needs(); }
-bool Predictor::is_here() const { return model_->is_here(); }
-RankCount Predictor::count() const { return model_->count(); }
-cost::Measurements Predictor::assumed(const Plan& plan) const { return model_->assumed(plan); }
-cost::Measurements Predictor::with_assumed_kernels(cost::Measurements known,
+
+cost::KernelsOf Predictor::kernels_of() const {
+    if (model_->absent && !model_->absent->kernels.model.empty()) return model_->absent->kernels;
+    return {.model = model_text(model_->config, model_->decoder.shape(), model_->world.ranks),
+            .compute = std::string(name_of(model_->decoder.numerics().compute)),
+            .device = device_text(),
+            .libraries = model_->absent ? ""
+                                        : library_text(*model_->device, model_->config,
+                                                       ops::table_of(*model_->ops)),
+            .threads = threads(),
+            .under_load = device_text() != cost::KernelsOf::kHost};
+}
+
+std::string Predictor::device_text() const {
+    return is_here() ? model_->device->architecture() : model_->absent->architecture;
+}
+int Predictor::threads() const {
+    if (!is_here()) return model_->absent->threads;
+    return threads_for(model_->share().threads, model_->config.device, model_->own_machine(),
+                       model_->world.ranks);
+}
+int64_t Predictor::device_bytes() const { return model_->device_most; }
+planner::DeviceNeeds Predictor::needs() const { return model_->needs; }
+bool Predictor::is_here() const { return !model_->absent; }
+RankCount Predictor::count() const {
+    return {model_->world.ranks, model_->world.local_ranks, model_->gpu};
+}
+
+cost::Measurements Predictor::assumed(const Plan& plan) const {
+    cost::Measurements found =
+        assumed_measurements(model_->config.device, model_->config.budgets.nvme);
+    found.threads = threads();
+    return with_assumed_kernels(found, plan);
+}
+
+cost::Measurements Predictor::with_assumed_kernels(cost::Measurements found,
                                                    const Plan& plan) const {
-    return model_->with_assumed_kernels(std::move(known), plan);
+    found.kernels = cost::assumed_times(record_step(plan, Previous::not_speculative, false),
+                                        planner::work_of(plan), model_->decoder.numerics().tokens(),
+                                        most_saved_flops(model_->decoder),
+                                        {found.assumed_flops_per_s, cost::kAssumedDeviceBytesPerS});
+    return found;
 }
-int Predictor::threads() const { return model_->threads(); }
+
+// On the same device, by the same measurements.
+Predictor::Length Predictor::length_of(int64_t sequence) const {
+    const int64_t own = model_->config.batch.sequence;
+    Config config = model_->config;
+    config.batch.sequence = sequence;
+    std::optional<AbsentDevice> absent = model_->absent;
+    // Scratch was measured for the configuration's own sequences.
+    if (absent && sequence != own) absent->needs.scratch = 0;
+    try {
+        Predictor other(std::make_unique<ModelOnDevice>(config, count(), absent));
+        other.known_ = known_;
+        other.plan(request_of(config));
+        return Length::fits;
+    } catch (const ops::LengthRefused&) {
+        return sequence < own ? Length::too_short : Length::too_long;
+    } catch (const Error& error) {
+        if (error.trouble() != Trouble::does_not_fit) throw;
+        return Length::too_long;
+    }
+}
 
 int64_t Predictor::longest_sequence() const {
-    int64_t fits = 0, units = 1;
-    while (units * kSequenceUnit <= kSequenceMost && model_->sequence_fits(units * kSequenceUnit)) {
-        fits = units;
-        units *= 2;
+    int64_t longest = 0, below = 0, units = 1;  // `below`: the most that are not too many
+    const auto is_too_long = [&](int64_t tried) {
+        const Length length = length_of(tried * kSequenceUnit);
+        if (length == Length::too_long) return true;
+        below = tried;
+        if (length == Length::fits) longest = tried;
+        return false;
+    };
+    for (; units * kSequenceUnit <= kSequenceMost; units *= 2) {
+        if (is_too_long(units)) break;
     }
     if (units * kSequenceUnit > kSequenceMost) return kSequenceMost;
-    while (units - fits > 1) {
-        const int64_t middle = fits + (units - fits) / 2;
-        (model_->sequence_fits(middle * kSequenceUnit) ? fits : units) = middle;
+    while (units - below > 1) {
+        const int64_t middle = below + (units - below) / 2;
+        if (is_too_long(middle)) units = middle;
     }
-    return fits * kSequenceUnit;
+    return longest * kSequenceUnit;
 }
 
 bool check_token_header(const Config& config) {

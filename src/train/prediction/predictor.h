@@ -138,14 +138,19 @@ public:
                                             const planner::Plan& plan) const;
     int threads() const;
     // The longest batch.sequence, in multiples of kSequenceUnit, whose plan fits the budgets with
-    // all else as it is, and that the model and its attention take. The configuration as it stands
-    // has to be valid. 0: none does; kSequenceMost: or longer.
+    // all else as it is, and that the model and its attention take. They must take the
+    // configuration's own. 0: none does; kSequenceMost: or longer. Throws what plan() throws, but
+    // for does_not_fit.
     int64_t longest_sequence() const;
 
 private:
-    class ModelOnDevice;
+    struct ModelOnDevice;
     explicit Predictor(std::unique_ptr<ModelOnDevice> model);
+    enum class Length : uint8_t { too_short, fits, too_long };
+    Length length_of(int64_t sequence) const;
+
     const std::unique_ptr<ModelOnDevice> model_;
+    std::optional<cost::Measurements> known_{};
 };
 
 }  // namespace ferry::train

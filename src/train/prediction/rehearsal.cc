@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cost/operands.h"
 #include "measure.h"
 #include "planning_measurements.h"
 #include "step_timeline.h"
@@ -25,7 +26,7 @@ using planner::Plan;
 
 namespace {
 
-constexpr double kForwardPart = 0.25;  // forward's part of a block's time: backward recomputes
+constexpr double kForwardPart = 0.25;
 
 // One segment each, as a block's matrices are; embedding and head as small as a layer can be.
 std::vector<model::Layer> layers_for(const RehearsalOptions& options) {
@@ -150,17 +151,23 @@ public:
           block_seconds_(block_seconds) {}
 
     void run(const swap::Call& call) noexcept override {
-        const auto op = static_cast<Op>(call.task->op);
-        if (op == Op::update) return updates_.run(call);
-        if (call.task->lane == swap::Lane::compute) pause(call, op);
+        if (cost::is_update(*call.task)) return updates_.run(call);
+        if (call.task->lane != swap::Lane::compute) return;
+        cost::op::run(cost::op::Kernels{}, *call.task, call.at,
+                      [&](const auto& operands) { pause(call, part_of(operands)); });
     }
     std::string describe(const swap::Call& call) const override { return updates_.describe(call); }
 
 private:
-    void pause(const swap::Call& call, Op op) noexcept {
-        const double part = op == Op::forward    ? kForwardPart
-                            : op == Op::backward ? 1 - kForwardPart
-                                                 : 0;
+    // Of a block's time: backward recomputes.
+    template <class Operands>
+    static double part_of(const Operands&) {
+        return 0;
+    }
+    static double part_of(const cost::op::Forward<cost::Addressed>&) { return kForwardPart; }
+    static double part_of(const cost::op::Backward<cost::Addressed>&) { return 1 - kForwardPart; }
+
+    void pause(const swap::Call& call, double part) noexcept {
         const auto duration = static_cast<Nanos>(part * block_seconds_ * 1e9);
         if (duration == 0) return;
         try {
@@ -185,9 +192,12 @@ public:
           machine_(machine_for(config_)),
           hyper_(elements_hyper_of(config_)),
           device_(Device::open(config_.device, executor_)),
-          stack_(
-              {.config = config_, .executor = executor_, .device = *device_, .machine = machine_},
-              std::nullopt) {
+          stack_({.config = config_,
+                  .share = share_,
+                  .executor = executor_,
+                  .device = *device_,
+                  .machine = machine_},
+                 std::nullopt) {
         stack_.plan(Planning(config_, options, *device_).make());
         stack_.reserve({.host_budget_bytes = plan_.host_bytes});
         open(options, runtime);
@@ -345,6 +355,7 @@ private:
     std::span<std::byte> arena() const { return stack_.arena(); }
 
     const Config config_;
+    const RankShare share_ = share_of(config_, {});
     Executor& executor_;
     const Topology machine_;
     const optim::Hyper hyper_;

@@ -32,18 +32,17 @@ std::future<void> lock_homes(const planner::Plan& plan, Device& device, pinned_m
     return pool.lock_behind(device, arena.subspan(buffers_of_arena(plan)));
 }
 
-void check_device_memory(Device& device, const planner::Plan& plan, const Config& config) {
+void check_device_memory(Device& device, const planner::Plan& plan, int64_t budget) {
     const int64_t overhead = device.overhead_bytes(), held = overhead + std::ssize(device.memory());
     log_info("the GPU's memory: " + format_bytes(held) + " held by this process, " +
              format_bytes(overhead) + " of it context, kernels and libraries (" +
              format_bytes(plan.device_overhead_bytes) + " planned)");
-    if (held <= config.budgets.device_bytes) return;
+    if (held <= budget) return;
     throw Error(Trouble::does_not_fit,
                 {.what = "the GPU's libraries took more memory than planned for",
                  .where = "budgets.device",
                  .measured = format_bytes(held) + " held by this process",
-                 .limit = format_bytes(config.budgets.device_bytes) + ", " +
-                          format_bytes(held - config.budgets.device_bytes) + " missing",
+                 .limit = format_bytes(budget) + ", " + format_bytes(held - budget) + " missing",
                  .remedy = "set budgets.device to " + std::to_string(held) + " or more"});
 }
 

@@ -26,7 +26,7 @@ std::future<void> lock_homes(const planner::Plan& plan, Device& device, pinned_m
 
 // Once everything that takes device memory has taken it: throws does_not_fit where that is more
 // than the budget.
-void check_device_memory(Device& device, const planner::Plan& plan, const Config& config);
+void check_device_memory(Device& device, const planner::Plan& plan, int64_t budget);
 
 // The bytes that a run holds of each tier; `volume` may be null.
 Reserved reserved_by(Device& device, const pinned_mem::Pool& pool, const aio::Volume* volume);

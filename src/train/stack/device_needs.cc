@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 
 #include "base/log.h"
 #include "base/text.h"
@@ -9,6 +10,7 @@
 #include "cost/traffic.h"
 #include "ferry/units.h"
 #include "ops/blas_kernels.h"
+#include "ops/product_table.h"
 
 namespace ferry::train {
 namespace {
@@ -20,6 +22,15 @@ void advise_once() {
     std::call_once(once, [] {
         if (const std::string text = ops::slow_blas(); !text.empty()) log_info(text);
     });
+}
+
+std::optional<ops::ProductTable> product_table_of(const Config& config) {
+    const std::string& path = config.numerics.products;
+    if (path.empty()) return {};
+    return ops::ProductTable::parse(
+        read_text_file(path, {.name = "the table of products",
+                              .remedy = "write one with ferry bench kernels --tune"}),
+        path);
 }
 
 }  // namespace
@@ -39,15 +50,6 @@ std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& tea
     const auto products = product_table_of(config);
     return ops::make_cuda_ops(device, config.numerics.attention, ops::kMostSlopeBytes, false,
                               products ? &*products : nullptr);
-}
-
-std::optional<ops::ProductTable> product_table_of(const Config& config) {
-    const std::string& path = config.numerics.products;
-    if (path.empty()) return {};
-    return ops::ProductTable::parse(
-        read_text_file(path, {.name = "the table of products",
-                              .remedy = "write one with ferry bench kernels --tune"}),
-        path);
 }
 
 model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {

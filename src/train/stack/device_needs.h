@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "ferry/config.h"
@@ -11,14 +10,12 @@
 #include "ferry/team.h"
 #include "model/model.h"
 #include "ops/ops.h"
-#include "ops/product_table.h"
 #include "planner/planner.h"
 
 namespace ferry::train {
 
+// Reads the table that numerics.products names, where it does. Throws usage for one that is none.
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
-// The file that numerics.products names, where it does. Throws usage for one that is no table.
-std::optional<ops::ProductTable> product_table_of(const Config& config);
 // Operations that give each block's activations that can be saved, of a micro-batch: of attention
 // with the keys that a query sees.
 model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "base/files.h"
 #include "base/log.h"
@@ -16,9 +17,9 @@ namespace {
 constexpr int64_t kStillToCome = 32 * kMiB;
 
 // The most bytes of the plan's storage that lie on paths that are memory themselves.
-int64_t stored_in_memory(const Config& config, const planner::Plan& plan) {
+int64_t stored_in_memory(const std::vector<NvmePath>& paths, const planner::Plan& plan) {
     int64_t bytes = 0;
-    for (const NvmePath& path : config.budgets.nvme) {
+    for (const NvmePath& path : paths) {
         if (!is_memory(path.path)) continue;
         bytes += std::min(path.size_bytes, plan.nvme_bytes);
     }
@@ -27,11 +28,11 @@ int64_t stored_in_memory(const Config& config, const planner::Plan& plan) {
 
 }  // namespace
 
-planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
-                            const Device& device) {
+planner::Plan within_memory(planner::Plan plan, const BudgetConfig& budgets,
+                            const Topology& machine, const Device& device) {
     const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
-    const int64_t on_tmpfs = stored_in_memory(config, plan);
-    for (const NvmePath& path : config.budgets.nvme) {
+    const int64_t on_tmpfs = stored_in_memory(budgets.nvme, plan);
+    for (const NvmePath& path : budgets.nvme) {
         if (is_memory(path.path))
             log_warn(path.path +
                      " is memory (tmpfs): what is stored there is host memory, beside "
@@ -55,13 +56,13 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                            "path in budgets.nvme for the rest; or end other processes"});
 }
 
-int64_t memory_beside(const planner::Plan& plan, const Config& config, const Topology& machine,
-                      const Device& device) {
+int64_t memory_beside(const planner::Plan& plan, const BudgetConfig& budgets,
+                      const Topology& machine, const Device& device) {
     constexpr int64_t kPagesOfFiles = kGiB;  // the kernel's, of what is written meanwhile
     const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
     const int64_t left = machine.memory_left_bytes - kStillToCome - kPagesOfFiles - on_device -
-                         plan.host_bytes - stored_in_memory(config, plan);
-    return std::max<int64_t>(std::min(left, config.budgets.host_bytes - plan.host_bytes), 0);
+                         plan.host_bytes - stored_in_memory(budgets.nvme, plan);
+    return std::max<int64_t>(std::min(left, budgets.host_bytes - plan.host_bytes), 0);
 }
 
 Topology as_left_now(Topology machine) {

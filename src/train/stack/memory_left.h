@@ -9,13 +9,13 @@
 namespace ferry::train {
 
 // Refuses a plan that takes more memory than the machine or cgroup has left: the kernel would kill
-// the run later.
-planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
-                            const Device& device);
+// the run later. `budgets`: of this rank, as of all below.
+planner::Plan within_memory(planner::Plan plan, const BudgetConfig& budgets,
+                            const Topology& machine, const Device& device);
 // The memory that the run may take beside its plan, within budgets.host and what the machine has
 // left. A part of the machine's stays free for pages of files.
-int64_t memory_beside(const planner::Plan& plan, const Config& config, const Topology& machine,
-                      const Device& device);
+int64_t memory_beside(const planner::Plan& plan, const BudgetConfig& budgets,
+                      const Topology& machine, const Device& device);
 // The machine with what is left of its memory by now, beside what the run still needs: for
 // what is taken for a while and given back.
 Topology as_left_now(Topology machine);

@@ -4,10 +4,10 @@
 
 namespace ferry::train {
 
-PathRows::PathRows(trace::Recording* recording, const Config& config)
-    : recording_(recording), rings_(static_cast<size_t>(config.io.rings)) {
+PathRows::PathRows(trace::Recording* recording, const std::vector<NvmePath>& paths, int rings)
+    : recording_(recording), rings_(static_cast<size_t>(rings)) {
     if (!recording) return;
-    for (const NvmePath& path : config.budgets.nvme) {
+    for (const NvmePath& path : paths) {
         for (size_t ring = 0; ring < rings_; ++ring) {
             const std::string which = rings_ > 1 ? ", ring " + std::to_string(ring) : "";
             for (const char* direction : {": read", ": write"})

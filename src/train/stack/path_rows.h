@@ -13,8 +13,8 @@ namespace ferry::train {
 class PathRows {
 public:
     // Without a recording there is nothing to do, and the tracer is none.
-    PathRows(trace::Recording* recording, const Config& config);
-    // Outlives the volume that it is given to, which has this configuration's paths and rings.
+    PathRows(trace::Recording* recording, const std::vector<NvmePath>& paths, int rings);
+    // Outlives the volume that it is given to, which has these paths and rings.
     aio::Tracer tracer();
 
 private:

@@ -58,14 +58,14 @@ Room room_at(const std::string& path) {
 
 }  // namespace
 
-void require_room(const planner::Plan& plan, const Config& config) {
+void require_room(const planner::Plan& plan, const std::vector<NvmePath>& paths) {
     if (plan.slot_classes.empty()) return;
     struct FileSystem {
         int64_t room = 0, asked = 0;
     };
     std::map<dev_t, FileSystem> all;
     std::string names;
-    for (const NvmePath& path : config.budgets.nvme) {
+    for (const NvmePath& path : paths) {
         const Room room = room_at(path.path);
         const bool limited = path.size_bytes != kUnlimited;
         if (limited && path.size_bytes > room.bytes)

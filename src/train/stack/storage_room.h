@@ -8,6 +8,6 @@ namespace ferry::train {
 
 // Throws does_not_fit where the paths have too little free space for it. Looks, and
 // writes nothing: opening the volume decides, which also knows of alignment and of other processes.
-void require_room(const planner::Plan& plan, const Config& config);
+void require_room(const planner::Plan& plan, const std::vector<NvmePath>& paths);
 
 }  // namespace ferry::train

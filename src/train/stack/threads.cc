@@ -38,7 +38,7 @@ Topology machine_for(const Config& config) {
     return machine;
 }
 
-void log_machine(const Config& config, const Topology& machine, const Device& device,
+void log_machine(const std::vector<NvmePath>& paths, const Topology& machine, const Device& device,
                  const Executor& executor) {
     if (executor.simulated()) return;
     std::string text = describe(machine);
@@ -50,31 +50,30 @@ void log_machine(const Config& config, const Topology& machine, const Device& de
     if (!machine.attached.empty()) {
         if (!device.pci_address().empty())
             place("its GPU " + device.pci_address(), node_of_device(machine, device.pci_address()));
-        for (const NvmePath& path : config.budgets.nvme)
-            place(path.path, node_of_path(machine, path.path));
+        for (const NvmePath& path : paths) place(path.path, node_of_path(machine, path.path));
     }
     log_info(text);
 }
 
-int threads_for(const Config& config, const Topology& machine, int ranks) {
-    if (config.threads) return *config.threads;
+int threads_for(std::optional<int> asked, DeviceKind device, const Topology& machine, int ranks) {
+    if (asked) return *asked;
     const int left = machine.cores() - static_cast<int>(machine.reserved.size());
     // The step and NCCL's own threads start every exchange: where the team took all cores for an
     // update, one took 2 ms instead of 0.2 (decision 17).
-    const bool exchanges =
-        ranks > 1 && config.device == DeviceKind::cuda && machine.reserved.empty();
+    const bool exchanges = ranks > 1 && device == DeviceKind::cuda && machine.reserved.empty();
     return std::max(1, exchanges ? left - std::min(2, left / 4) : left);
 }
 
-std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
-                                      const Executor& executor, int ranks) {
+std::unique_ptr<NodeTeams> make_teams(std::optional<int> asked, DeviceKind device,
+                                      const Topology& machine, const Executor& executor,
+                                      int ranks) {
     if (executor.simulated()) {  // one thread does everything
         Topology one = machine;
         one.nodes.resize(1);
         one.reserved.clear();
         return std::make_unique<NodeTeams>(one, 1);
     }
-    auto teams = std::make_unique<NodeTeams>(machine, threads_for(config, machine, ranks));
+    auto teams = std::make_unique<NodeTeams>(machine, threads_for(asked, device, machine, ranks));
     for (int i = 0; teams->count() > 1 && i < teams->count(); ++i) {
         log_info(fmt::format("NUMA node {} of {}: {} threads update what lies there", i,
                              teams->count(), teams->team(i).threads()));

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "ferry/config.h"
 #include "ferry/device.h"
@@ -14,17 +16,17 @@ namespace ferry::train {
 
 // As many as asked for, or one for each core that is not reserved, less those that a rank of
 // several GPUs leaves to its exchanges.
-int threads_for(const Config& config, const Topology& machine, int ranks);
+int threads_for(std::optional<int> asked, DeviceKind device, const Topology& machine, int ranks);
 // The machine as this process may use it. Throws usage when a reserved core is none of it.
 Topology machine_for(const Config& config);
 // A line of what this process found to stand on: nodes, limits, and where of several nodes its GPU
 // and its storage paths are. Nothing in virtual time.
-void log_machine(const Config& config, const Topology& machine, const Device& device,
+void log_machine(const std::vector<NvmePath>& paths, const Topology& machine, const Device& device,
                  const Executor& executor);
 // The threads that compute, on the cores of the machine that are not reserved.
-// `config` and `machine` are one rank's.
-std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
-                                      const Executor& executor, int ranks);
+// `asked` and `machine` are one rank's.
+std::unique_ptr<NodeTeams> make_teams(std::optional<int> asked, DeviceKind device,
+                                      const Topology& machine, const Executor& executor, int ranks);
 // The store hashes on all of them.
 swap::Parallel parallel_on(NodeTeams& teams);
 

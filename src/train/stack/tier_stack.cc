@@ -15,7 +15,8 @@ namespace ferry::train {
 
 TierStack::TierStack(Ground ground, std::optional<Model> model)
     : ground_(std::move(ground)),
-      teams_(make_teams(ground_.config, ground_.machine, ground_.executor, ground_.ranks)) {
+      teams_(make_teams(ground_.share.threads, ground_.config.device, ground_.machine,
+                        ground_.executor, ground_.ranks)) {
     if (!model) return;
     ops_ = ops_on(ground_.device, ground_.config, teams_->all());
     called_ = model->around ? &model->around(*ops_) : ops_.get();
@@ -39,7 +40,8 @@ void TierStack::stage(std::initializer_list<Stage> after, Stage next, const Work
 
 void TierStack::plan(planner::Plan plan) {
     stage({Stage::none}, Stage::planned, [&] {
-        plan_ = within_memory(std::move(plan), ground_.config, ground_.machine, ground_.device);
+        plan_ =
+            within_memory(std::move(plan), ground_.share.budgets, ground_.machine, ground_.device);
     });
 }
 
@@ -89,8 +91,8 @@ void TierStack::open(const Opening& opening) {
 }
 
 std::unique_ptr<aio::Volume> TierStack::volume_of(const Opening& opening) const {
-    aio::VolumeOptions options =
-        volume_options(ground_.config, plan_, ground_.machine, arena_, opening.run_id);
+    aio::VolumeOptions options = volume_options(ground_.config.io, ground_.share.budgets.nvme,
+                                                plan_, ground_.machine, arena_, opening.run_id);
     options.tracer = opening.tracer;
     options.lays_out_later = opening.lays_out_later;
     if (opening.resume)
@@ -138,7 +140,7 @@ void TierStack::warm(const swap::Schedule& step, const ScalarsByKind& scalars) {
             states.before(StepStates::kMeasured).after_outcome = scalars;
             warm_up(step, bench());
             store_->drain();  // throws what went wrong
-            check_device_memory(ground_.device, plan_, ground_.config);
+            check_device_memory(ground_.device, plan_, ground_.share.budgets.device_bytes);
         }
         start_up_.done("kernels loaded, GPU memory", plan_.device_bytes);
     });
@@ -154,7 +156,7 @@ void TierStack::fill(const std::function<void()>& contents) {
         start_up_.done("host memory, touched and page-locked behind it", plan_.host_bytes);
         // With the GPU's tables of those pages.
         if (ground_.device.kind() == DeviceKind::cuda)
-            check_device_memory(ground_.device, plan_, ground_.config);
+            check_device_memory(ground_.device, plan_, ground_.share.budgets.device_bytes);
     });
 }
 

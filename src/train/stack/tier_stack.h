@@ -32,6 +32,7 @@
 #include "swap/store.h"
 #include "topology/topology.h"
 #include "train/prediction/measure.h"
+#include "train/rank_share.h"
 #include "train/step_kernels.h"
 #include "train/step_state.h"
 
@@ -41,7 +42,8 @@ class TierStack {
 public:
     // Borrowed: all of it outlives the stack.
     struct Ground {
-        const Config& config;  // this rank's
+        const Config& config;
+        const RankShare& share;  // this rank's
         Executor& executor;
         Device& device;
         Topology machine{};  // that this rank may use

@@ -27,20 +27,20 @@ std::vector<int> cores_near(const std::string& path, const Topology& machine) {
 
 }  // namespace
 
-aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
-                                  const Topology& machine, std::span<std::byte> arena,
-                                  uint64_t run_id) {
+aio::VolumeOptions volume_options(const IoConfig& io, const std::vector<NvmePath>& paths,
+                                  const planner::Plan& plan, const Topology& machine,
+                                  std::span<std::byte> arena, uint64_t run_id) {
     aio::VolumeOptions options{.classes = plan.slot_classes,
-                               .backend = config.io.backend,
-                               .block_bytes = config.io.block_bytes,
-                               .queue_depth = config.io.queue_depth,
-                               .rings = config.io.rings,
-                               .direct = config.io.direct,
-                               .leftover = config.io.leftovers,
+                               .backend = io.backend,
+                               .block_bytes = io.block_bytes,
+                               .queue_depth = io.queue_depth,
+                               .rings = io.rings,
+                               .direct = io.direct,
+                               .leftover = io.leftovers,
                                .run_id = run_id,
                                .registered = {arena.first(static_cast<size_t>(plan.io_bytes))},
                                .record_bytes = plan.record_bytes};
-    for (const NvmePath& path : config.budgets.nvme) {
+    for (const NvmePath& path : paths) {
         const bool unlimited = path.size_bytes == kUnlimited;
         options.paths.push_back({.path = path.path,
                                  .size_bytes = unlimited ? 0 : path.size_bytes,
@@ -50,9 +50,9 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
     return options;
 }
 
-void check_paths(const Config& config) {
-    for (size_t i = 0; i < config.budgets.nvme.size(); ++i) {
-        const std::string& path = config.budgets.nvme[i].path;
+void check_paths(const std::vector<NvmePath>& paths) {
+    for (size_t i = 0; i < paths.size(); ++i) {
+        const std::string& path = paths[i].path;
         std::error_code reason;
         if (std::filesystem::exists(path, reason)) continue;
         throw Error(Trouble::usage, {.what = "a storage path does not exist",

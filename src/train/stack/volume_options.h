@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ferry/aio.h"
 #include "ferry/config.h"
@@ -13,10 +14,10 @@
 
 namespace ferry::train {
 
-aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
-                                  const Topology& machine, std::span<std::byte> arena,
-                                  uint64_t run_id);
+aio::VolumeOptions volume_options(const IoConfig& io, const std::vector<NvmePath>& paths,
+                                  const planner::Plan& plan, const Topology& machine,
+                                  std::span<std::byte> arena, uint64_t run_id);
 // Also the paths that this plan does not need: the next one may.
-void check_paths(const Config& config);
+void check_paths(const std::vector<NvmePath>& paths);
 
 }  // namespace ferry::train

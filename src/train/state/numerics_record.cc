@@ -10,7 +10,6 @@
 #include "ops/ops.h"
 #include "train/from_config.h"
 #include "train/model_of.h"
-#include "train/stack/device_needs.h"
 
 namespace ferry::train {
 
@@ -79,9 +78,9 @@ std::string shape_text(const model::Shape& s) {
                        s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s));
 }
 
-std::string library_text(const Device& device, const Config& config) {
+std::string library_text(const Device& device, const Config& config,
+                         const ops::ProductTable* products) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
-    const auto products = product_table_of(config);
     // Newton-Schulz is the processors'.
     const bool muon = config.optimizer.method == optim::Method::muon;
     return "ops 8; " + ops::cuda_library_versions(config.numerics.attention) +
@@ -89,8 +88,9 @@ std::string library_text(const Device& device, const Config& config) {
            (muon ? "; muon by " + ops::library_versions() : "");
 }
 
-std::string machine_text(const Device& device, const Config& config) {
-    return "device " + device.architecture() + "; " + library_text(device, config);
+std::string machine_text(const Device& device, const Config& config,
+                         const ops::ProductTable* products) {
+    return "device " + device.architecture() + "; " + library_text(device, config, products);
 }
 
 namespace {
@@ -114,8 +114,9 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
 
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks) {
-    return text_of(config, shape, config.batch.micro_batches, ranks, operations_of(config)) + "; " +
-           machine;
+    return text_of(config, shape, config.batch.micro_batches / ranks, ranks,
+                   operations_of(config)) +
+           "; " + machine;
 }
 
 std::string model_text(const Config& config, const model::Shape& shape, int ranks) {

@@ -7,11 +7,12 @@
 #include "ferry/config.h"
 #include "ferry/device.h"
 #include "model/model.h"
+#include "ops/product_table.h"
 
 namespace ferry::train {
 
 // The record as text; numerics_hash() is its hash. `machine`: what the device adds, see
-// machine_text. `config` is of one of the ranks.
+// machine_text.
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks);
 // The model alone: what of it decides the numbers.
@@ -20,8 +21,11 @@ std::string shape_text(const model::Shape& shape);
 std::string model_text(const Config& config, const model::Shape& shape, int ranks);
 uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
                        int ranks);
-// The device's part: its operations and libraries, and the same behind its name.
-std::string library_text(const Device& device, const Config& config);
-std::string machine_text(const Device& device, const Config& config);
+// The device's part: its operations and libraries, and the same behind its name. `products`: the
+// table that its operations go by, null where there is none.
+std::string library_text(const Device& device, const Config& config,
+                         const ops::ProductTable* products);
+std::string machine_text(const Device& device, const Config& config,
+                         const ops::ProductTable* products);
 
 }  // namespace ferry::train

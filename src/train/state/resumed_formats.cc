@@ -18,11 +18,10 @@ std::string text_of(const OptimizerConfig& o) {
 }  // namespace
 
 void require_recorded_formats(const Config& config, const model::Shape& shape,
-                              const Device& device) {
+                              const std::string& machine) {
     if (config.budgets.nvme.empty()) return;
     const NvmePath& path = config.budgets.nvme.front();
     const uint64_t run = aio::published_run({.path = path.path});
-    const std::string machine = machine_text(device, config);
     if (run == 0 || numerics_hash(config, shape, machine, 1) == run) return;
     Config other = config;
     for (const MomentType moments : {MomentType::f32, MomentType::bf16, MomentType::int8}) {

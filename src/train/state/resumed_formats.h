@@ -1,16 +1,17 @@
 // A run goes on with the formats of the state that it was started with.
 #pragma once
 
+#include <string>
+
 #include "ferry/config.h"
-#include "ferry/device.h"
 #include "model/model.h"
 
 namespace ferry::train {
 
 // Throws usage, naming both, where the durable state at the first path differs from this run's in
 // the formats of master and moments alone. Does nothing where it does not, or where nothing is
-// known.
+// known. `machine`: machine_text() of it.
 void require_recorded_formats(const Config& config, const model::Shape& shape,
-                              const Device& device);
+                              const std::string& machine);
 
 }  // namespace ferry::train
