@@ -67,14 +67,19 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       saved_(open_saved(runtime.checkpoint, checkpoint_identity_, config.steps)),
       loaded_(first_weights_of(config, runtime)),
       imported_(import(runtime.imported, shape_, layers_, world_.ranks)),
-      stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
+      stack_(ground(runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
       machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
-    make_plan(config, runtime);
+    start(runtime);
+}
+
+// Apart from the constructor: clang-tidy 16 crashes on an optional that one looks into.
+void StartedRun::start(const Runtime& runtime) {
+    make_plan(runtime);
     prove_first_state();
     stack_.reserve({.host_budget_bytes = share_.budgets.host_bytes});
     if (world_.rank == 0) reserve_checkpoint_room();
-    open(config, runtime);
+    open(runtime);
     if (world_.rank == 0) warn_of_text(config_, described_);
     if (world_.ranks == 1) warn_of_codecs(config_);
     log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
@@ -102,9 +107,9 @@ std::unique_ptr<LoadedWeights> StartedRun::first_weights_of(const Config& config
     return LoadedWeights::of(config.model, shape_, layers_);
 }
 
-TierStack::Ground StartedRun::ground(const Config& config, bool resumes) {
+TierStack::Ground StartedRun::ground(bool resumes) {
     Topology machine =
-        machine_of_rank(machine_for(config), device_.pci_address(), ranks_, executor_);
+        machine_of_rank(machine_for(config_), device_.pci_address(), ranks_, executor_);
     if (resumes && !ranks_) take_recorded_kernels(config_, shape_, device_);
     if (saved_)
         take_kernels_of(saved_->manifest().numerics_hash, config_, shape_, device_, world_.ranks);
@@ -116,11 +121,11 @@ TierStack::Ground StartedRun::ground(const Config& config, bool resumes) {
             .ranks = world_.ranks};
 }
 
-void StartedRun::make_plan(const Config& config, const Runtime& runtime) {
+void StartedRun::make_plan(const Runtime& runtime) {
     if (!executor_.simulated())
-        directories_ = std::make_unique<RankDirectories>(config, share_, world_);
-    if (ranks_) require_same_start(config);
-    planner::PlanRequest request = of_rank(request_of(config), world_);
+        directories_ = std::make_unique<RankDirectories>(config_, share_, world_);
+    if (ranks_) require_same_start();
+    planner::PlanRequest request = of_rank(request_of(config_), world_);
     request.trains = !runtime.only_evaluates;
     planner_.emplace(request, device_, stack_.decoder(), partition_,
                      planning_measurements(request, measurements_, world_.local_ranks), ranks_,
@@ -148,14 +153,14 @@ void StartedRun::prove_first_state() {
     if (loaded_) loaded_->prove(team, world_.rank, world_.ranks, stack_.start_up());
 }
 
-void StartedRun::require_same_start(const Config& config) const {
-    if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
+void StartedRun::require_same_start() const {
+    if (config_.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
     require_same_run(*ranks_, executor_, device_.kind() == DeviceKind::cpu ? ops::blas_core() : "",
                      numerics_text(config_, shape_, machine_text_, world_.ranks), loader_.info(),
                      saved_ ? saved_->text() : first_weights(loaded_.get(), shape_));
 }
 
-void StartedRun::open(const Config& config, const Runtime& runtime) {
+void StartedRun::open(const Runtime& runtime) {
     if (!executor_.simulated()) check_paths(share_.budgets.nvme);
     if (runtime.resume) require_recorded_formats(config_, shape_, machine_text_);
     rows_.emplace(recording_, executor_, config_, share_, world_.ranks, stack_.teams());
@@ -172,7 +177,7 @@ void StartedRun::open(const Config& config, const Runtime& runtime) {
                  .lays_out_later = true,  // the first contents go to nearly every slot
                  .tracer = rows_->paths.tracer(),
                  .loader = &loader_,
-                 .evaluation_micro_batches = config.evaluate.micro_batches,
+                 .evaluation_micro_batches = config_.evaluate.micro_batches,
                  .workers = &rows_->workers,
                  .recording = recording_,
                  .rows = rows_->lanes.measured(),

@@ -111,14 +111,15 @@ protected:
     RunState found_{.loss_scale = first_loss_scale().state()};  // where the run goes on
 
 private:
-    TierStack::Ground ground(const Config& config, bool resumes);
+    void start(const Runtime& runtime);
+    TierStack::Ground ground(bool resumes);
     std::unique_ptr<LoadedWeights> first_weights_of(const Config& config,
                                                     const Runtime& runtime) const;
-    void make_plan(const Config& config, const Runtime& runtime);
-    void require_same_start(const Config& config) const;
+    void make_plan(const Runtime& runtime);
+    void require_same_start() const;
     void prove_first_state();
     void reserve_checkpoint_room();
-    void open(const Config& config, const Runtime& runtime);
+    void open(const Runtime& runtime);
     void first_contents(const Runtime& runtime);
     void resume_run(const StateIo::Fill& fill);
     void resume_saved(const StateIo::Contents& contents, const StateIo::Watch& watch);
