@@ -70,11 +70,6 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       stack_(ground(runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
       machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
-    start(runtime);
-}
-
-// Apart from the constructor: clang-tidy 16 crashes on an optional that one looks into.
-void StartedRun::start(const Runtime& runtime) {
     make_plan(runtime);
     prove_first_state();
     stack_.reserve({.host_budget_bytes = share_.budgets.host_bytes});

@@ -111,7 +111,6 @@ protected:
     RunState found_{.loss_scale = first_loss_scale().state()};  // where the run goes on
 
 private:
-    void start(const Runtime& runtime);
     TierStack::Ground ground(bool resumes);
     std::unique_ptr<LoadedWeights> first_weights_of(const Config& config,
                                                     const Runtime& runtime) const;

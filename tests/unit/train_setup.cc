@@ -90,18 +90,15 @@ TEST(Words, MeanInTheirModulesWhatTheySay) {
 TEST(Threads, AreTheCoresButForThoseThatExchange) {
     Topology machine = two_nodes();
     machine.nodes[0].cores = {0, 1, 4, 5, 6, 7, 8, 9};  // ten with the other node's
-    Config config;
-    config.device = DeviceKind::cuda;
-    EXPECT_EQ(threads_for(config, machine, 1), 10);
-    EXPECT_EQ(threads_for(config, machine, 2), 8);
-    EXPECT_EQ(threads_for(config, two_nodes(), 2), 3);
+    using enum DeviceKind;
+    EXPECT_EQ(threads_for({}, cuda, machine, 1), 10);
+    EXPECT_EQ(threads_for({}, cuda, machine, 2), 8);
+    EXPECT_EQ(threads_for({}, cuda, two_nodes(), 2), 3);
     machine.reserved = {0};
-    EXPECT_EQ(threads_for(config, machine, 2), 9);
-    config.device = DeviceKind::cpu;
+    EXPECT_EQ(threads_for({}, cuda, machine, 2), 9);
     machine.reserved.clear();
-    EXPECT_EQ(threads_for(config, machine, 2), 10);
-    config.threads = 5;
-    EXPECT_EQ(threads_for(config, machine, 2), 5);
+    EXPECT_EQ(threads_for({}, cpu, machine, 2), 10);
+    EXPECT_EQ(threads_for(5, cpu, machine, 2), 5);
 }
 
 TEST(PlanningMeasurements, OfAHostAreSharedByItsRanks) {

@@ -24,7 +24,7 @@ void Failures::note(cudaError_t status) noexcept {
 void Failures::check() const {
     if (!any_.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(mutex_);
-    throw Error(*first_);  // NOLINT(bugprone-unchecked-optional-access): any_ follows it
+    throw Error(*first_);  // any_ follows it
 }
 
 void LockedPages::add(std::span<std::byte> pages) {
