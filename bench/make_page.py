@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """docs/benchmarks.md and the table of README.md, made of what was measured.
 
-    bench/make_page.py            writes both
-    bench/make_page.py --check    says whether they are what would be written
+    bench/make_page.py              writes both
+    bench/make_page.py --check      says whether they are what would be written
+    bench/make_page.py --run NAME   prints a run: where, when and how, and all of its rows
 
 bench/targets.json names each target, what was asked, and which rows answer it. A file of bench/results/ is one run: what
 `ferry bench ... --json` or a script in bench/ printed, {"machine", "command", "date", "rows"}. For a newer result replace
@@ -22,11 +23,11 @@ from pathlib import Path
 import common
 
 ROOT = Path(__file__).resolve().parents[1]
-MANY = 12  # a run with more rows shows those that fall short; the file has all
 
 INTRODUCTION = """# Benchmarks
 
 `bench/make_page.py` writes this page from `bench/targets.json` and the runs in `bench/results/`; a test holds them together.
+`bench/make_page.py --run NAME` prints all rows of a run.
 
 A ratio is ferry over the reference, larger is better: "1.52x" is half as fast again. It is the median of pairs that were
 measured in turns in one run. The spread behind it is the 95 % interval of six pairs or more, and the least and the most of
@@ -111,11 +112,22 @@ def table_of_targets(runs, targets):
     return "\n".join(lines) + "\n"
 
 
+def link(name):
+    return f"[{name}](../bench/results/{name}.json)"
+
+
+def table_of_runs(runs):
+    lines = ["| run | date | machine | command |", "|---|---|---|---|"]
+    lines += [f"| {link(name)} | {date_of(run)} | {machine_text(run['machine'])} | `{run['command'].replace('|', '&#124;')}` |"
+              for name, run in runs.items()]
+    return "\n".join(lines) + "\n"
+
+
 def table_of_others(runs, others):
     lines = ["| what | result | run |", "|---|---|---|"]
     for other in others:
         results = "<br>".join(sentence(runs, one) for one in other["results"])
-        names = ", ".join(dict.fromkeys(f"[{one['run']}](#{one['run']})" for one in other["results"]))
+        names = ", ".join(dict.fromkeys(f"{link(one['run'])}" for one in other["results"]))
         lines.append(f"| {other['what']} | {results} | {names} |")
     return "\n".join(lines) + "\n"
 
@@ -135,29 +147,28 @@ def section(name, run, results):
                  and one.get("unit") in (None, row["unit"])]
         return next((word for word in ("missed", "open", "met") if word in found), "")
     rows = [(row, judged(row)) for row in run["rows"]]
-    shown = rows if len(rows) <= MANY else [(row, word) for row, word in rows if word in ("missed", "open")]
-    lines = [f"### {name}", "", f"{date_of(run)}; {machine_text(run['machine'])}.", "", f"    {run['command']}", ""]
+    lines = [name, "", f"{date_of(run)}; {machine_text(run['machine'])}.", "", f"    {run['command']}", ""]
     lines += [note + "\n" for note in run.get("notes", [])]
-    if shown:
-        lines += ["| | value | unit | reference | ratio | outcome | |", "|---|---|---|---|---|---|---|"]
-        lines += [f"| {row['name']} | {number(row['value'])} | {row['unit']} | {number(row['reference'])} | "
-                  f"{times(row['ratio']) + spread_of(row) if row['ratio'] is not None else ''} | {word} | {row.get('note', '')} |"
-                  for row, word in shown]
-    if len(shown) < len(rows):
-        lines += ["", f"The other {len(rows) - len(shown)} rows are in [{name}.json](../bench/results/{name}.json)."]
+    lines += ["| | value | unit | reference | ratio | outcome | |", "|---|---|---|---|---|---|---|"]
+    lines += [f"| {row['name']} | {number(row['value'])} | {row['unit']} | {number(row['reference'])} | "
+              f"{times(row['ratio']) + spread_of(row) if row['ratio'] is not None else ''} | {word} | {row.get('note', '')} |"
+              for row, word in rows]
     return "\n".join(lines) + "\n"
+
+
+def named_in(targets):
+    return [one for target in targets["targets"] + targets["others"] for one in target["results"]]
 
 
 def page(folder):
     runs, targets = load(folder)
-    named = [one for target in targets["targets"] + targets["others"] for one in target["results"]]
+    named = named_in(targets)
     unknown = sorted({one["run"] for one in named} - set(runs))
     unused = sorted(set(runs) - {one["run"] for one in named})
     if unknown or unused:
         raise SystemExit(f"targets.json names runs that are not there: {unknown}; runs that it does not name: {unused}")
-    sections = [section(name, run, [one for one in named if one["run"] == name]) for name, run in runs.items()]
     return (INTRODUCTION + table_of_targets(runs, targets["targets"]) + "\n## Beside the targets\n\n" +
-            table_of_others(runs, targets["others"]) + "\n## Runs\n\n" + "\n".join(sections))
+            table_of_others(runs, targets["others"]) + "\n## Runs\n\n" + table_of_runs(runs))
 
 
 def readme(folder, text):
@@ -178,7 +189,14 @@ def main():
     parser.add_argument("--page", type=Path, default=ROOT / "docs/benchmarks.md", help="default: docs/benchmarks.md")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the page is another one")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="default: README.md")
+    parser.add_argument("--run", metavar="NAME", help="print this run, and write nothing")
     options = parser.parse_args()
+    if options.run:
+        runs, targets = load(options.folder)
+        if options.run not in runs:
+            parser.error(f"no run {options.run!r} in {options.folder / 'results'}")
+        print(section(options.run, runs[options.run], [one for one in named_in(targets) if one["run"] == options.run]), end="")
+        return
     written = {options.page: page(options.folder),
                options.readme: readme(options.folder, options.readme.read_text(encoding="utf-8"))}
     for path, text in written.items():

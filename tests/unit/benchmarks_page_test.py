@@ -91,6 +91,17 @@ class BenchmarksPageTest(unittest.TestCase):
         ids = re.findall(r"^\| (T\d+) \|", PAGE.read_text(encoding="utf-8"), re.M)
         self.assertEqual(ids, [f"T{number}" for number in range(1, 25)])
 
+    def test_the_page_is_short_and_a_run_is_printed_whole(self):
+        text = PAGE.read_text(encoding="utf-8")
+        runs = sorted((ROOT / "bench" / "results").glob("*.json"))
+        self.assertLess(len(text.splitlines()), len(runs) + 100)
+        for path in runs:
+            self.assertIn(f"| [{path.stem}](../bench/results/{path.name}) |", text)
+        printed = subprocess.run([sys.executable, SCRIPT, "--run", "io_tmpfs_h200"], capture_output=True, text=True, check=True).stdout
+        for row in json.loads((ROOT / "bench/results/io_tmpfs_h200.json").read_text(encoding="utf-8"))["rows"]:
+            self.assertIn(f"| {row['name']} |", printed)
+        self.assertIn("no run 'gone'", subprocess.run([sys.executable, SCRIPT, "--run", "gone"], capture_output=True, text=True, check=False).stderr)
+
     def test_every_run_says_where_when_and_how(self):
         for path in sorted((ROOT / "bench" / "results").glob("*.json")):
             with self.subTest(path.name):
