@@ -1,4 +1,4 @@
-// The tiered store: where every piece of state lives, and the replay of the schedules that move it
+// The tiered store: where every object lives, and the replay of the schedules that move it
 // (schedule.h). Replaying allocates nothing and cannot deadlock.
 #pragma once
 
@@ -105,23 +105,23 @@ public:
     // memory; else empty.
     std::span<std::byte> in_host(ObjectId object) noexcept;
 
-    // Makes the step before the newest schedule durable: once its updates are committed and written
-    // (Schedule::committed_writes), the volume publishes a map of the current versions of all
-    // versioned objects on NVMe, and beside it `state`, what the owner knows of that step. Returns
-    // at once; run_to_outcome() then returns no sooner than the versions are taken down, until when
-    // `state` must live, and drain() no sooner than they are durable. Slots that the last durable
-    // map names are not written until the next one is durable. Needs `verify`, twice the slots and
-    // a volume with record_bytes for map and state.
+    // Makes the step before the newest schedule durable, once its updates are committed and written
+    // (Schedule::committed_writes). The volume publishes a map of the current versions of all
+    // versioned objects on NVMe, and `state`: what the owner knows of that step. Returns at once.
+    // run_to_outcome() then waits until the versions are taken down; `state` must live until then.
+    // drain() waits until they are durable. Slots that the last durable map names are not written
+    // until the next one is durable. Needs `verify`, twice the slots and a volume with record_bytes
+    // for map and state.
     void publish(std::span<const std::byte> state);
-    // For a volume opened to resume: takes over the versions of its n-th newest record and returns
-    // the owner's `state`; none: there is no such record. get() proves the contents, and is where
-    // wrong ones show; the next restore() starts afresh. Throws io where it cannot be taken over.
-    // These, and puts, throw TransferFailed where nothing is known to be wrong.
+    // For a volume opened to resume. Takes over the versions of its n-th newest record and returns
+    // the owner's `state`; none: there is no such record. get() proves the contents, and shows wrong
+    // ones. The next restore() starts afresh. Throws io where it cannot be taken over. These, and
+    // puts, throw TransferFailed where nothing is known to be wrong.
     std::optional<std::span<const std::byte>> restore(size_t n);
 
-    // Any thread, from a kernel: checksums of a version about to be written (`pending` for
-    // versioned objects), and of one just read. verify() calls fail() and returns false on a
-    // mismatch.
+    // Any thread, from a kernel. seal() takes the checksums of a version about to be written
+    // (`pending` for versioned objects). verify() compares those of one just read; on a mismatch it
+    // calls fail() and returns false.
     void seal(ObjectId object, std::span<const std::byte> bytes) noexcept;
     bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept;
     void fail(Error error) noexcept;  // the first one is thrown by the step thread

@@ -12,7 +12,7 @@ namespace ferry {
 using Nanos = int64_t;  // monotonic, from an arbitrary start
 constexpr Nanos kForever = std::numeric_limits<Nanos>::max();
 
-// A piece of work without an allocation. `run` must not throw; the job's owner carries errors in
+// Work to be done, without an allocation. `run` must not throw; the job's owner carries errors in
 // its context.
 struct Job {
     void (*run)(void* context, uint64_t argument) = nullptr;

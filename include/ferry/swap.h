@@ -8,14 +8,14 @@
 
 namespace ferry::swap {
 
-// A piece of state with a home: a chunk's p, m, v; its weights; its gradient; a block input.
+// An object is state with a home: a chunk's p, m, v; its weights; its gradient; a block input.
 using ObjectId = uint32_t;
 constexpr ObjectId kNoObject = ~ObjectId{0};
 
 enum class Tier : uint8_t { device, host, nvme };
 std::string_view name_of(Tier tier);
 
-// The tier that a piece of state lives on.
+// The tier that an object lives on.
 struct Object {
     Tier home = Tier::host;
     int64_t bytes = 0;

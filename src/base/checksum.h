@@ -1,4 +1,4 @@
-// The checksum of bytes, all at once or in pieces.
+// The checksum of bytes, all at once or part by part.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace ferry {
 
-// XXH3 64-bit of the bytes: the checksum of storage pieces and of the run's final hash.
+// XXH3 64-bit of the bytes: the checksum of storage's pieces and of the run's final hash.
 uint64_t checksum(std::span<const std::byte> bytes) noexcept;
 
-// The same of bytes that come in pieces.
+// The same of bytes that come part by part.
 class RunningChecksum {
 public:
     RunningChecksum();

@@ -48,12 +48,12 @@ public:
 void remove_drafts() noexcept;
 
 // A file that appears under its name whole, with publish(), or not at all. Until then it has a
-// random name beside it: two writers of one name never share a file, nobody's file is in the way,
-// and what a kill leaves does not stop the next run. What a symbolic link names is replaced, not
-// the link. What is no regular file, not Replaceable, a standard stream of this process, or may not
-// be replaced (a mount point, chattr +i, another's in a sticky directory), is refused at once:
-// usage. Else it throws io, beginning with `what`, naming `where` (empty: the path). The owner and
-// the permissions of what it replaces stay, as far as they may.
+// random name beside it. So two writers of one name never share a file, no file is in the way, and
+// what a kill leaves does not stop the next run. What a symbolic link names is replaced, not the
+// link. It refuses at once (usage) what is no regular file, a standard stream of this process or
+// not Replaceable. So it does what may not be replaced: a mount point, chattr +i, another's in a
+// sticky directory. Else it throws io, beginning with `what`, naming `where` (empty: the path). The
+// owner and the permissions of what it replaces stay, as far as they may.
 class Draft {
 public:
     explicit Draft(const std::string& path, std::string what = "the file cannot be written",
@@ -109,8 +109,8 @@ private:
     std::string path_, draft_{};
 };
 
-// Renames the directory aside, durably, and then removes it with all that is in it: whenever that
-// is killed, either all of it is there or nothing of that name. Throws io.
+// Renames the directory aside, durably, and then removes it with all that is in it. After a kill
+// either all of it is there or nothing of that name. Throws io.
 void remove_directory(const std::string& path);
 
 // Whether a kill left this of a DraftDirectory, or of remove_directory(): its path's last part.

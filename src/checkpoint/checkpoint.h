@@ -33,10 +33,10 @@ struct StoredTensor : TensorInfo {
 };
 
 // The tensors of one .safetensors file, or of a directory with model.safetensors or with shards and
-// their model.safetensors.index.json. Opening reads and checks the headers alone; it throws usage
-// where nothing is there to read and io, naming file and tensor, where a header is damaged, a file
-// is shorter or longer than its tensors, tensors overlap, or one is listed twice or in another
-// shard than the index says.
+// their model.safetensors.index.json. Opening reads and checks the headers alone. It
+// throws usage where nothing is there to read. It throws io, naming file and tensor, where a header
+// is damaged or tensors overlap. So it does where a file is shorter or longer than its tensors, and
+// where one is listed twice or in another shard than the index says.
 class Weights {
 public:
     explicit Weights(const std::string& path);
@@ -62,7 +62,7 @@ private:
 
 // ---------------------------------------------------------------- writing
 
-// Takes a tensor's elements in order, row major, in pieces of any size.
+// Takes a tensor's elements in order, row major, in runs of any length.
 using Sink = std::function<void(std::span<const float>)>;
 // Gives all elements of tensor i to the sink.
 using Source = std::function<void(size_t i, const Sink& sink)>;

@@ -21,9 +21,9 @@ struct BoundInput {
     model::OfSaved<Saving> saving{};
     double parameters = 0;   // trainable, that this rank updates
     ElementBytes element{};  // bytes of each such parameter
-    // Where the state has several formats, a part of it may have more or fewer elements, and more
-    // or fewer bytes to update, than its share of the bytes of state and gradient: at most and at
-    // least so many times.
+    // Where the state has several formats, a part of it is no mean of all. Its elements, and the
+    // bytes that an update of it moves, are at most and at least so many times its share of the
+    // bytes of state and gradient.
     struct Parts {
         double most_elements = 1, least_elements = 1, most_updated = 1, least_updated = 1;
     };

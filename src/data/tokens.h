@@ -28,11 +28,11 @@ struct TokenFileInfo {
 constexpr uint64_t kVocabularyMost = uint64_t{1} << 30;
 
 // Reads the header of a token file and nothing behind it. Throws usage or io where it is no token
-// file, is not as long as its header says, or where the header holds what no writer puts there: it
-// has no checksum of its own.
+// file or not as long as its header says. A header has no checksum of its own, so what no writer
+// puts there is refused as well.
 TokenFileInfo read_token_info(const std::string& path);
 
-// Writes such a file piece by piece, as a Draft: a reader sees the old file or the new one. First
+// Writes such a file part by part, as a Draft: a reader sees the old file or the new one. First
 // all tokens, then either none or a mark for each: 1, it is no target; last the documents' first
 // tokens, or none. Throws usage where a token is not below the vocabulary or there are none, io
 // where the disk refuses.
@@ -71,14 +71,14 @@ struct MicroBatch {
 
 // Checks the file whole (header, size, checksum, every token below the vocabulary and below
 // `model_vocab`); throws usage or io naming the file and the first bad token. It goes on reading
-// from it, and every piece that it reads is as it was then, or it throws io: what changed.
+// from it. A piece that is no longer as it was then is an io error, which says what changed.
 //
-// Sequences start at multiples of `sequence` tokens. An epoch visits every training sequence once
-// in an order that is a function of (seed, epoch); global sequence s of the run is number s % n of
-// epoch s / n; so a step's batch is a function of (seed, step, rank) alone and a run restarts
-// anywhere.
+// Sequences start at multiples of `sequence` tokens. An epoch visits every training sequence
+// once, in an order that is a function of (seed, epoch). Global sequence s of the run is number
+// s % n of epoch s / n. So a step's batch is a function of (seed, step, rank) alone, and a run
+// restarts anywhere.
 //
-// Isolated documents do not see each other: the last token of one has no target, and what a row's
+// Isolated documents do not see each other, and the last token of one has no target. What a row's
 // end cuts off goes on in the next row as a document of its own.
 class TokenLoader {
 public:
@@ -111,8 +111,8 @@ private:
 };
 
 // How a loader cuts a file into sequences, by its header alone. Throws usage where there is no
-// sequence to train on (to evaluate on), less held back than evaluation will ask for, or documents
-// are to be isolated that the file does not know.
+// sequence to train on, or none to evaluate on. So it does where less is held back than evaluation
+// needs, and where the file knows no documents that are to be isolated.
 struct TokenSplit {
     int64_t training = 0, evaluation = 0;  // sequences
     int64_t evaluation_begin = 0;          // token

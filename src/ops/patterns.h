@@ -57,9 +57,9 @@ public:
 };
 
 // The lists of a layer's attention over sequences of so many tokens, by `heads` query heads. Throws
-// usage where a layout does not fit the model. Throws LengthRefused where the sequence has fewer
-// blocks than are asked for, where it is longer than the layout, and where a row of blocks is empty
-// though the pattern does not allow it.
+// usage where a layout does not fit the model. A sequence may have fewer blocks than are asked for,
+// or more than the layout; or a row of blocks is empty though the pattern allows none. Then it
+// throws LengthRefused.
 BlockLists lists_of(const Pattern& pattern, int64_t sequence, int64_t heads, int64_t layer);
 
 }  // namespace ferry::ops

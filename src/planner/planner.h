@@ -1,4 +1,4 @@
-// From model, batch and budgets to a plan: where each piece of state lives, and which buffers it
+// From model, batch and budgets to a plan: where each object lives, and which buffers it
 // passes through. recorder.h turns a step into a schedule over it.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Times pieces of work, on this thread or on a device's stream.
+// Times work, on this thread or on a device's stream.
 #pragma once
 
 #include <atomic>

@@ -12,7 +12,7 @@
 namespace ferry::train {
 
 using Sink = std::function<void(std::span<const float>)>;
-// Gives a sink the values of a run of elements, in order and in pieces.
+// Gives a sink the values of a run of elements, in order, part by part.
 using Source = std::function<void(const zero::Run&, const Sink&)>;
 using ArraySource = std::function<void(const zero::Run&, const ArraySink&)>;
 

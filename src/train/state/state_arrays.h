@@ -32,7 +32,7 @@ struct StateArray {
     };
     What what{};
     // The files of all such arrays begin with it, and hold no others of the tensor: it is written
-    // in pieces, one after the other.
+    // part by part, one after the other.
     std::string_view file{};
     std::string_view suffix{};      // behind the tensor's name
     std::string_view dtype{"F32"};  // as safetensors calls it
