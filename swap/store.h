@@ -115,8 +115,8 @@ public:
     void publish(std::span<const std::byte> state);
     // For a volume opened to resume. Takes over the versions of its n-th newest record and returns
     // the owner's `state`; none: there is no such record. get() proves the contents. After one that
-    // is wrong the next restore() starts afresh. Throws io where it cannot be taken over. These, and
-    // puts, throw TransferFailed where nothing is known to be wrong.
+    // is wrong the next restore() starts afresh. Throws io where it cannot be taken over. These,
+    // and puts, throw TransferFailed where nothing is known to be wrong.
     std::optional<std::span<const std::byte>> restore(size_t n);
 
     // Any thread, from a kernel. seal() takes the checksums of a version about to be written
