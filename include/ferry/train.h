@@ -139,8 +139,8 @@ struct Imported {
     int64_t good_steps = 0;
 };
 
-// The surroundings of an engine; tests pass a simulated executor and volume.
-// What the engine stands on; tests pass a simulated executor and volume.
+// What the engine stands on, and where its state comes from. Tests pass a simulated executor and
+// volume.
 struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
@@ -219,7 +219,7 @@ public:
 
     const planner::Plan& plan() const;
     const std::vector<model::Layer>& layers() const;
-    // Takes values in order, in pieces of at most a chunk.
+    // Takes values in order, at most a chunk of them at a time.
     using Sink = std::function<void(std::span<const float>)>;
     // The current fp32 master weights (or frozen weights widened) of one tensor.
     void read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink);

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "ops/ops.h"
-#include "tests/support/attention_call.h"
+#include "tests/support/attention_operands.h"
 #include "tests/support/matrix.h"
 #include "tests/support/mirrored_ops.h"
 
@@ -94,9 +94,7 @@ protected:
         return {{sequences, sequence, heads, kv_heads, head_dim, scale, type(), window}};
     }
 
-    struct Operands : AttentionCall {
-        explicit Operands(const Attention& s, int64_t shift = 0) : AttentionCall(s, 8, shift) {}
-    };
+    using Operands = AttentionOperands<8>;
 
     void expect_near_oracle(const Masked& masked) {
         const Attention s = masked.attention();

@@ -8,7 +8,7 @@
 
 #include "ops/ops.h"
 #include "ops/slow_paths.h"
-#include "tests/support/attention_call.h"
+#include "tests/support/attention_operands.h"
 #include "tests/support/matrix.h"
 #include "tests/support/mirrored_ops.h"
 
@@ -32,9 +32,7 @@ protected:
         return {sequences, sequence, heads, kv_heads, head_dim, scale, GetParam(), window};
     }
 
-    struct Operands : AttentionCall {
-        explicit Operands(const Attention& s, int64_t shift = 0) : AttentionCall(s, 0, shift) {}
-    };
+    using Operands = AttentionOperands<0>;
 
     std::unique_ptr<Ops> ops_, own_;
 };

@@ -10,15 +10,16 @@
 
 namespace ferry::ops {
 
-// Queries, keys and values side by side, and so are their gradients. `gap`: elements between rows;
+// Queries, keys and values side by side, and so are their gradients. `kGap`: elements between rows;
 // `shift`: before the first.
-struct AttentionCall {
-    AttentionCall(const Attention& s, int64_t gap, int64_t shift = 0)
+template <int64_t kGap>
+struct AttentionOperands {
+    explicit AttentionOperands(const Attention& s, int64_t shift = 0)
         : shape(s),
           query(s.heads * s.head_dim),
           key(s.kv_heads * s.head_dim),
-          qkv(s.type, s.sequences * s.sequence, query + 2 * key, gap, shift),
-          out(s.type, s.sequences * s.sequence, query, gap, shift),
+          qkv(s.type, s.sequences * s.sequence, query + 2 * key, kGap, shift),
+          out(s.type, s.sequences * s.sequence, query, kGap, shift),
           dout(out),
           dqkv(qkv),
           lse(static_cast<size_t>(s.heads * s.sequences * s.sequence)) {
