@@ -44,7 +44,7 @@ class AttentionTest(FerryTest):
         cls.made = made.out
 
     def masked(self, attention=None, **changes):
-        return self.config(**{"batch": self.BATCH, "steps": 4, **({"attention": attention} if attention else {}),
+        return self.config(**{"batch": dict(self.BATCH), "steps": 4, **({"attention": attention} if attention else {}),
                               **changes})
 
     DOCUMENTS = {"data__isolate_documents": True}
