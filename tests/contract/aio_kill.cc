@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -164,7 +165,7 @@ public:
             // Each call stops its thread twice; a call's end is where the next one begins.
             const bool at_call = WSTOPSIG(status) == (SIGTRAP | 0x80);
             const bool begins = at_call && (inside_[who] = !inside_[who]);
-            if (begins && stop-- == 0) kill(child_, SIGKILL);
+            if (begins && !only_asks(who) && stop-- == 0) kill(child_, SIGKILL);
             ptrace(PTRACE_SYSCALL, who, nullptr, nullptr);
         }
         if (WIFSIGNALED(status)) return true;
@@ -173,6 +174,13 @@ public:
     }
 
 private:
+    // Whether a file is there: hundreds of such calls change nothing.
+    static bool only_asks(pid_t who) {
+        __ptrace_syscall_info call{};
+        return ptrace(PTRACE_GET_SYSCALL_INFO, who, sizeof call, &call) > 0 &&
+               call.entry.nr == SYS_newfstatat;
+    }
+
     pid_t child_ = -1;
     std::map<pid_t, bool> inside_;
 };
@@ -226,8 +234,10 @@ int publish(const std::string& path, uint64_t run) {
     transfer(*volume, *executor, Kind::write, slot, memory.get());
     memcpy(volume->record().data(), &slot, sizeof slot);
     volume->publish(sizeof slot);
-    while (!volume->published())
-        if (volume->poll() == nullptr) executor->wait(kForever);
+    while (!volume->published()) {
+        volume->poll();
+        if (!volume->published()) executor->wait(kForever);
+    }
     return 0;
 }
 
@@ -261,7 +271,8 @@ TEST(KilledWhileItReplacesARun, OneOfBothIsWhole) {
     int stop = 0;
     for (bool killed = true; killed; ++stop) {
         SCOPED_TRACE("killed at " + std::to_string(stop));
-        if (!old) ASSERT_EQ(in_child([&] { return publish(directory.path(), 7); }), 0);
+        const bool made = old || in_child([&] { return publish(directory.path(), 7); }) == 0;
+        ASSERT_TRUE(made);
         TracedChild child;
         if (!child.start([&] { return publish(directory.path(), 8); }))
             GTEST_SKIP() << "processes may not be traced here";
@@ -271,7 +282,8 @@ TEST(KilledWhileItReplacesARun, OneOfBothIsWhole) {
         ASSERT_TRUE(old || is_there(directory.path(), 8));
     }
     EXPECT_GT(found[7], 100);
-    EXPECT_GT(found[8], 20);
+    EXPECT_GT(found[8], 10);
+    RecordProperty("kills", stop);
     ASSERT_EQ(in_child([&] { return publish(directory.path(), 7); }), 0);
     for (const auto& file : std::filesystem::recursive_directory_iterator(directory.path()))
         EXPECT_NE(file.path().extension(), ".next") << file.path();
