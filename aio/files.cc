@@ -12,12 +12,14 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "backend.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "buffer.h"
 #include "errors.h"
+#include "exchange.h"
 #include "probe.h"
 
 namespace ferry::aio {
@@ -29,34 +31,8 @@ constexpr int kFilesMany = 8;             // where writers of one file take turn
 
 int64_t allocated_bytes(const struct stat& status) { return int64_t{status.st_blocks} * 512; }
 
-// Removes a slot file; what is no plain file of that name stays. Its space is free at once, even
-// while the ring of a killed process still lets go of it. 0, or why it could not be opened.
-int remove_plain_file(const std::string& name) noexcept {
-    const int file = open(name.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (file < 0) return errno;
-    struct stat status {};
-    const bool plain = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
-    if (plain && (ftruncate(file, 0) != 0 || unlink(name.c_str()) != 0))
-        log_warn("aio: " + name + " could not be removed: " + strerror(errno));
-    close(file);
-    return 0;
-}
-
-// The same where a process at its limit may open nothing more.
-void remove_plain_file_unopened(const std::string& name) noexcept {
-    struct stat status {};
-    const bool plain =
-        lstat(name.c_str(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
-    if (plain && (truncate(name.c_str(), 0) != 0 || unlink(name.c_str()) != 0))
-        log_warn("aio: " + name + " could not be removed: " + strerror(errno));
-}
-
 // Whether the process or the system is at its limit: the file has no fault.
 bool is_out_of_descriptors(int error) { return error == EMFILE || error == ENFILE; }
-
-int open_directory_of(const std::string& path) {
-    return open_above_standard(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-}
 
 bool is_empty_file(const std::string& name) {
     struct stat status {};
@@ -69,11 +45,12 @@ PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
     : options_(path), run_id_(volume.run_id), direct_(volume.direct) {
     try {
         if (volume.leftover == Leftover::resume) {
-            open_to_resume();
+            open_to_resume(volume.paths);
             return;
         }
         header_now_.run_id = run_id_;
-        options_.raw_device ? open_device(volume.leftover) : open_directory(volume.leftover);
+        options_.raw_device ? open_device(volume.leftover)
+                            : open_directory(volume.leftover, volume.paths);
         measure_room();
         find_alignment();
         probe();
@@ -90,6 +67,7 @@ PathFiles::~PathFiles() { release(); }
 void PathFiles::release() noexcept {
     const bool removes = owned_ && !options_.raw_device;
     const int opened = static_cast<int>(std::ssize(descriptors_));
+    if (replaces_) unstage(options_.path);
     for (int i = 0; i < opened; ++i) {
         const int file = descriptors_[static_cast<size_t>(i)];
         // A ring lets go of its files some time after it was closed; the space must be free now,
@@ -108,8 +86,8 @@ void PathFiles::release() noexcept {
     }
     owned_ = false;
     header_.reset();
-    if (directory_ >= 0) close(directory_);
-    directory_ = -1;
+    for (int* const one : {&nameless_.directory, &nameless_.header})
+        if (*one >= 0) close(std::exchange(*one, -1));
 }
 
 void PathFiles::refuse(Trouble trouble, Problem problem) const {
@@ -138,9 +116,9 @@ void PathFiles::check_directory() const {
                 .remedy = "make it writable for this user, or give another path"});
 }
 
-void PathFiles::open_directory(Leftover leftover) {
+void PathFiles::open_directory(Leftover leftover, std::span<const PathOptions> paths) {
     check_directory();
-    const std::string name = options_.path + "/ferry.volume";
+    const std::string name = header_name(options_.path);
     // A killed run has no slot file before its header: this one lost what it said.
     if (is_empty_file(name) && access(slot_file_name(0).c_str(), F_OK) == 0)
         refuse(Trouble::io, {.what = "an empty header is left here: the files beside it may be "
@@ -150,6 +128,7 @@ void PathFiles::open_directory(Leftover leftover) {
                              .remedy = "put the header back as the run left it; or, to give its "
                                        "state up, delete the ferry.* files there"});
     header_ = std::make_unique<HeaderFile>(name, false);
+    finish_exchange(paths);
     file_count_ = options_.files ? options_.files : kFilesMany;
     Header found{};
     if (header_->find_leftover(leftover, run_id_, found)) take_over(found, reuses(leftover));
@@ -167,6 +146,7 @@ void PathFiles::open_directory(Leftover leftover) {
 
 // We hold the lock, so whoever wrote this header has ended.
 void PathFiles::take_over(const Header& found, bool reuse) {
+    unstage(options_.path);  // of another start, which was killed
     if (found.published && !reuse && makes_nameless_files()) return give_up_later(found);
     if (reuse && found.laid_out) {
         if (!options_.files) file_count_ = found.files;
@@ -207,8 +187,10 @@ bool PathFiles::makes_nameless_files() const {
 }
 
 void PathFiles::give_up_later(const Header& found) {
-    directory_ = open_directory_of(options_.path);
-    if (const int error = errno; directory_ < 0)
+    const char* path = options_.path.c_str();
+    nameless_.directory = open_above_standard(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    nameless_.header = open_above_standard(path, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (const int error = errno; nameless_.directory < 0 || nameless_.header < 0)
         refuse(trouble_of(error), problem_of("cannot be opened", options_.path, error));
     replaces_ = true;
     files_before_ = found.files;
@@ -229,16 +211,15 @@ void PathFiles::give_up_later(const Header& found) {
 // From here on what lies here is ours. Nothing is opened: there may be no descriptor left.
 void PathFiles::take_place() {
     if (!replaces_) return;
+    const int files = header_now_.files;
+    header_now_.files = std::max(files, files_before_);  // a kill leaves the old ones, too
     header_->write(header_now_);
+    header_now_.files = files;
     owned_ = true;
     replaces_ = false;
     for (int i = 0; i < files_before_; ++i) remove_plain_file_unopened(slot_file_name(i));
-    for (size_t i = 0; i < descriptors_.size(); ++i) {
-        const std::string name = slot_file_name(static_cast<int>(i));
-        if (linkat(AT_FDCWD, name_of_open(descriptors_[i]).c_str(), AT_FDCWD, name.c_str(),
-                   AT_SYMLINK_FOLLOW) != 0)
-            refuse(Trouble::io, problem_of("a slot file cannot be given its name", name, errno));
-    }
+    for (size_t i = 0; i < descriptors_.size(); ++i)
+        give_name(descriptors_[i], slot_file_name(static_cast<int>(i)));
 }
 
 void PathFiles::open_device(Leftover leftover) {
@@ -256,12 +237,13 @@ void PathFiles::open_device(Leftover leftover) {
     descriptors_.push_back(open_file(options_.path, 0));
 }
 
-// Nothing is written, nothing is probed by writing: whatever is refused stays as it was.
-void PathFiles::open_to_resume() {
-    const std::string name = options_.raw_device ? options_.path : options_.path + "/ferry.volume";
+// Nothing is probed by writing: whatever is refused stays as it was.
+void PathFiles::open_to_resume(std::span<const PathOptions> paths) {
+    const std::string name = options_.raw_device ? options_.path : header_name(options_.path);
     if (!options_.raw_device) check_directory();
     check_header_is_there(name);
     header_ = std::make_unique<HeaderFile>(name, options_.raw_device);
+    if (!options_.raw_device) finish_exchange(paths);
     header_now_ = header_->find_resumable(run_id_);
     resumed_ = true;
     data_offset_ = options_.raw_device ? kRawDataOffset : 0;
@@ -315,31 +297,39 @@ void PathFiles::mark_laid_out() {
     header_->write(header_now_);
 }
 
-// The names of the files, too, must be there after a power failure.
-void PathFiles::flush_directory() const {
-    if (options_.raw_device) return;
-    const int directory = directory_ >= 0 ? directory_ : open_directory_of(options_.path);
-    const bool flushed = directory >= 0 && fsync(directory) == 0;
-    const int error = errno;
-    if (directory >= 0 && directory != directory_) close(directory);
-    // Some file systems know no such thing, and need none.
-    if (!flushed && error != EINVAL)
-        refuse(Trouble::io, problem_of("the directory cannot be flushed", options_.path, error));
+void PathFiles::stage() {
+    if (!replaces_) return;
+    Header next = header_now_;
+    next.published = 1;
+    aio::stage(options_.path, nameless_, descriptors_, next);
 }
 
 void PathFiles::keep() {
-    take_place();
-    flush_directory();
+    const bool replaced = replaces_;
+    if (!options_.raw_device && !replaced) flush_names(options_.path, nameless_.directory);
     header_now_.published = 1;
     header_->write(header_now_);
-    owned_ = false;
+    replaces_ = owned_ = false;
+    if (replaced)
+        take_names(options_.path, static_cast<int>(descriptors_.size()), nameless_.directory);
+}
+
+// Of a new run that was killed while its files took the place of another's.
+void PathFiles::finish_exchange(std::span<const PathOptions> paths) {
+    const std::optional<Header> next = staged(options_.path);
+    const auto counts = [&](const PathOptions& path) {
+        const std::optional<Header> header = whole_header(header_name(path.path));
+        return header && header->published && header->volume_id == next->volume_id;
+    };
+    if (!next || std::none_of(paths.begin(), paths.end(), counts)) return;
+    header_->replace(*next);
+    take_names(options_.path, next->files);
 }
 
 std::string PathFiles::missing() const {
     if (replaces_) return {};  // nothing of it is durable yet
     if (options_.raw_device) return header_->holds(header_now_) ? std::string() : options_.path;
-    if (!header_->in_place() || !header_->holds(header_now_))
-        return options_.path + "/ferry.volume";
+    if (!header_->in_place() || !header_->holds(header_now_)) return header_name(options_.path);
     // Under another name nobody looks for it, and cut nobody resumes by it.
     for (size_t i = 0; i < descriptors_.size(); ++i) {
         std::string name = slot_file_name(static_cast<int>(i));
@@ -475,8 +465,7 @@ std::string PathFiles::why_no_polling(unsigned flags) {
 // ---------------------------------------------------------------- slot files
 
 std::string PathFiles::slot_file_name(int index) const {
-    return options_.raw_device ? options_.path
-                               : options_.path + "/ferry.slots" + std::to_string(index);
+    return options_.raw_device ? options_.path : aio::slot_file_name(options_.path, index);
 }
 
 int PathFiles::open_slot_file(int index) {
@@ -573,6 +562,10 @@ void PathFiles::reserve(size_t index) {
     const int file = descriptors_[index];
     int error = preallocate(file, ends_[index]);
     if (error == EOPNOTSUPP) {
+        struct statvfs room {};
+        awaits_room_ = replaces_ && statvfs(options_.path.c_str(), &room) == 0 &&
+                       static_cast<int64_t>(room.f_bavail * room.f_frsize) < both - kept_bytes_;
+        if (awaits_room_) return;
         log_warn("aio: " + options_.path + " cannot preallocate: space may run out later");
         error = ftruncate(file, ends_[index]) == 0 ? 0 : errno;
     }

@@ -14,9 +14,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "exchange.h"
 #include "ferry/aio.h"
 #include "header.h"
 #include "probe.h"
@@ -58,7 +60,7 @@ public:
     // without that either; removes it, and preallocates them.
     void check_room() const;
     void make_room();
-    // What is given up goes, and ours get their names: with the layout, or with the first record.
+    // What is given up goes, and ours get their names, before there is a record of theirs.
     void take_place();
     // Up to where slot file `index` was written by a killed run whose files were taken over.
     int64_t written_end(int index) const noexcept {
@@ -67,7 +69,9 @@ public:
     }
     // Every byte is written: from now on a killed run's files can be taken over. Throws Error.
     void mark_laid_out();
-    // A record was published: from now on the files stay when the volume goes. Throws Error.
+    // A record was published: from now on the files stay when the volume goes. On all paths first
+    // stage(), then keep(): see exchange.h. Both throw Error.
+    void stage();
     void keep();
     // The first of its files that was removed, replaced, overwritten (a header) or cut while it is
     // in use; empty: none was.
@@ -81,13 +85,13 @@ public:
 
 private:
     void check_directory() const;
-    void open_directory(Leftover leftover);
+    void open_directory(Leftover leftover, std::span<const PathOptions> paths);
     void take_over(const Header& found, bool reuse);
     void open_device(Leftover leftover);
-    void open_to_resume();
+    void open_to_resume(std::span<const PathOptions> paths);
+    void finish_exchange(std::span<const PathOptions> paths);
     void check_header_is_there(const std::string& name) const;
     void check_slot_file_is_whole(int index, int64_t end) const;
-    void flush_directory() const;
     void write_first_header();
     void give_up_later(const Header& found);
     bool makes_nameless_files() const;
@@ -114,7 +118,7 @@ private:
     bool replaces_ = false;     // what lies here is another's, and goes last
     bool awaits_room_ = false;  // that must go before our slot files are preallocated
     int files_before_ = 0;      // of what is replaced
-    int directory_ = -1;        // opened early, to flush it where something is replaced
+    Nameless nameless_;         // opened early, where something is replaced
     int file_count_ = 1;        // at most, until the probe has spoken
     int kept_ = 0;              // of them, taken over from a killed run
     bool only_copies_ = false;

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <thread>
 
+#include "aio/exchange.h"
 #include "aio/published_run.h"
 #include "base/checksum.h"
 #include "base/files.h"
@@ -177,14 +178,28 @@ uint64_t sum_of(Header header) noexcept {
 }
 
 uint64_t published_run(const PathOptions& path) noexcept {
-    const std::string name = path.raw_device ? path.path : path.path + "/ferry.volume";
+    const std::string name = path.raw_device ? path.path : header_name(path.path);
+    const std::optional<Header> header = whole_header(name);
+    return header && header->published ? header->run_id : 0;
+}
+
+Header sealed(Header header, uint64_t number) noexcept {
+    put_name(header);
+    header.pid = getpid();
+    header.boot = boot_now();
+    header.number = number;
+    header.sum = sum_of(header);
+    return header;
+}
+
+std::optional<Header> whole_header(const std::string& name) noexcept {
     const int file =
         open_above_standard(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (file < 0) return 0;
+    if (file < 0) return std::nullopt;
     const Copies known(file);
     close(file);
-    const Header* header = known.counts;
-    return header != nullptr && header->published ? header->run_id : 0;
+    if (known.counts == nullptr) return std::nullopt;
+    return *known.counts;
 }
 
 bool is_named(int file, const std::string& name) noexcept {
@@ -410,11 +425,7 @@ Header HeaderFile::find_resumable(uint64_t run_id) {
 }
 
 bool HeaderFile::note(Header header) noexcept {
-    put_name(header);
-    header.pid = getpid();
-    header.boot = boot_now();
-    header.number = ++number_;
-    header.sum = sum_of(header);
+    header = sealed(header, ++number_);
     bytes_written_ += kHeaderBytes;
     // Both are tried: either alone is enough to go on by.
     int written = 0, error = 0;
@@ -448,6 +459,11 @@ void HeaderFile::write(const Header& header) {
     const int error = errno;
     throw Error(error == ENOSPC ? Trouble::does_not_fit : trouble_of(error),
                 problem_of("the volume's header cannot be written", name_, error));
+}
+
+void HeaderFile::replace(const Header& header) {
+    read();  // the number that it has to exceed
+    write(header);
 }
 
 void HeaderFile::erase() noexcept {

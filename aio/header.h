@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "ferry/aio.h"
@@ -56,6 +57,11 @@ static_assert(2 * sizeof(Header) == kHeaderBytes && offsetof(Header, layout) == 
 // these is damaged.
 uint64_t sum_of(Header header) noexcept;
 
+// As it is written: with magic, version, process, boot, that number and sum.
+Header sealed(Header header, uint64_t number) noexcept;
+// The header in a file, which need not be in use. None: it is not there, or neither copy is whole.
+std::optional<Header> whole_header(const std::string& name) noexcept;
+
 // Whether the name still leads to the open file: it was neither removed, renamed nor replaced.
 bool is_named(int file, const std::string& name) noexcept;
 // By which an open file can be opened once more, or be given a name, where /proc is mounted.
@@ -80,7 +86,9 @@ public:
     // With magic, version, process, boot and sum filled in; on stable storage at return. Throws
     // Error.
     void write(const Header& header);
-    // The same, but it is on its way only: a kill cannot lose it, a power failure can. False:
+    // The same in place of another run's.
+    void replace(const Header& header);
+    // As write(), but it is on its way only: a kill cannot lose it, a power failure can. False:
     // neither copy could be written, and errno says why.
     bool note(Header header) noexcept;
     void erase() noexcept;  // the path is free for anyone again

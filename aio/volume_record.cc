@@ -252,8 +252,10 @@ bool VolumeOnPaths::published() {
             throw error_of(own_op,
                            own_op.request.verb == Verb::flush ? "flush" : "the record's write");
     // Only now is there something to keep.
-    if (!kept_)
+    if (!kept_) {
+        for (const auto& files : files_) files->stage();
         for (const auto& files : files_) files->keep();
+    }
     kept_ = true;
     return true;
 }
