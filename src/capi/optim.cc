@@ -273,6 +273,17 @@ ferry_status ferry_optim_moments(const ferry_hyper* hyper, int32_t* moments, flo
     });
 }
 
+ferry_status ferry_optim_moment_shares(int32_t method, int32_t moment, float* shares) {
+    return guarded(__func__, [&] {
+        check_choice("method", method, FERRY_ADAGRAD);
+        check_choice("moment", moment, 1);
+        check_given("shares", shares);
+        const auto map = ferry::optim::map_of(static_cast<ferry::optim::Method>(method), moment);
+        for (int code = 0; code < 256; ++code)
+            shares[code] = ferry::optim::share_of(map, static_cast<uint8_t>(code));
+    });
+}
+
 ferry_status ferry_optim_update(ferry_team* team, const ferry_hyper* hyper, int64_t step,
                                 double gradient_scale, const ferry_update* update) {
     return guarded(__func__, [&] {
