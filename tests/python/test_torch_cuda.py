@@ -93,7 +93,8 @@ def test_a_share_of_the_state_stays_on_the_gpu_and_goes_on_from_any_state(smalle
         before = torch.cuda.memory_allocated()
         optimizer = OffloadAdamW(model.parameters(), gpu_state=kept, **options)
         taken = torch.cuda.memory_allocated() - before
-        assert taken == optimizer.stats.gpu_bytes == (0 if kept == "0" else (1024 * 1024 + 6 * 1024) * element)
+        assert optimizer.stats.gpu_bytes <= taken <= 1.01 * optimizer.stats.gpu_bytes  # torch rounds small ones up
+        assert optimizer.stats.gpu_bytes == (0 if kept == "0" else (1024 * 1024 + 6 * 1024) * element)
         train(model, optimizer, steps=2)
         with torch.no_grad():
             model[0][0].weight[0, :8] = 0.25  # the master's from now on

@@ -347,7 +347,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 continue
             if not isinstance(gradient, DepartedGradient) and r.is_stale():
                 self._withdraw(r)
-                r.take(gradient, self._transfers, keep=True)
+                r.take(gradient, self._transfers, keep=True, watch=self._overlap)  # without it nothing is made ahead
             active.append(r)
         return active
 
