@@ -135,6 +135,7 @@ def main():
     if sys.argv[1:2] == ["--child"]:
         return child(json.loads(sys.argv[2]))
     parser = common.parser_of(__doc__)
+    parser.set_defaults(ferry=None)  # it is not run
     parser.add_argument("--millions", type=common.at_least(1), default=128, help="elements, in units of 2^20")
     parser.add_argument("--threads", type=common.at_least(1), nargs="+", default=[1, os.cpu_count()], help="each of these counts")
     parser.add_argument("--calls", type=common.at_least(1), default=7, help="calls a turn; its figure is their median")

@@ -34,7 +34,7 @@ TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "nu
 FERRY = {"ferry": {}, "bf16": {"moments": "bf16"}, "small": {"moments": "int8", "master": "split"},
          "late": {"moments": "int8", "master": "split", "model": True}, "share": {"model": True, "gpu_state": True}}
 NAMES = {"ferry": "the state in host memory", "bf16": "moments in bf16", "small": "a split master and moments in int8",
-         "late": "the same and model="}
+         "late": "a split master, moments in int8 and model="}
 
 
 class Nothing:
@@ -184,6 +184,7 @@ def main():
     if sys.argv[1:2] == ["--child"]:
         return child(json.loads(sys.argv[2]))
     parser = common.parser_of(__doc__)
+    parser.set_defaults(ferry=None)  # it is not run
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--steps", type=common.at_least(1), default=6, help="that count")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them")

@@ -367,8 +367,8 @@ FERRY_API ferry_status ferry_hyper_default(int32_t method, ferry_hyper* hyper);
 FERRY_API ferry_status ferry_optim_moments(const ferry_hyper* hyper, int32_t* moments,
                                            float* initial_m);
 
-// FERRY_INT8: the 256 shares of its block's scale that codes stand for, in rising order. `moment` is
-// 0 for m, 1 for v. A moment is share * scale.
+// FERRY_INT8: the 256 shares of its block's scale that codes stand for, in rising order. `moment`
+// is 0 for m, 1 for v. A moment is share * scale.
 FERRY_API ferry_status ferry_optim_moment_shares(int32_t method, int32_t moment, float* shares);
 
 // One run of `count` elements. Arrays are equal (in place) or do not overlap. In the caller's

@@ -147,8 +147,8 @@ void* stream_of(uint64_t stream) {
 
 void update_on_stream(const ferry_hyper& hyper, int64_t step, nb::handle gradient, nb::handle p,
                       nb::handle m, nb::handle v, nb::handle weight, double gradient_scale,
-                      nb::handle m_scale, nb::handle v_scale, nb::handle low, uint32_t layer, int64_t element,
-                      uint64_t stream) {
+                      nb::handle m_scale, nb::handle v_scale, nb::handle low, uint32_t layer,
+                      int64_t element, uint64_t stream) {
     const Arrays arrays{.gradient = floats_in("gradient", gradient, Use::reads, Where::gpu),
                         .p = floats_in("p", p, Use::writes, Where::gpu),
                         .m = moments_in("m", m, Use::writes, Where::gpu),
@@ -267,17 +267,18 @@ void bind_optim(nb::module_& module) {
              }),
              "threads"_a = 0)
         .def("close", [](TeamHandle& self) { self.close_quietly(); });
-    module.def(
-        "update", &update, "hyper"_a, "step"_a, "gradient"_a, "p"_a = nb::none(),
-        "m"_a = nb::none(), "v"_a = nb::none(), "weight"_a = nb::none(), nb::kw_only(),
-        "gradient_scale"_a = 1.0, "p_in"_a = nb::none(), "m_in"_a = nb::none(),
-        "v_in"_a = nb::none(), "m_scale"_a = nb::none(), "v_scale"_a = nb::none(),
-        "m_scale_in"_a = nb::none(), "v_scale_in"_a = nb::none(), "low"_a = nb::none(),
-        "low_in"_a = nb::none(), "weight_in"_a = nb::none(), "layer"_a = 0, "element"_a = 0,
-        "team"_a.none() = nb::none(),
-        "The step-th update (from 1) of arrays of one size, in place or from those with _in. weight "
-        "gets p, rounded to its type. Moments in uint8 are codes, with a scale for each 256 "
-        "elements. A split master has low, its low 16 bits, in place of p, and weight in bfloat16.");
+    module.def("update", &update, "hyper"_a, "step"_a, "gradient"_a, "p"_a = nb::none(),
+               "m"_a = nb::none(), "v"_a = nb::none(), "weight"_a = nb::none(), nb::kw_only(),
+               "gradient_scale"_a = 1.0, "p_in"_a = nb::none(), "m_in"_a = nb::none(),
+               "v_in"_a = nb::none(), "m_scale"_a = nb::none(), "v_scale"_a = nb::none(),
+               "m_scale_in"_a = nb::none(), "v_scale_in"_a = nb::none(), "low"_a = nb::none(),
+               "low_in"_a = nb::none(), "weight_in"_a = nb::none(), "layer"_a = 0, "element"_a = 0,
+               "team"_a.none() = nb::none(),
+               "The step-th update (from 1) of arrays of one size, in place or from those with "
+               "_in. weight "
+               "gets p, rounded to its type. Moments in uint8 are codes, with a scale for each 256 "
+               "elements. A split master has low, its low 16 bits, in place of p, and weight in "
+               "bfloat16.");
     module.def(
         "moment_shares", &moment_shares, "method"_a, "moment"_a = 0,
         "Of moments in uint8: what the 256 codes stand for, in parts of their block's scale. "
@@ -288,9 +289,8 @@ void bind_optim(nb::module_& module) {
     module.def(
         "update_on_stream", &update_on_stream, "hyper"_a, "step"_a, "gradient"_a,
         "p"_a = nb::none(), "m"_a = nb::none(), "v"_a = nb::none(), "weight"_a = nb::none(),
-        nb::kw_only(), "gradient_scale"_a = 1.0, "m_scale"_a = nb::none(),
-        "v_scale"_a = nb::none(), "low"_a = nb::none(), "layer"_a = 0, "element"_a = 0,
-        "stream"_a = 0,
+        nb::kw_only(), "gradient_scale"_a = 1.0, "m_scale"_a = nb::none(), "v_scale"_a = nb::none(),
+        "low"_a = nb::none(), "layer"_a = 0, "element"_a = 0, "stream"_a = 0,
         "As update(), in place, of arrays on the current GPU, enqueued on a stream of CUDA's. "
         "The same bits.");
     module.def("leaf_norms_on_stream", &leaf_norms_on_stream, "gradient"_a, "leaves"_a,
