@@ -61,7 +61,7 @@ enum {
 
 // "0.1.0". Never fails; the text is constant.
 FERRY_API const char* ferry_version(void);
-// Grows by one whenever a function or a field is added. What there is stays: 2.
+// Grows by one whenever a function or a field is added. What there is stays: 3.
 FERRY_API int32_t ferry_abi_version(void);
 // "usage", "io", ...; "unknown" for what is no status. The text is constant.
 FERRY_API const char* ferry_status_name(ferry_status status);
@@ -366,6 +366,10 @@ FERRY_API ferry_status ferry_hyper_default(int32_t method, ferry_hyper* hyper);
 // How many moments the method keeps: 2 (m and v), 1 (m) or 0; and what m starts as.
 FERRY_API ferry_status ferry_optim_moments(const ferry_hyper* hyper, int32_t* moments,
                                            float* initial_m);
+
+// FERRY_INT8: the 256 shares of its block's scale that codes stand for, in rising order. `moment`
+// is 0 for m, 1 for v. A moment is share * scale.
+FERRY_API ferry_status ferry_optim_moment_shares(int32_t method, int32_t moment, float* shares);
 
 // One run of `count` elements. Arrays are equal (in place) or do not overlap. In the caller's
 // memory on the CPU, device memory or pinned host memory for the calls on a stream.

@@ -6,8 +6,8 @@ import atexit
 
 from . import _core
 from ._core import (Aio, Engine, Evaluation, Files, Hyper, Lease, Memory, Path, PathStats, Pool, RunReport, StepReport,
-                    Store, StoreStats, Team, Transfer, add_leaves, clip_factor, leaf_norms_on_stream, log_to_stderr, recast,
-                    square_sum, update, update_on_stream)
+                    Store, StoreStats, Team, Transfer, add_leaves, clip_factor, leaf_norms_on_stream, log_to_stderr, moment_shares,
+                    recast, square_sum, update, update_on_stream)
 from .errors import (CancelledError, ClosedError, DivergedError, DoesNotFitError, FerryError, InternalError,
                      StorageError, UsageError)
 from .planning import plan
@@ -16,7 +16,7 @@ __version__ = _core.version()
 __all__ = ["Aio", "CancelledError", "ClosedError", "DivergedError", "DoesNotFitError", "Engine", "Evaluation",
            "FerryError", "Files", "Hyper", "InternalError", "Lease", "Memory", "Path", "PathStats", "Pool", "RunReport",
            "StepReport", "StorageError", "Store", "StoreStats", "Team", "Transfer", "UsageError", "add_leaves",
-           "clip_factor", "leaf_norms_on_stream", "log_to_stderr", "plan", "recast", "square_sum", "update",
+           "clip_factor", "leaf_norms_on_stream", "log_to_stderr", "moment_shares", "plan", "recast", "square_sum", "update",
            "update_on_stream"]
 
 # Buffers of transfers are Python's memory, and files are to be removed.

@@ -1,7 +1,8 @@
 """Master weights and moments of many parameters, in chunks over host memory and NVMe.
 
-A chunk is one object of the store: a row of master weights in fp32, and then one of each moment, in fp32 or bf16. Where
-chunks lie, and how large they are, changes no number: an optimizer's update is elementwise."""
+A chunk is one object of the store: a row of masters, and then one of each moment, with the scales of moments in int8 last.
+Where chunks lie, and how large they are, changes no number: an optimizer's update is elementwise, or of blocks that no cut
+goes through."""
 
 from __future__ import annotations
 
@@ -20,6 +21,36 @@ _ELEMENTS_MIN, _ELEMENTS_MAX = 4096, 16 << 20
 _BUFFERS = 6
 _PAGE = 4096  # bytes: what NVMe moves
 _GRAIN = 64  # elements: every row of a piece begins at a line of the cache
+MOMENT_BLOCK = 256  # elements that have a scale together, with moments in int8
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Of a chunk, by the name that update() has for it: an item for every `per` elements. uint16 is bf16's bits, or a
+    split master's low ones: NumPy has no such type."""
+
+    name: str
+    type: np.dtype[Any]
+    per: int = 1
+
+    def items(self, elements: int) -> int:
+        return -(-elements // self.per)
+
+    def bytes(self, elements: int) -> int:
+        return self.items(elements) * self.type.itemsize
+
+
+MOMENT_TYPES = {"fp32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "int8": np.dtype(np.uint8)}
+MASTERS = {"fp32": Row("p", np.dtype(np.float32)), "split": Row("low", np.dtype(np.uint16))}
+
+
+def rows_of(moments: int, moment_type: str = "fp32", master: str = "fp32") -> list[Row]:
+    """A split master's weights are elsewhere, and not in the chunk."""
+    names = ("m", "v")[:moments]
+    rows = [MASTERS[master], *(Row(name, MOMENT_TYPES[moment_type]) for name in names)]
+    if moment_type == "int8":
+        rows += [Row(f"{name}_scale", np.dtype(np.float32), MOMENT_BLOCK) for name in names]
+    return rows
 
 
 @dataclasses.dataclass
@@ -38,15 +69,14 @@ class Chunk:
     home: str = "host"
     object: int = -1  # with the committed version
     next: int = -1  # with a speculative one
+    side: int = 0  # of what is kept twice beside the chunk: which one belongs to the committed version
 
 
-# Called for each piece, with the rows to read from and the rows to write, which may be the same. A row of bf16 is an array
-# of uint16: NumPy has no such type.
-Update = Callable[[Piece, list[Any], list[Any]], None]
-MOMENT_TYPES = {"fp32": np.dtype(np.float32), "bf16": np.dtype(np.uint16)}
+# Called for each piece, with the rows to read from and the rows to write by name, which may be the same.
+Update = Callable[[Piece, dict[str, Any], dict[str, Any]], None]
 
 
-def cut(counts: Sequence[int], elements: int) -> list[Chunk]:
+def cut(counts: Sequence[int], elements: int, grain: int = _GRAIN) -> list[Chunk]:
     """Chunks of at most so many elements, of the parameters in their order."""
     chunks = [Chunk([])]
     used = 0
@@ -59,7 +89,7 @@ def cut(counts: Sequence[int], elements: int) -> list[Chunk]:
             part = min(count - start, elements - used)
             chunks[-1].pieces.append(Piece(parameter, start, part, used))
             start += part
-            used = min(elements, -(-(used + part) // _GRAIN) * _GRAIN)
+            used = min(elements, -(-(used + part) // grain) * grain)
     return [chunk for chunk in chunks if chunk.pieces]
 
 
@@ -94,16 +124,15 @@ def place(chunks: int, chunk_bytes: int, host_bytes: int, has_nvme: bool, specul
 class TieredState:
     """One thread at a time calls it. Every function of it may wait for storage."""
 
-    def __init__(self, counts: Sequence[int], moments: int, *, moment_type: str = "fp32", host_bytes: int | str,
-                 nvme: Sequence[Any] = (), speculative: bool = True, chunk_elements: int | None = None,
-                 threads: int = 0) -> None:
+    def __init__(self, counts: Sequence[int], rows: Sequence[Row], *, host_bytes: int | str, nvme: Sequence[Any] = (),
+                 speculative: bool = True, chunk_elements: int | None = None, threads: int = 0) -> None:
         budget = to_bytes(host_bytes)
-        self.types = [np.dtype(np.float32)] + moments * [MOMENT_TYPES[moment_type]]
-        element = sum(row.itemsize for row in self.types)  # bytes
-        # A multiple of the grain, as random bits of stochastic rounding come for 32 elements at a time.
-        self.elements = -(-(chunk_elements or self._elements_for(sum(counts), element, budget)) // _GRAIN) * _GRAIN
-        self.chunks = cut(counts, self.elements)
-        size = -(-element * self.elements // _PAGE) * _PAGE
+        self.rows = rows
+        # Pieces begin at multiples of the grain. Random bits of stochastic rounding come for 32 elements at a time.
+        grain = max(_GRAIN, *(row.per for row in rows))
+        self.elements = -(-(chunk_elements or self._elements_for(sum(counts), budget)) // grain) * grain
+        self.chunks = cut(counts, self.elements, grain)
+        size = -(-self._bytes(self.elements) // _PAGE) * _PAGE
         self.placement = place(len(self.chunks), size, budget, bool(nvme), speculative)
         buffers = self.placement.buffers
         self._store = Store(max(budget, size), list(nvme), buffers=buffers, threads=threads)
@@ -114,10 +143,12 @@ class TieredState:
                         for home, count in (("host", self.placement.host_spares), ("nvme", self.placement.nvme_spares))}
         self._store.open()
 
-    @staticmethod
-    def _elements_for(total: int, element: int, budget: int) -> int:
+    def _bytes(self, elements: int) -> int:
+        return sum(row.bytes(elements) for row in self.rows)
+
+    def _elements_for(self, total: int, budget: int) -> int:
         """Small chunks for a small budget: half of it is buffers at most."""
-        most = max(_ELEMENTS_MIN, budget // (2 * _BUFFERS * element))
+        most = max(_ELEMENTS_MIN, budget * MOMENT_BLOCK // (2 * _BUFFERS * self._bytes(MOMENT_BLOCK)))
         wanted = min(_ELEMENTS_MAX, most, max(_ELEMENTS_MIN, total))
         return -(-wanted // 1024) * 1024 if wanted == total else wanted // 1024 * 1024
 
@@ -129,17 +160,17 @@ class TieredState:
     def nvme_bytes(self) -> int:
         return self._store.stats().nvme_bytes
 
-    def _view(self, lease: Any) -> list[Any]:
-        rows, start = [], 0
-        for row in self.types:
-            end = start + self.elements * row.itemsize
-            rows.append(lease.numpy(np.uint8)[start:end].view(row))
+    def _view(self, lease: Any) -> dict[str, Any]:
+        found, start = {}, 0
+        for row in self.rows:
+            end = start + row.bytes(self.elements)
+            found[row.name] = lease.numpy(np.uint8)[start:end].view(row.type)
             start = end
-        return rows
+        return found
 
-    @staticmethod
-    def _part(rows: list[Any], piece: Piece) -> list[Any]:
-        return [row[piece.offset:piece.offset + piece.count] for row in rows]
+    def _part(self, view: dict[str, Any], piece: Piece) -> dict[str, Any]:
+        first = {row.name: row.items(piece.offset) for row in self.rows}
+        return {row.name: view[row.name][first[row.name]:first[row.name] + row.items(piece.count)] for row in self.rows}
 
     def write(self, chunk: Chunk, apply: Update, access: str = "write") -> None:
         """Changes the committed version."""
@@ -149,7 +180,7 @@ class TieredState:
                 part = self._part(rows, piece)
                 apply(piece, part, part)
 
-    def read(self, chunk: Chunk, apply: Callable[[Piece, list[Any]], None]) -> None:
+    def read(self, chunk: Chunk, apply: Callable[[Piece, dict[str, Any]], None]) -> None:
         with self._store.acquire(chunk.object) as lease:
             rows = self._view(lease)
             for piece in chunk.pieces:
@@ -174,6 +205,7 @@ class TieredState:
     def commit(self, chunk: Chunk) -> None:
         self._spares[chunk.home].append(chunk.object)
         chunk.object, chunk.next = chunk.next, -1
+        chunk.side ^= 1
 
     def roll_back(self, chunk: Chunk) -> None:
         if chunk.next >= 0:

@@ -150,23 +150,38 @@ Array bytes_in(const char* name, nb::handle given, Use use, Where where) {
     return array;
 }
 
-Array floats_in(const char* name, nb::handle given, Use use, Where where) {
-    if (given.is_none()) return {};
-    Array array = bytes_in(name, given, use, where);
-    const nb::dlpack::dtype type = array.keep.dtype();
+namespace {
+
+constexpr int32_t kNoType = -1;
+int32_t type_of(const nb::dlpack::dtype& type) {
     const auto is = [&](nb::dlpack::dtype_code code, int bits) {
         return type.code == static_cast<uint8_t>(code) && type.bits == bits;
     };
-    if (is(nb::dlpack::dtype_code::Float, 32))
-        array.type = FERRY_F32;
-    else if (is(nb::dlpack::dtype_code::Float, 16))
-        array.type = FERRY_F16;
-    else if (is(nb::dlpack::dtype_code::Bfloat, 16) || is(nb::dlpack::dtype_code::UInt, 16))
-        array.type = FERRY_BF16;
-    else
-        refuse(std::string(name) + " has a type that no update knows", text_of(type),
-               "float32, float16, bfloat16, or uint16 as bfloat16's bits");
-    return array;
+    if (is(nb::dlpack::dtype_code::Float, 32)) return FERRY_F32;
+    if (is(nb::dlpack::dtype_code::Float, 16)) return FERRY_F16;
+    if (is(nb::dlpack::dtype_code::Bfloat, 16) || is(nb::dlpack::dtype_code::UInt, 16))
+        return FERRY_BF16;
+    return is(nb::dlpack::dtype_code::UInt, 8) ? int32_t{FERRY_INT8} : kNoType;
+}
+
+Array typed_in(const char* name, nb::handle given, Use use, Where where, bool codes) {
+    if (given.is_none()) return {};
+    Array array = bytes_in(name, given, use, where);
+    array.type = type_of(array.keep.dtype());
+    if (array.type != kNoType && (codes || array.type != FERRY_INT8)) return array;
+    const std::string types = "float32, float16, bfloat16, or uint16 as bfloat16's bits";
+    refuse(std::string(name) + " has a type that no update knows", text_of(array.keep.dtype()),
+           types + (codes ? ", or uint8 as codes" : ""));
+}
+
+}  // namespace
+
+Array floats_in(const char* name, nb::handle given, Use use, Where where) {
+    return typed_in(name, given, use, where, false);
+}
+
+Array moments_in(const char* name, nb::handle given, Use use, Where where) {
+    return typed_in(name, given, use, where, true);
 }
 
 std::string shown(nb::handle object) {

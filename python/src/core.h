@@ -128,6 +128,8 @@ Array bytes_in(const char* name, nb::handle given, Use use, Where where = Where:
 // float32, float16 or bfloat16; uint16 counts as bfloat16's bits, for programs without that type.
 // None: an empty one.
 Array floats_in(const char* name, nb::handle given, Use use, Where where = Where::cpu);
+// Moments may be codes too: uint8 is FERRY_INT8.
+Array moments_in(const char* name, nb::handle given, Use use, Where where = Where::cpu);
 
 // ---------------------------------------------------------------- memory that is ferry's
 

@@ -6,12 +6,16 @@ namespace {
 
 using TeamHandle = Handle<ferry_team, ferry_team_destroy>;
 
+int32_t method_of(const std::string& name) {
+    return choice("method", name, {"adamw", "adam", "sgd", "lion", "adagrad"});
+}
+
 ferry_hyper hyper_of(const std::string& method, std::optional<double> lr,
                      std::optional<double> beta1, std::optional<double> beta2,
                      std::optional<double> eps, double weight_decay, double momentum, bool nesterov,
                      double initial_accumulator, uint32_t seed) {
     auto hyper = sized<ferry_hyper>();
-    const int32_t kind = choice("method", method, {"adamw", "adam", "sgd", "lion", "adagrad"});
+    const int32_t kind = method_of(method);
     done([&] { return ferry_hyper_default(kind, &hyper); });
     hyper.lr = lr.value_or(hyper.lr);
     hyper.beta1 = beta1.value_or(hyper.beta1);
@@ -41,13 +45,21 @@ void same_count(int64_t count, const char* name, const Array& array) {
 
 void same_type(const char* name, const Array& array, int32_t type) {
     if (!array.data || array.type == type) return;
-    static constexpr const char* kNames[] = {"float32", "bfloat16", "float16"};
+    static constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "uint8"};
     refuse(std::string(name) + " has another type than it must have", kNames[array.type],
            kNames[type]);
 }
 
+// Scales of moments in int8: one a block, so of another count than all others.
+void same_blocks(int64_t count, const char* name, const Array& array) {
+    constexpr int64_t kBlock = 256;  // elements
+    same_type(name, array, FERRY_F32);
+    same_count((count + kBlock - 1) / kBlock, name, array);
+}
+
 struct Arrays {
     Array gradient, p, m, v, weight, p_in, m_in, v_in;
+    Array weight_in{}, low{}, low_in{}, m_scale{}, v_scale{}, m_scale_in{}, v_scale_in{};
 };
 
 void check(const Arrays& arrays) {
@@ -64,6 +76,16 @@ void check(const Arrays& arrays) {
     same_type("v", arrays.v, arrays.m.type);
     same_type("m_in", arrays.m_in, arrays.m.type);
     same_type("v_in", arrays.v_in, arrays.m.type);
+    same_count(count, "weight_in", arrays.weight_in);
+    same_count(count, "low", arrays.low);
+    same_count(count, "low_in", arrays.low_in);
+    same_type("weight_in", arrays.weight_in, FERRY_BF16);
+    same_type("low", arrays.low, FERRY_BF16);
+    same_type("low_in", arrays.low_in, FERRY_BF16);
+    same_blocks(count, "m_scale", arrays.m_scale);
+    same_blocks(count, "v_scale", arrays.v_scale);
+    same_blocks(count, "m_scale_in", arrays.m_scale_in);
+    same_blocks(count, "v_scale_in", arrays.v_scale_in);
 }
 
 // What the C ABI takes of them. They live as long as `arrays` does.
@@ -82,6 +104,13 @@ ferry_update call_of(const Arrays& arrays, uint32_t layer, int64_t element) {
     call.moment_type = arrays.m.type;
     call.weight = arrays.weight.data;
     call.weight_type = arrays.weight.type;
+    call.weight_in = static_cast<const uint16_t*>(arrays.weight_in.data);
+    call.low = static_cast<uint16_t*>(arrays.low.data);
+    call.low_in = static_cast<const uint16_t*>(arrays.low_in.data);
+    call.m_scale = static_cast<float*>(arrays.m_scale.data);
+    call.v_scale = static_cast<float*>(arrays.v_scale.data);
+    call.m_scale_in = static_cast<const float*>(arrays.m_scale_in.data);
+    call.v_scale_in = static_cast<const float*>(arrays.v_scale_in.data);
     call.layer = layer;
     call.element = element;
     return call;
@@ -89,16 +118,24 @@ ferry_update call_of(const Arrays& arrays, uint32_t layer, int64_t element) {
 
 void update(const ferry_hyper& hyper, int64_t step, nb::handle gradient, nb::handle p, nb::handle m,
             nb::handle v, nb::handle weight, double gradient_scale, nb::handle p_in,
-            nb::handle m_in, nb::handle v_in, uint32_t layer, int64_t element,
-            const TeamHandle* team) {
+            nb::handle m_in, nb::handle v_in, nb::handle m_scale, nb::handle v_scale,
+            nb::handle m_scale_in, nb::handle v_scale_in, nb::handle low, nb::handle low_in,
+            nb::handle weight_in, uint32_t layer, int64_t element, const TeamHandle* team) {
     const Arrays arrays{.gradient = floats_in("gradient", gradient, Use::reads),
                         .p = floats_in("p", p, Use::writes),
-                        .m = floats_in("m", m, Use::writes),
-                        .v = floats_in("v", v, Use::writes),
+                        .m = moments_in("m", m, Use::writes),
+                        .v = moments_in("v", v, Use::writes),
                         .weight = floats_in("weight", weight, Use::writes),
                         .p_in = floats_in("p_in", p_in, Use::reads),
-                        .m_in = floats_in("m_in", m_in, Use::reads),
-                        .v_in = floats_in("v_in", v_in, Use::reads)};
+                        .m_in = moments_in("m_in", m_in, Use::reads),
+                        .v_in = moments_in("v_in", v_in, Use::reads),
+                        .weight_in = floats_in("weight_in", weight_in, Use::reads),
+                        .low = floats_in("low", low, Use::writes),
+                        .low_in = floats_in("low_in", low_in, Use::reads),
+                        .m_scale = floats_in("m_scale", m_scale, Use::writes),
+                        .v_scale = floats_in("v_scale", v_scale, Use::writes),
+                        .m_scale_in = floats_in("m_scale_in", m_scale_in, Use::reads),
+                        .v_scale_in = floats_in("v_scale_in", v_scale_in, Use::reads)};
     const ferry_update call = call_of(arrays, layer, element);
     ferry_team* const threads = ticket_of(team);
     done([&] { return ferry_optim_update(threads, &hyper, step, gradient_scale, &call); });
@@ -110,15 +147,19 @@ void* stream_of(uint64_t stream) {
 
 void update_on_stream(const ferry_hyper& hyper, int64_t step, nb::handle gradient, nb::handle p,
                       nb::handle m, nb::handle v, nb::handle weight, double gradient_scale,
-                      uint32_t layer, int64_t element, uint64_t stream) {
+                      nb::handle m_scale, nb::handle v_scale, nb::handle low, uint32_t layer,
+                      int64_t element, uint64_t stream) {
     const Arrays arrays{.gradient = floats_in("gradient", gradient, Use::reads, Where::gpu),
                         .p = floats_in("p", p, Use::writes, Where::gpu),
-                        .m = floats_in("m", m, Use::writes, Where::gpu),
-                        .v = floats_in("v", v, Use::writes, Where::gpu),
+                        .m = moments_in("m", m, Use::writes, Where::gpu),
+                        .v = moments_in("v", v, Use::writes, Where::gpu),
                         .weight = floats_in("weight", weight, Use::writes, Where::gpu),
                         .p_in = {},
                         .m_in = {},
-                        .v_in = {}};
+                        .v_in = {},
+                        .low = floats_in("low", low, Use::writes, Where::gpu),
+                        .m_scale = floats_in("m_scale", m_scale, Use::writes, Where::gpu),
+                        .v_scale = floats_in("v_scale", v_scale, Use::writes, Where::gpu)};
     const ferry_update call = call_of(arrays, layer, element);
     done([&] {
         return ferry_optim_update_cuda(&hyper, step, gradient_scale, &call, stream_of(stream));
@@ -163,6 +204,13 @@ double square_sum(nb::handle gradient, double initial, const TeamHandle* team) {
         return ferry_optim_add_leaves(leaves.data(), static_cast<int64_t>(leaves.size()), &sum);
     });
     return sum;
+}
+
+std::vector<float> moment_shares(const std::string& method, int32_t moment) {
+    const int32_t kind = method_of(method);
+    std::vector<float> shares(256);
+    done([&] { return ferry_optim_moment_shares(kind, moment, shares.data()); });
+    return shares;
 }
 
 void recast(nb::handle p, nb::handle weight) {
@@ -219,19 +267,30 @@ void bind_optim(nb::module_& module) {
              }),
              "threads"_a = 0)
         .def("close", [](TeamHandle& self) { self.close_quietly(); });
-    module.def("update", &update, "hyper"_a, "step"_a, "gradient"_a, "p"_a, "m"_a = nb::none(),
-               "v"_a = nb::none(), "weight"_a = nb::none(), nb::kw_only(), "gradient_scale"_a = 1.0,
-               "p_in"_a = nb::none(), "m_in"_a = nb::none(), "v_in"_a = nb::none(), "layer"_a = 0,
-               "element"_a = 0, "team"_a.none() = nb::none(),
-               "The step-th update (from 1) of arrays of one size, in place or from p_in, m_in and "
-               "v_in. weight gets p, rounded to its type.");
+    module.def("update", &update, "hyper"_a, "step"_a, "gradient"_a, "p"_a = nb::none(),
+               "m"_a = nb::none(), "v"_a = nb::none(), "weight"_a = nb::none(), nb::kw_only(),
+               "gradient_scale"_a = 1.0, "p_in"_a = nb::none(), "m_in"_a = nb::none(),
+               "v_in"_a = nb::none(), "m_scale"_a = nb::none(), "v_scale"_a = nb::none(),
+               "m_scale_in"_a = nb::none(), "v_scale_in"_a = nb::none(), "low"_a = nb::none(),
+               "low_in"_a = nb::none(), "weight_in"_a = nb::none(), "layer"_a = 0, "element"_a = 0,
+               "team"_a.none() = nb::none(),
+               "The step-th update (from 1) of arrays of one size, in place or from those with "
+               "_in. weight "
+               "gets p, rounded to its type. Moments in uint8 are codes, with a scale for each 256 "
+               "elements. A split master has low, its low 16 bits, in place of p, and weight in "
+               "bfloat16.");
+    module.def(
+        "moment_shares", &moment_shares, "method"_a, "moment"_a = 0,
+        "Of moments in uint8: what the 256 codes stand for, in parts of their block's scale. "
+        "`moment` is 0 for m, 1 for v.");
     module.def(
         "square_sum", &square_sum, "gradient"_a, "initial"_a = 0.0, "team"_a.none() = nb::none(),
         "initial plus the sum of squares, in a fixed order; not finite where a gradient is.");
     module.def(
-        "update_on_stream", &update_on_stream, "hyper"_a, "step"_a, "gradient"_a, "p"_a,
-        "m"_a = nb::none(), "v"_a = nb::none(), "weight"_a = nb::none(), nb::kw_only(),
-        "gradient_scale"_a = 1.0, "layer"_a = 0, "element"_a = 0, "stream"_a = 0,
+        "update_on_stream", &update_on_stream, "hyper"_a, "step"_a, "gradient"_a,
+        "p"_a = nb::none(), "m"_a = nb::none(), "v"_a = nb::none(), "weight"_a = nb::none(),
+        nb::kw_only(), "gradient_scale"_a = 1.0, "m_scale"_a = nb::none(), "v_scale"_a = nb::none(),
+        "low"_a = nb::none(), "layer"_a = 0, "element"_a = 0, "stream"_a = 0,
         "As update(), in place, of arrays on the current GPU, enqueued on a stream of CUDA's. "
         "The same bits.");
     module.def("leaf_norms_on_stream", &leaf_norms_on_stream, "gradient"_a, "leaves"_a,

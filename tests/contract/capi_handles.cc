@@ -190,7 +190,7 @@ TEST(CapiErrors, HaveNames) {
     EXPECT_STREQ(ferry_status_name(FERRY_CANCELLED), "cancelled");
     for (const ferry_status none : {-1, FERRY_CANCELLED + 1, INT32_MIN, INT32_MAX})
         EXPECT_STREQ(ferry_status_name(none), "unknown");
-    EXPECT_EQ(ferry_abi_version(), 2);
+    EXPECT_EQ(ferry_abi_version(), 3);
     EXPECT_EQ(std::string(ferry_version()).find("0."), 0u);
 }
 

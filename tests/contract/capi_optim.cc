@@ -161,6 +161,27 @@ TEST_F(CapiOptim, KeepsMomentsInInt8) {
     refuses_coded([](auto& u) { u.m_scale_in = u.m_scale + 1; }, "m_scale_in overlaps");
     refuses_coded([](auto& u) { u.v_scale = reinterpret_cast<float*>(65); }, "aligned");
     refuses_coded([](auto& u) { u.element = 32; }, "multiples of 256");
+    ASSERT_DONE(ferry_hyper_default(FERRY_LION, &hyper_));
+    refuses_coded([](auto& u) { u.v = nullptr; }, "v and its scales come together");
+    ASSERT_DONE(ferry_hyper_default(FERRY_SGD, &hyper_));
+    refuses_coded([](auto& u) { u.m = nullptr, u.m_scale = nullptr; }, "m_scale is NULL");
+}
+
+TEST_F(CapiOptim, TellsWhatCodesStandFor) {
+    std::vector<float> shares(256), of_squares(256);
+    ASSERT_DONE(ferry_optim_moment_shares(FERRY_ADAMW, 0, shares.data()));
+    ASSERT_DONE(ferry_optim_moment_shares(FERRY_ADAMW, 1, of_squares.data()));
+    for (int code = 0; code < 256; ++code) {
+        const auto at = static_cast<size_t>(code);
+        EXPECT_EQ(shares[at], optim::share_of(optim::Map::with_sign, static_cast<uint8_t>(code)));
+        EXPECT_EQ(of_squares[at],
+                  optim::share_of(optim::Map::without_sign, static_cast<uint8_t>(code)));
+    }
+    ASSERT_DONE(ferry_optim_moment_shares(FERRY_ADAGRAD, 0, shares.data()));
+    EXPECT_EQ(shares, of_squares) << "Adagrad's sum has no sign";
+    EXPECT_REFUSED(ferry_optim_moment_shares(5, 0, shares.data()), FERRY_USAGE, "method");
+    EXPECT_REFUSED(ferry_optim_moment_shares(0, 2, shares.data()), FERRY_USAGE, "moment");
+    EXPECT_REFUSED(ferry_optim_moment_shares(0, 0, nullptr), FERRY_USAGE, "shares is NULL");
 }
 
 TEST_F(CapiOptim, MeasuresNormsOverSeveralArrays) {

@@ -114,29 +114,69 @@ def test_where_the_state_lies_changes_no_bit(make, storage, name, dtype):
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("name", ["in step", "kept", "small chunks", "nvme", "all nvme"])
+# Of smaller state, and a budget with which some of it is on NVMe.
+FORMATS = {"bf16": ({"moments": "bf16"}, "72KiB"), "int8": ({"moments": "int8"}, "72KiB"),
+           "split": ({"master": "split"}, "116KiB"), "split, int8": ({"master": "split", "moments": "int8"}, "92KiB")}
+
+
+@pytest.mark.parametrize("name", ["in step", "kept", "small chunks", "nvme"])
 @pytest.mark.parametrize("kind", [OffloadAdamW, OffloadLion])
-def test_where_moments_of_16_bits_lie_changes_no_bit(make, storage, name, kind):
-    runs = []
+@pytest.mark.parametrize("format", FORMATS)
+def test_where_smaller_state_lies_changes_no_bit(make, storage, name, kind, format):
+    runs, (smaller, budget) = [], FORMATS[format]
     for options in ({}, placed(name, storage)):
+        if "nvme" in options and kind is OffloadAdamW:
+            options["host"] = budget
         model = make_model(torch.bfloat16)
-        optimizer = make(kind, model, lr=1e-2, moments="bf16", **options)
-        runs.append((train(model, optimizer, dtype=torch.bfloat16), optimizer.state_dict()))
+        optimizer = make(kind, model, lr=1e-2, max_norm=0.3, accumulation_steps=2, **smaller, **options)
+        runs.append((train(model, optimizer, dtype=torch.bfloat16, passes=2), optimizer.state_dict()))
+        assert optimizer.stats.nvme_bytes > 0 or name != "nvme" or not options or kind is not OffloadAdamW
+        assert optimizer.stats.clip_factor < 1
     assert torch.equal(runs[0][0], runs[1][0])
     for one, other in zip(runs[0][1]["state"].values(), runs[1][1]["state"].values()):
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_moments_of_16_bits_are_near_those_of_32_and_half_as_large(make):
+def test_a_split_master_is_the_fp32_one(make):
+    runs = []
+    for master in ("fp32", "split"):
+        model = make_model(torch.bfloat16)
+        optimizer = make(OffloadAdamW, model, lr=1e-2, master=master)
+        weights = train(model, optimizer, steps=1, dtype=torch.bfloat16)
+        runs.append((weights, torch.cat([s["master"].reshape(-1) for s in optimizer.state_dict()["state"].values()])))
+    assert torch.equal(runs[0][1], runs[1][1])
+    half_way = (runs[0][1].view(torch.int32) & 0xFFFF) == 0x8000  # rounded up in magnitude, not to even
+    assert torch.equal(runs[0][0][~half_way], runs[1][0][~half_way])
+
+
+def test_codes_of_a_loaded_state_are_those_of_an_update():
+    from ferry_offload.torch._format import Format
+    format = Format("sgd", ["momentum_buffer"], "int8", "fp32")
+    shares = torch.tensor(ferry.moment_shares("sgd"))
+    assert len(shares) == 256 and torch.equal(shares, shares.sort().values)
+    half_way = torch.cat([shares, (shares[1:] + shares[:-1]) / 2])
+    values = torch.cat([half_way[:256], torch.ones(1), half_way[256:], torch.zeros(256),
+                        torch.randn(1000, generator=torch.Generator().manual_seed(1)).exp()])
+    made, loaded = (format.empty(len(values), torch.device("cpu")) for _ in range(2))
+    format.set_moment(made, "m", None)
+    assert not format.moment(made, "m").any()
+    ferry.update(ferry.Hyper("sgd", momentum=0.9), 1, values, **made)
+    format.set_moment(loaded, "m", values)
+    assert torch.equal(made["m"], loaded["m"]) and torch.equal(made["m_scale"], loaded["m_scale"])
+    assert (format.moment(loaded, "m") - values).abs().max() < 0.1 * values.abs().max()
+
+
+def test_smaller_moments_are_near_those_of_32_bits(make):
     runs = {}
-    for moments in ("fp32", "bf16"):
+    for moments in ("fp32", "bf16", "int8"):
         model = make_model()
         start = weights_of(model)
         optimizer = make(OffloadAdamW, model, lr=1e-3, moments=moments, overlap=False)
         runs[moments] = train(model, optimizer, steps=50) - start, optimizer.stats.host_bytes, optimizer.state_dict()
-    (wide, wide_bytes, _), (narrow, narrow_bytes, state) = runs["fp32"], runs["bf16"]
+    (wide, wide_bytes, _), (narrow, narrow_bytes, state), (codes, codes_bytes, _) = runs.values()
     assert 0 < (narrow - wide).norm() < 0.02 * wide.norm()
-    assert narrow_bytes < 0.75 * wide_bytes
+    assert 0 < (codes - wide).norm() < 0.1 * wide.norm()
+    assert narrow_bytes < 0.75 * wide_bytes and codes_bytes < 0.56 * wide_bytes
     for of_parameter in state["state"].values():  # exactly what is kept, in fp32
         assert of_parameter["exp_avg"].dtype == torch.float32
         assert torch.equal(of_parameter["exp_avg"].bfloat16().float(), of_parameter["exp_avg"])
@@ -503,19 +543,20 @@ def test_weights_that_the_program_changes_are_the_masters(make, dtype):
 
 # ---------------------------------------------------------------- saved state
 
-def resumed(make, storage, state_dict, model_state, name, **options):
+def resumed(make, state_dict, model_state, **options):
     model = make_model(torch.bfloat16)
-    model.load_state_dict(model_state)
-    optimizer = make(OffloadAdamW, model, lr=1.0, **placed(name, storage), **options)
+    optimizer = make(OffloadAdamW, model, lr=1.0, **options)
     optimizer.load_state_dict(state_dict)
+    model.load_state_dict(model_state)  # in either order: what is the master's weight already stays it
     return model, optimizer
 
 
-@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+@pytest.mark.parametrize("format", ["fp32", *FORMATS])
 @pytest.mark.parametrize("name", ["host", "nvme"])
-def test_a_saved_state_goes_on_with_the_same_bits_anywhere(make, storage, tmp_path, name, moments):
+def test_a_saved_state_goes_on_with_the_same_bits_anywhere(make, storage, tmp_path, name, format):
+    smaller, budget = FORMATS.get(format, ({}, None))
     model, data = make_model(torch.bfloat16), Data(torch.bfloat16)
-    optimizer = make(OffloadAdamW, model, lr=1e-2, moments=moments)
+    optimizer = make(OffloadAdamW, model, lr=1e-2, **smaller)
 
     def steps(model, optimizer, count):
         for _ in range(count):
@@ -528,7 +569,11 @@ def test_a_saved_state_goes_on_with_the_same_bits_anywhere(make, storage, tmp_pa
     steps(model, optimizer, 3)
     saved = torch.load(tmp_path / "run")
     data.generator.set_state(saved[2])
-    other, again = resumed(make, storage, saved[1], saved[0], name, moments=moments)
+    placement = placed(name, storage)
+    if name == "nvme" and budget:
+        placement["host"] = budget
+    other, again = resumed(make, saved[1], saved[0], **smaller, **placement)
+    assert (again.stats.nvme_bytes > 0) == (name == "nvme")
     assert again.param_groups[0]["lr"] == 1e-2
     steps(other, again, 3)
     assert torch.equal(weights_of(model), weights_of(other))
@@ -610,6 +655,8 @@ def parameter(*shape, **options):
     (lambda: OffloadAdamW([parameter(3)], accumulation_steps=0), "accumulation_steps"),
     (lambda: OffloadAdamW([parameter(3)], host="a lot"), "a lot"),
     (lambda: OffloadAdamW([parameter(3)], moments="fp16"), "fp16"),
+    (lambda: OffloadAdamW([parameter(3)], master="half"), "half"),
+    (lambda: OffloadAdamW([parameter(3)], master="split"), "bfloat16"),
     (lambda: OffloadAdamW([parameter(3, device="meta")]), "meta"),
     (lambda: OffloadAdamW([parameter(100_000)], host="1MB"), "does not fit|no room"),
     (lambda: OffloadAdamW([parameter(100_000)], host="300KB"), "no room"),

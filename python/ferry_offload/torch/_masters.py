@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..errors import usage
-from ..tiered_state import Chunk, Piece, TieredState, Update
+from ..tiered_state import MOMENT_BLOCK, Chunk, Piece, TieredState, Update
+from ._format import Format, Rows, blocks_in, of_elements, scales_of, tensor_of
 from ._records import Record, local
+from ._transfers import Transfers
 from ._worker import Worker
 
 
@@ -25,11 +25,11 @@ class Tier:
 
 
 class Masters:
-    """`moments` are their names in a state_dict. The worker alone touches the stores."""
+    """The worker alone touches the stores."""
 
-    def __init__(self, moments: Sequence[str], worker: Worker) -> None:
+    def __init__(self, format: Format, transfers: Transfers, worker: Worker) -> None:
         self.tiers: list[Tier] = []
-        self._moments, self._worker = moments, worker
+        self._format, self._transfers, self._worker = format, transfers, worker
 
     def add(self, records: list[Record], state: TieredState) -> Tier:
         """Their state is to be in `state`; begin() fills it."""
@@ -51,77 +51,120 @@ class Masters:
     def begin(self, tier: Tier) -> None:
         """Masters are the weights, and moments are zero."""
 
-        def apply(piece: Piece, _: list[Any], new: list[Any]) -> None:
-            torch.from_numpy(new[0]).copy_(_weights_of(tier.records[piece.parameter], piece))
-            for moment in new[1:]:
-                moment.fill(0)
-
         for chunk in tier.state.chunks:
+
+            def apply(piece: Piece, _: dict[str, Any], new: dict[str, Any], chunk: Chunk = chunk) -> None:
+                record = tier.records[piece.parameter]
+                rows = self._rows(new, record, piece, chunk)
+                self._format.set_master(rows, _weights_of(record, piece))
+                for name in self._format.moments:
+                    self._format.set_moment(rows, name, None)
+
             self._write(tier, chunk, apply, "overwrite")
 
     def take_over(self, changed: list[Record]) -> None:
         """Weights that somebody else has changed are the masters from now on."""
         wanted = set(changed)
+        self._wait_until_sent()
         for r in changed:
             if r.resident is not None:
-                r.resident.take_over(r)
+                self._format.take_over(r.resident.rows, r.weights.reshape(-1))
         for tier, chunk in chunks_of(changed):
 
-            def apply(piece: Piece, _: list[Any], new: list[Any], records: list[Record] = tier.records) -> None:
-                r = records[piece.parameter]
+            def apply(piece: Piece, _: dict[str, Any], new: dict[str, Any], tier: Tier = tier, chunk: Chunk = chunk) -> None:
+                r = tier.records[piece.parameter]
                 if r in wanted:
-                    ours, theirs = torch.from_numpy(new[0]), _weights_of(r, piece)
-                    ours.copy_(torch.where(ours.to(theirs.dtype) == theirs, ours, theirs.float()))
+                    self._format.take_over(self._rows(new, r, piece, chunk), _weights_of(r, piece))
 
             self._write(tier, chunk, apply)
 
     def read(self, record: Record) -> dict[str, torch.Tensor]:
-        """In fp32, as a state_dict names them; "master" where weights have 16 bits."""
-        rows = torch.empty(1 + len(self._moments), record.count)
+        """In fp32, as a state_dict names them; "master" where weights have 16 bits, and scales where moments have 8."""
+        rows = self._format.empty(record.count, torch.device("cpu"))
         if record.resident is not None:
-            for row, theirs in zip(rows, record.resident.rows):
-                row.copy_(theirs)
+            for name, row in rows.items():
+                row.copy_(record.resident.rows[name])
         for tier, chunk in record.chunks:
 
-            def apply(piece: Piece, values: list[Any], records: list[Record] = tier.records) -> None:
-                if records[piece.parameter] is record:
-                    for row, theirs in zip(rows, values):
-                        row[piece.start:piece.start + piece.count] = _tensor_of(theirs.copy())
+            def apply(piece: Piece, values: dict[str, Any], tier: Tier = tier, chunk: Chunk = chunk) -> None:
+                if tier.records[piece.parameter] is record:
+                    theirs = self._rows({name: value.copy() for name, value in values.items()}, record, piece, chunk)
+                    for row in self._format.rows:
+                        first = row.items(piece.start)
+                        rows[row.name][first:first + row.items(piece.count)] = theirs[row.name]
+                    if self._format.is_split:
+                        rows["weight"][piece.start:piece.start + piece.count] = theirs["weight"]
 
             self._worker.submit(lambda t=tier, c=chunk, a=apply: t.state.read(c, a)).result()
-        weights = record.weights
-        found = {name: rows[1 + i].view(weights.shape) for i, name in enumerate(self._moments)}
-        if weights.dtype != torch.float32:
-            found["master"] = rows[0].view(weights.shape)
-        return {name: _like(record.parameter, value) for name, value in found.items()}
+        return self._named(record, rows)
+
+    def _named(self, record: Record, rows: Rows) -> dict[str, torch.Tensor]:
+        found = {name: self._format.moment(rows, short) for short, name in self._format.moments.items()}
+        if record.weights.dtype != torch.float32:
+            found["master"] = self._format.master(rows)
+        made = {name: _like(record.parameter, value.view(record.weights.shape)) for name, value in found.items()}
+        if self._format.is_coded:
+            for short, name in self._format.moments.items():
+                scales = rows[f"{short}_scale"]
+                if record.is_sharded:  # another sharding cuts other blocks
+                    scales = _like(record.parameter, of_elements(scales, record.count).view(record.weights.shape))
+                made[f"{name}_scale"] = scales
+        return made
+
+    def _rows(self, arrays: dict[str, Any], record: Record, piece: Piece, chunk: Chunk) -> Rows:
+        """Tensors of a piece's rows, and of a split master the committed weights too."""
+        rows = {name: tensor_of(array) for name, array in arrays.items()}
+        if self._format.is_split:
+            rows["weight"] = self._transfers.staged(record, chunk.side)[piece.start:piece.start + piece.count]
+        return rows
 
     def load(self, given: dict[torch.Tensor, Any], residents: list[Record]) -> None:
         """`given` by parameter, named as by read(): a missing master is the weight, a missing moment is zero."""
+        self._wait_until_sent()
         for tier in self.tiers:
-
-            def apply(piece: Piece, _: list[Any], new: list[Any], records: list[Record] = tier.records) -> None:
-                self._load(records[piece.parameter], given, piece, [_tensor_of(row) for row in new])
-
             for chunk in tier.state.chunks:
+
+                def apply(piece: Piece, _: dict[str, Any], new: dict[str, Any], tier: Tier = tier, chunk: Chunk = chunk) -> None:
+                    record = tier.records[piece.parameter]
+                    self._load(record, given, piece, self._rows(new, record, piece, chunk))
+
                 self._write(tier, chunk, apply)
         for r in residents:
             assert r.resident is not None
             self._load(r, given, Piece(r.index, 0, r.count, 0), r.resident.rows)
 
-    def _load(self, record: Record, given: dict[torch.Tensor, Any], piece: Piece,
-              rows: list[torch.Tensor]) -> None:
+    def _load(self, record: Record, given: dict[torch.Tensor, Any], piece: Piece, rows: Rows) -> None:
         values = given.get(record.parameter, {})
-        for row, name in enumerate(("master", *self._moments)):
+
+        def part(name: str) -> torch.Tensor | None:
             value = values.get(name)
-            if value is not None and local(value).numel() != record.count:
+            if value is None:
+                return None
+            if local(value).numel() != record.count:
                 raise usage(f"{name} has another size than its parameter", where=record.name,
                             measured=tuple(value.shape), limit=tuple(record.weights.shape))
-            if value is not None:
-                rows[row].copy_(local(value).reshape(-1)[piece.start:piece.start + piece.count])
-            elif row == 0:
-                rows[row].copy_(_weights_of(record, piece))
-            else:
-                rows[row].zero_()
+            return local(value).reshape(-1)[piece.start:piece.start + piece.count]
+
+        def scales(name: str) -> torch.Tensor | None:
+            value = values.get(name) if self._format.is_coded else None
+            if value is None:
+                return None
+            found = scales_of(local(value), record.count)
+            if found is None:
+                raise usage(f"{name} has another size than its parameter's blocks", where=record.name,
+                            measured=tuple(value.shape), limit=f"{blocks_in(record.count)} blocks of {MOMENT_BLOCK}")
+            first = piece.start // MOMENT_BLOCK
+            return found[first:first + blocks_in(piece.count)]
+
+        master = part("master")
+        self._format.set_master(rows, _weights_of(record, piece) if master is None else master)
+        for short, name in self._format.moments.items():
+            self._format.set_moment(rows, short, part(name), scales(f"{name}_scale"))
+
+    def _wait_until_sent(self) -> None:
+        """Before a split master's weights change that a GPU may still read."""
+        if self._format.is_split:
+            self._worker.submit(self._transfers.wait_until_sent).result()
 
     def _write(self, tier: Tier, chunk: Chunk, apply: Update, access: str = "write") -> None:
         self._worker.submit(lambda: tier.state.write(chunk, apply, access)).result()
@@ -130,11 +173,6 @@ class Masters:
 def chunks_of(records: list[Record]) -> list[tuple[Tier, Chunk]]:
     found = {id(chunk): (tier, chunk) for r in records for tier, chunk in r.chunks}
     return list(found.values())
-
-
-def _tensor_of(row: Any) -> torch.Tensor:
-    """The same memory. uint16 is bf16's bits."""
-    return torch.from_numpy(row) if row.dtype == np.float32 else torch.from_numpy(row.view(np.int16)).view(torch.bfloat16)
 
 
 def _weights_of(record: Record, piece: Piece) -> torch.Tensor:

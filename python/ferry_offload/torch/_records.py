@@ -72,11 +72,11 @@ class Record:
 
     # ---- the gradient
 
-    def take(self, gradient: torch.Tensor, transfers: Transfers, keep: bool) -> None:
-        """The whole gradient is this one."""
+    def take(self, gradient: torch.Tensor, transfers: Transfers, keep: bool, watch: bool = True) -> None:
+        """The whole gradient is this one. Without `watch` one that stays is taken again in every step."""
         whole = self.check_gradient(gradient)
         self.gradient, self.left = transfers.to_host(self, whole, self.stops)
-        self.taken = (gradient, whole._version, _fingerprint(whole)) if keep else None
+        self.taken = (gradient, whole._version, _fingerprint(whole) if watch else None) if keep else None
         self.changed()
 
     def check_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ class Record:
         gradient = self.parameter.grad
         if self.taken is None or gradient is not self.taken[0] or local(gradient)._version != self.taken[1]:
             return True
-        return not torch.equal(_fingerprint(local(gradient)), self.taken[2])
+        return self.taken[2] is None or not torch.equal(_fingerprint(local(gradient)), self.taken[2])
 
 
 def _fingerprint(gradient: torch.Tensor) -> torch.Tensor:

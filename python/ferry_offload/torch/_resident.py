@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._core import Hyper, add_leaves, leaf_norms_on_stream, update_on_stream
+from ._format import Format
 
 if TYPE_CHECKING:
     from ._records import Record
@@ -15,17 +16,15 @@ _LEAF = 4096  # elements of a sum of squares: those of square_sum()
 
 
 class Resident:
-    """`rows`: masters first and then each moment, as in a chunk. Its gradient stays in .grad until step(), and the
+    """`rows`: as in a chunk, and of a split master the weights too. Its gradient stays in .grad until step(), and the
     numbers are those of every other place."""
 
-    def __init__(self, record: Record, moments: int, moment_type: torch.dtype) -> None:
+    def __init__(self, record: Record, format: Format) -> None:
         weights = record.weights
-        self.rows = [weights.reshape(-1).to(torch.float32, copy=True)]
-        self.rows += [torch.zeros(record.count, dtype=moment_type, device=weights.device) for _ in range(moments)]
-
-    @staticmethod
-    def bytes_for(record: Record, moments: int, moment_type: torch.dtype) -> int:
-        return record.count * (4 + moments * moment_type.itemsize)
+        self.rows = format.empty(record.count, weights.device)
+        format.set_master(self.rows, weights.reshape(-1))
+        for name in format.moments:
+            format.set_moment(self.rows, name, None)
 
     def begin_square(self, gradient: torch.Tensor) -> Any:
         """Sums of squares on their way to the host: finish_square() waits for them."""
@@ -46,16 +45,13 @@ class Resident:
 
     def update(self, record: Record, gradient: torch.Tensor, hyper: Hyper, step: int, scale: float) -> None:
         """Enqueued on the current stream."""
-        weights = record.weights
-        into = weights.view(-1) if weights.is_contiguous() else torch.empty_like(weights.reshape(-1))
+        weights, rows = record.weights, self.rows
+        into = rows.get("weight")  # a split master's
+        if into is None:
+            into = weights.view(-1) if weights.is_contiguous() else torch.empty_like(weights.reshape(-1))
         with torch.cuda.device(weights.device):
             stream = torch.cuda.current_stream().cuda_stream
-            update_on_stream(hyper, step, gradient.reshape(-1), self.rows[0], weight=into, gradient_scale=scale,
-                             layer=record.number, stream=stream, **dict(zip(("m", "v"), self.rows[1:])))
+            update_on_stream(hyper, step, gradient.reshape(-1), gradient_scale=scale, layer=record.number, stream=stream,
+                             **rows | {"weight": into})
         if into.data_ptr() != weights.data_ptr():
             weights.copy_(into.view(weights.shape))
-
-    def take_over(self, record: Record) -> None:
-        """What was changed of the weights is the master's from now on."""
-        masters, theirs = self.rows[0], record.weights.reshape(-1)
-        masters.copy_(torch.where(masters.to(theirs.dtype) == theirs, masters, theirs.float()))

@@ -26,11 +26,15 @@ def pinned(count: int, dtype: torch.dtype, name: str) -> torch.Tensor:
 
 class Transfers:
     """Of the parameters of one optimizer. `gradients` and `weights` are flat host tensors by parameter index:
-    of a GPU's parameters both, of the CPU's those that a speculative update writes."""
+    of a GPU's parameters both, of the CPU's those that a speculative update writes. `keeps_weights`: those of the last step
+    stay here for all parameters, as half of a split master. An update ahead of step() then writes to `others`, and a
+    chunk's `side` tells which of both is the last step's."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_weights: bool = False) -> None:
         self.gradients: dict[int, torch.Tensor] = {}
         self.weights: dict[int, torch.Tensor] = {}
+        self.others: dict[int, torch.Tensor] = {}
+        self._keeps_weights = keeps_weights
         self._streams: dict[tuple[torch.device, str], Any] = {}
         self._sent: list[Any] = []  # events of weights under way
         self._registered: list[torch.Tensor] = []
@@ -42,7 +46,9 @@ class Transfers:
             mine = [r for r in records if (r.weights.device.type == "cuda") == on_gpu]
             for dtype in {r.weights.dtype for r in mine}:
                 typed = [r for r in mine if r.weights.dtype == dtype]
-                total += self._cut(self.weights, [r for r in typed if on_gpu or r.index in speculative], dtype, on_gpu)
+                ahead = [r for r in typed if r.index in speculative]
+                total += self._cut(self.weights, typed if on_gpu or self._keeps_weights else ahead, dtype, on_gpu)
+                total += self._cut(self.others, ahead if self._keeps_weights else [], dtype, on_gpu)
                 total += self._cut(self.gradients, typed if on_gpu else [], dtype, on_gpu)
         return total
 
@@ -57,11 +63,15 @@ class Transfers:
             into[record.index] = part
         return count * dtype.itemsize
 
-    @staticmethod
-    def bytes_for(records: list[Record], speculative: bool) -> int:
+    def bytes_for(self, records: list[Record], speculative: bool) -> int:
         """What reserve() takes at most."""
-        size = {r.index: r.count * r.weights.dtype.itemsize for r in records}
-        return sum(size[r.index] * (2 if r.weights.device.type == "cuda" else int(speculative)) for r in records)
+        more = int(speculative) if self._keeps_weights else 0
+        on_gpu, on_cpu = 2 + more, (1 if self._keeps_weights else int(speculative)) + more
+        return sum(r.count * r.weights.dtype.itemsize * (on_gpu if r.weights.device.type == "cuda" else on_cpu) for r in records)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(t.nbytes for kept in (self.weights, self.others, self.gradients) for t in kept.values())
 
     # ---- gradients
 
@@ -103,19 +113,23 @@ class Transfers:
 
     # ---- weights
 
-    def target(self, record: Record, speculative: bool) -> torch.Tensor:
-        """Where an update writes new weights. Of contiguous weights on the CPU it is they, unless that comes too
-        early."""
+    def target(self, record: Record, side: int, speculative: bool) -> dict[str, torch.Tensor]:
+        """Where an update writes new weights, by update()'s names: of a split master it reads the last step's. Of
+        contiguous weights on the CPU it is they, unless that comes too early."""
         weights = record.weights
+        if self._keeps_weights:
+            return {"weight": self.staged(record, side ^ int(speculative)), "weight_in": self.staged(record, side)}
         if not speculative and self.is_direct(weights):
-            return weights.view(-1)
+            return {"weight": weights.view(-1)}
         if record.index not in self.weights:
             self.weights[record.index] = torch.empty(record.count, dtype=weights.dtype)
-        return self.weights[record.index]
+        return {"weight": self.weights[record.index]}
 
-    @staticmethod
-    def is_direct(weights: torch.Tensor) -> bool:
-        return weights.device.type == "cpu" and weights.is_contiguous()
+    def staged(self, record: Record, side: int) -> torch.Tensor:
+        return (self.others if side and self._keeps_weights else self.weights)[record.index]
+
+    def is_direct(self, weights: torch.Tensor) -> bool:
+        return weights.device.type == "cpu" and weights.is_contiguous() and not self._keeps_weights
 
     @staticmethod
     def now(records: list[Record]) -> dict[torch.device, Any]:
@@ -123,14 +137,14 @@ class Transfers:
         devices = {r.weights.device for r in records if r.weights.device.type == "cuda"}
         return {device: torch.cuda.current_stream(device).record_event() for device in devices}
 
-    def send(self, record: Record, start: int, count: int, after: dict[torch.device, Any], use: str) -> Any:
+    def send(self, record: Record, start: int, count: int, side: int, after: dict[torch.device, Any], use: str) -> Any:
         """Staged weights [start, start + count) into the parameter: all of them where it is not contiguous. Returns
         an event to wait for, or None. The parameter's version is the caller's to change."""
-        staged, weights = self.weights[record.index], record.weights.data
+        weights = record.weights.data
         if weights.is_contiguous():
-            into, part = weights.view(-1)[start:start + count], staged[start:start + count]
+            into, part = weights.view(-1)[start:start + count], self.staged(record, side)[start:start + count]
         else:
-            into, part = weights, staged.view(weights.shape)
+            into, part = weights, self._whole(record).view(weights.shape)
         if weights.device.type == "cpu":
             into.copy_(part)
             return None
@@ -141,6 +155,14 @@ class Transfers:
         sent = stream.record_event()
         self._sent.append(sent)
         return sent
+
+    def _whole(self, record: Record) -> torch.Tensor:
+        """Its chunks may be on different sides."""
+        if record.index not in self.others:
+            return self.weights[record.index]
+        parts = [self.staged(record, chunk.side)[piece.start:piece.start + piece.count]
+                 for tier, chunk in record.chunks for piece in chunk.pieces if tier.records[piece.parameter] is record]
+        return torch.cat(parts)
 
     def wait_until_sent(self) -> None:
         """Before staged weights are overwritten."""

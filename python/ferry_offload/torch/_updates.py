@@ -12,7 +12,6 @@ from .._core import Hyper, update
 from ..tiered_state import Chunk, Piece
 from ._masters import Tier
 from ._records import Record
-from ._transfers import Transfers
 
 if TYPE_CHECKING:
     from .optimizer import OffloadOptimizer
@@ -30,18 +29,17 @@ class Work:
         self.left = {index: r.count for index, r in records.items()}  # elements without new weights yet
         self.after: dict[torch.device, Any] = {}  # events: weights may change on their GPU
 
-    def apply(self, tier: Tier, speculative: bool) -> Callable[[Piece, Any, Any], None]:
-        def one(piece: Piece, old: list[Any], new: list[Any]) -> None:
+    def apply(self, tier: Tier, chunk: Chunk, speculative: bool) -> Callable[[Piece, Any, Any], None]:
+        def one(piece: Piece, old: dict[str, Any], new: dict[str, Any]) -> None:
             r = tier.records[piece.parameter]
             if r.index not in self.records:
                 return
             gradient, step = self.given[r.index]
             assert gradient is not None
             here = slice(piece.start, piece.start + piece.count)
-            weight = self.transfers.target(r, speculative)[here]
-            moments = dict(zip(("m", "v"), new[1:])) | dict(zip(("m_in", "v_in"), old[1:]))
-            update(self.hypers[r.group], step, gradient[here], new[0], weight=weight, p_in=old[0],
-                   gradient_scale=self.scale, layer=r.number, element=piece.start, team=self.team, **moments)
+            weights = {name: w[here] for name, w in self.transfers.target(r, chunk.side, speculative).items()}
+            update(self.hypers[r.group], step, gradient[here], gradient_scale=self.scale, layer=r.number, element=piece.start,
+                   team=self.team, **weights, **new, **{f"{name}_in": row for name, row in old.items()})
 
         return one
 
@@ -73,7 +71,7 @@ class Version:
             r = self.tier.records[piece.parameter]
             if piece.count == r.count:  # of a larger one step() makes it
                 r.square(self.work.team)
-        self.tier.state.speculate(self.chunk, self.work.apply(self.tier, speculative=True))
+        self.tier.state.speculate(self.chunk, self.work.apply(self.tier, self.chunk, speculative=True))
 
 
 @dataclasses.dataclass(eq=False)
@@ -116,7 +114,7 @@ class Finish:
     def _update(self) -> None:
         for later in self.next_ones:
             later.tier.state.prefetch([later.chunk])
-        self.tier.state.write(self.chunk, self.work.apply(self.tier, speculative=False))
+        self.tier.state.write(self.chunk, self.work.apply(self.tier, self.chunk, speculative=False))
         self.work.stats.updates_in_step += 1
 
     def _send(self, committed: bool) -> list[tuple[torch.device, Any]]:
@@ -126,11 +124,11 @@ class Finish:
             if r.index not in self.work.records:
                 continue
             self.work.left[r.index] -= piece.count
-            if not committed and Transfers.is_direct(r.weights):
+            if not committed and self.work.transfers.is_direct(r.weights):
                 continue
             if r.weights.is_contiguous() or self.work.left[r.index] == 0:
                 # What is made now may be needed before what was made ahead.
-                event = self.work.transfers.send(r, piece.start, piece.count, self.work.after,
+                event = self.work.transfers.send(r, piece.start, piece.count, self.chunk.side, self.work.after,
                                                  "weights" if committed else "late weights")
                 if event is not None:
                     sent.append((r.weights.device, event))

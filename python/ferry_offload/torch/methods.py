@@ -20,10 +20,10 @@ class OffloadAdamW(OffloadOptimizer):
                  weight_decay: float = 1e-2, *, max_norm: float | None = None, host: int | str = "40GiB",
                  nvme: Sequence[Any] = (), overlap: bool = True, accumulation_steps: int = 1, keep_grads: bool = False,
                  model: torch.nn.Module | None = None, gpu_state: int | str = 0, moments: str = "fp32",
-                 threads: int = 0, chunk_elements: int | None = None) -> None:
+                 master: str = "fp32", threads: int = 0, chunk_elements: int | None = None) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, max_norm=max_norm,
                          host=host, nvme=nvme, overlap=overlap, accumulation_steps=accumulation_steps,
-                         keep_grads=keep_grads, model=model, gpu_state=gpu_state, moments=moments,
+                         keep_grads=keep_grads, model=model, gpu_state=gpu_state, moments=moments, master=master,
                          threads=threads, chunk_elements=chunk_elements)
 
     def _constants(self, group: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,9 @@ import torch
 from .._core import Team, clip_factor
 from ..errors import error_of, message, usage
 from ..sizes import to_bytes
-from ..tiered_state import MOMENT_TYPES, Chunk, TieredState
+from ..tiered_state import Chunk, TieredState
 from ._departed import DepartedGradient
+from ._format import Format
 from ._masters import Masters, Tier, chunks_of
 from ._modules import land_before_use
 from ._options import default_threads, name_of, refuse_options
@@ -82,8 +83,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
     model              step() does not wait for the end of the update: a module of this model waits for its own
                        weights when it is called, and synchronize() for all of them
     moments            "fp32", or "bf16": half of their memory and traffic, rounded stochastically with random bits that
-                       follow from the parameter's place in param_groups, the element and the step; of shards the
-                       element is this rank's own, so that another number of ranks rounds otherwise
+                       follow from the parameter's place in param_groups, the element and the step; or "int8": a quarter,
+                       codes in blocks of 256 elements with a scale each, as in torchao's AdamW8bit. Elements and blocks
+                       of shards are this rank's own, so that another number of ranks rounds otherwise
+    master             "fp32", or "split" for weights in bf16: the master is the weight and its low 16 bits, which together
+                       are fp32 exactly. Weights are then rounded half up in magnitude, not half to even
     gpu_state          so much of the state stays on the GPU of its parameters, in the order in which they are given:
                        those that are used first get their gradients last
     """
@@ -95,19 +99,17 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], *, max_norm: float | None = None,
                  host: int | str = "40GiB", nvme: Sequence[Any] = (), overlap: bool = True, accumulation_steps: int = 1,
                  keep_grads: bool = False, model: torch.nn.Module | None = None, gpu_state: int | str = 0,
-                 moments: str = "fp32", threads: int = 0, chunk_elements: int | None = None) -> None:
-        if moments not in MOMENT_TYPES:
-            raise usage("moments have no such type", measured=repr(moments), limit=" or ".join(map(repr, MOMENT_TYPES)))
-        self._moment_type = moments
+                 moments: str = "fp32", master: str = "fp32", threads: int = 0, chunk_elements: int | None = None) -> None:
+        self._format = Format(self.method, self._moments, moments, master)
         if accumulation_steps < 1:
             raise usage("accumulation_steps is too small", measured=accumulation_steps, limit="1 or more")
         self.max_norm, self.accumulation_steps, self.stats = max_norm, accumulation_steps, Stats()
         self._host_left, self._nvme, self._overlap, self._keep = to_bytes(host), list(nvme), overlap, keep_grads
         self._gpu_left = to_bytes(gpu_state)
         self._threads, self._chunk_elements = threads, chunk_elements
-        self._transfers, self._worker = Transfers(), Worker()
+        self._transfers, self._worker = Transfers(keeps_weights=self._format.is_split), Worker()
         self._records: dict[torch.Tensor, Record] = {}
-        self._masters = Masters(self._moments, self._worker)
+        self._masters = Masters(self._format, self._transfers, self._worker)
         self._versions: dict[int, Version] = {}  # by id(chunk): what was made of it ahead of step()
         self._lock = threading.Lock()  # hooks may run on several threads
         self._accumulating, self._failed, self._built = False, "", False
@@ -139,20 +141,20 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 elif p.requires_grad and local(p).numel() > 0:
                     new.append(Record(len(self._records) + len(new), p, g, name_of(self.param_groups, p)))
                     new[-1].number = number
+                    self._format.check_weights(new[-1].weights, new[-1].name)
         if self._lands_late and any(r.is_sharded for r in new):
             raise usage("model= is for parameters that are not sharded", where=new[0].name, measured="DTensor",
                         remedy="leave model= out: FSDP gathers weights in hooks of its own")
         new = self._keep_on_gpu(new)
         if not new:
             return
-        fixed = Transfers.bytes_for(new, self._overlap)
+        fixed = self._transfers.bytes_for(new, self._overlap)
         if fixed > self._host_left:
             raise error_of(3, "does not fit", message(
                 "host memory has no room for gradients and weights on their way", "", f"{fixed} bytes",
                 f"{self._host_left} bytes are left of `host`", "give more"))
-        state = TieredState([r.count for r in new], len(self._moments), moment_type=self._moment_type,
-                            host_bytes=self._host_left - fixed, nvme=self._nvme, speculative=self._overlap, chunk_elements=self._chunk_elements,
-                            threads=self._threads)
+        state = TieredState([r.count for r in new], self._format.rows, host_bytes=self._host_left - fixed, nvme=self._nvme,
+                            speculative=self._overlap, chunk_elements=self._chunk_elements, threads=self._threads)
         tier = self._masters.add(new, state)
         speculative = {r.index for r in new if self._overlap and any(state.can_speculate(c) for _, c in r.chunks)}
         self._host_left -= self._transfers.reserve(new, speculative) + state.host_bytes
@@ -166,22 +168,20 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _keep_on_gpu(self, new: list[Record]) -> list[Record]:
         """Makes the state of those that gpu_state has room for, and returns the others."""
         others = []
-        moments = len(self._moments), torch.bfloat16 if self._moment_type == "bf16" else torch.float32
         for r in new:
-            size = Resident.bytes_for(r, *moments)
+            size = self._format.bytes_for(r.count)
             if r.weights.device.type != "cuda" or size > self._gpu_left:
                 others.append(r)
                 continue
             self._gpu_left -= size
             self.stats.gpu_bytes += size
-            r.resident = Resident(r, *moments)
+            r.resident = Resident(r, self._format)
             self._records[r.parameter] = r
         return others
 
     def _count_bytes(self) -> None:
         self.stats.nvme_bytes = self._masters.nvme_bytes
-        staged = [*self._transfers.weights.values(), *self._transfers.gradients.values()]
-        self.stats.host_bytes = self._masters.host_bytes + sum(t.nbytes for t in staged)
+        self.stats.host_bytes = self._masters.host_bytes + self._transfers.host_bytes
 
     def _hook(self, record: Record) -> None:
         me = weakref.ref(self)
@@ -347,7 +347,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 continue
             if not isinstance(gradient, DepartedGradient) and r.is_stale():
                 self._withdraw(r)
-                r.take(gradient, self._transfers, keep=True)
+                r.take(gradient, self._transfers, keep=True, watch=self._overlap)  # without it nothing is made ahead
             active.append(r)
         return active
 
@@ -452,8 +452,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with moments in fp32 on the CPU, and "master" where weights have 16 bits. Of parameters
-        without a step yet there is nothing."""
+        """As torch's, with moments in fp32 on the CPU, "master" where weights have 16 bits, and "..._scale" of moments in
+        int8, from which their codes follow again. Of parameters without a step yet there is nothing."""
         self.synchronize()
         steps = {p: dict(state) for p, state in self.state.items()}
         try:
