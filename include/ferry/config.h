@@ -105,6 +105,7 @@ struct OptimizerConfig {
     // be Muon's, by glob patterns over their names.
     int64_t ns_steps = 5;
     NewtonSchulzCoefficients ns_coefficients{};
+    DType ns_products = DType::f32;  // what its products' factors are rounded to; not f16
     optim::AdjustLr adjust_lr = optim::AdjustLr::original;
     std::optional<double> adamw_lr{};
     std::vector<std::string> adamw_tensors{};

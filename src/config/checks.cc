@@ -123,9 +123,9 @@ void warn_of_method(const OptimizerConfig& o, const Given& given) {
 
 // Another method with keys of Muon's alone was meant to be Muon.
 void check_muon(const OptimizerConfig& o, const Given& given) {
-    constexpr std::array<std::string_view, 5> kOfMuon{
-        "optimizer.ns_steps", "optimizer.ns_coefficients", "optimizer.adjust_lr",
-        "optimizer.adamw_lr", "optimizer.adamw_tensors"};
+    constexpr std::array<std::string_view, 6> kOfMuon{
+        "optimizer.ns_steps",  "optimizer.ns_coefficients", "optimizer.ns_products",
+        "optimizer.adjust_lr", "optimizer.adamw_lr",        "optimizer.adamw_tensors"};
     const bool muon = o.method == optim::Method::muon;
     for (const std::string_view key : kOfMuon) {
         const bool is_auto = key == "optimizer.adamw_lr" && !o.adamw_lr;

@@ -26,9 +26,9 @@ constexpr std::array<std::string_view, 8> kKeysLeftOut = {
 constexpr std::array<std::string_view, 3> kOfTheFall = {
     "schedule.total_steps", "schedule.decay_steps", "schedule.final_fraction"};
 // Beside another method they say nothing.
-constexpr std::array<std::string_view, 5> kOfMuon = {
-    "optimizer.ns_steps", "optimizer.ns_coefficients", "optimizer.adjust_lr", "optimizer.adamw_lr",
-    "optimizer.adamw_tensors"};
+constexpr std::array<std::string_view, 6> kOfMuon = {
+    "optimizer.ns_steps",  "optimizer.ns_coefficients", "optimizer.ns_products",
+    "optimizer.adjust_lr", "optimizer.adamw_lr",        "optimizer.adamw_tensors"};
 
 bool contains(std::span<const std::string_view> words, std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

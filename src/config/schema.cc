@@ -116,7 +116,7 @@ const Key kKeys[] = {
     {FERRY_KEY(batch.micro_batch), integer, "sequences that a kernel works on at once", kWidth},
     {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step, a multiple of the ranks; each rank takes an equal share", kWidth},
 
-    {FERRY_CHOICE(optimizer.method, kMethods), choice, "AdamW, Adam, SGD, Lion, Adagrad, or Muon (Jordan et al. 2024, as torch.optim.Muon): it orthogonalises the updates of the blocks' matrices, and AdamW updates all else, which are embeddings, head, norms and biases. State a parameter besides the fp32 weight: 8 B for the first two and for what Muon leaves to AdamW, 4 B for the others and Muon's matrices, none for `sgd` without momentum. `muon` is for one rank, and the processors compute its updates"},
+    {FERRY_CHOICE(optimizer.method, kMethods), choice, "AdamW, Adam, SGD, Lion, Adagrad, or Muon (Jordan et al. 2024, as torch.optim.Muon): it orthogonalises the updates of the blocks' matrices, and AdamW updates all else, which are embeddings, head, norms and biases. State a parameter besides the fp32 weight: 8 B for the first two and for what Muon leaves to AdamW, 4 B for the others and Muon's matrices, none for `sgd` without momentum. The device that computes the model orthogonalises; with several ranks each updates whole matrices"},
     {FERRY_KEY(optimizer.lr), number, "peak learning rate", {.low = 0, .high = 1e6}},
     {"optimizer.betas", +[](Config& c) { return Pair{&c.optimizer.beta1, &c.optimizer.beta2}; }, pair,
      "decay of the first and the second moment: `adamw`, `adam`, `lion`, `muon` (of AdamW). For `lion` the default is `[0.9, 0.99]`", {.low = 0, .high = 1, .below_high = true}},
@@ -128,6 +128,7 @@ const Key kKeys[] = {
     {FERRY_KEY(optimizer.ns_steps), integer, "`muon`: iterations of Newton-Schulz", {.low = 1, .high = 99}},
     {"optimizer.ns_coefficients", +[](Config& c) { auto& n = c.optimizer.ns_coefficients; return Triple{&n.a, &n.b, &n.c}; }, triple,
      "`muon`: a, b and c of an iteration x' = a x + b (x x^T) x + c (x x^T)^2 x", {.low = -100, .high = 100}},
+    {FERRY_CHOICE(optimizer.ns_products, kProducts), choice, "`muon`: type of the factors of Newton-Schulz's products; sums are fp32. `bf16` rounds each factor, which on a GPU with tensor cores is about ten times as fast and ends 1e-2 from `fp32` in norm; torch.optim.Muon rounds all of it. Part of the numerics record"},
     {FERRY_CHOICE(optimizer.adjust_lr, kAdjustments), choice, "`muon`: what the learning rate of a matrix is multiplied by. `original`: sqrt(max(1, rows / columns)). `match_rms_adamw`: 0.2 sqrt(max(rows, columns)), so that AdamW's rates and decays serve. `spectral_unclamped`: sqrt(rows / columns)"},
     {FERRY_KEY(optimizer.adamw_lr), number, "`muon`: peak learning rate of what AdamW updates. `auto`: `lr`", {.low = 0, .high = 1e6}, true},
     {FERRY_KEY(optimizer.adamw_tensors), texts, "`muon`: glob patterns (`*`, `?`) over tensor names; a matrix that matches is AdamW's too"},

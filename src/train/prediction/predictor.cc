@@ -177,6 +177,8 @@ public:
     }
 
 private:
+    // A GPU's library asks for it on every GPU of Hopper's kind, and for less elsewhere.
+    static constexpr int64_t kAbsentMatrixScratch = 33 * kMiB;
     static planner::DeviceNeeds needs_of(const AbsentDevice& absent,
                                          const model::Decoder& decoder) {
         const int64_t scratch = absent.needs.scratch;
@@ -184,6 +186,7 @@ private:
                 .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
                 .overhead = absent.needs.overhead,
                 .lists = decoder.pattern_bytes(),
+                .matrix_scratch = kAbsentMatrixScratch,
                 .saved = saved_bytes(decoder),
                 .saved_flops = saved_flops(decoder),
                 .maps_host = true};

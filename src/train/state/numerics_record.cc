@@ -24,9 +24,11 @@ std::string operations_of(const Config& config) {
         text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
     if (hyper.method == optim::Method::muon) {
         const OptimizerConfig& o = config.optimizer;
-        text += fmt::format("{} of the blocks' matrices in {} steps by {}/{}/{}, adamw of all else",
-                            o.nesterov ? " with Nesterov momentum" : "", o.ns_steps,
-                            o.ns_coefficients.a, o.ns_coefficients.b, o.ns_coefficients.c);
+        text += fmt::format(
+            "{} of the blocks' matrices in {} steps by {}/{}/{} with products in {}, adamw of all "
+            "else",
+            o.nesterov ? " with Nesterov momentum" : "", o.ns_steps, o.ns_coefficients.a,
+            o.ns_coefficients.b, o.ns_coefficients.c, name_of(o.ns_products));
         if (!o.adamw_tensors.empty())
             text += fmt::format(" and of {}", fmt::join(o.adamw_tensors, " "));
     }
@@ -82,11 +84,8 @@ std::string shape_text(const model::Shape& s) {
 std::string library_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
     const auto products = product_table_of(config);
-    // Newton-Schulz is the processors'.
-    const bool muon = config.optimizer.method == optim::Method::muon;
     return "ops 8; " + ops::cuda_library_versions(config.numerics.attention) +
-           (products ? fmt::format(", products {:016x}", products->hash()) : "") +
-           (muon ? "; muon by " + ops::library_versions() : "");
+           (products ? fmt::format(", products {:016x}", products->hash()) : "");
 }
 
 std::string machine_text(const Device& device, const Config& config) {
