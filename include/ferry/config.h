@@ -24,7 +24,7 @@ constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 // The words of the keys. `automatic`, `best` and an empty std::optional are written "auto": ferry
 // chooses.
 enum class OnDoubt : uint8_t { refuse, ignore };
-enum class MasterFormat : uint8_t { fp32, split };  // split: bf16 weight and low 16 bits
+enum class MasterFormat : uint8_t { fp32, split };  // split: 16 bits beside the weight
 enum class Speculate : uint8_t { automatic, off, all };
 enum class AttentionPattern : uint8_t {
     dense,

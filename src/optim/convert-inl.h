@@ -83,6 +83,7 @@ using Half = hn::Rebind<hwy::float16_t, F>;
 HWY_INLINE VF load_f16(const uint16_t* at) {
     return hn::PromoteTo(F(), hn::LoadU(Half(), reinterpret_cast<const hwy::float16_t*>(at)));
 }
+HWY_INLINE VF widen_half(hn::Vec<H> half) { return hn::PromoteTo(F(), hn::BitCast(Half(), half)); }
 HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
     // One NaN, as everywhere: the instruction would keep a payload.
     const U u;
@@ -94,6 +95,7 @@ HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
 HWY_INLINE VF load_f16(const uint16_t* at) {
     return widen_f16(hn::PromoteTo(U(), hn::LoadU(H(), at)));
 }
+HWY_INLINE VF widen_half(hn::Vec<H> half) { return widen_f16(hn::PromoteTo(U(), half)); }
 HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
     return hn::DemoteTo(H(), hn::BitCast(I(), round_f16(value)));
 }

@@ -61,7 +61,7 @@ class ConfigurationTest(BadInputTest):
         muon = self.command(self.config(optimizer__method="muon", batch__micro_batches=16))[1]
         self.assertEqual(self.ferry("plan", muon, "--ranks", "4").code, 0)
         self.assert_refused(self.ferry("plan", muon, "--ranks", "16"), USAGE, "matrices whole", "16 ranks: 5", "fewer ranks")
-        self.refused(USAGE, ["fp16 weight", "int8"], optimizer__master="split", precision="fp16")
+        self.refused(USAGE, ["weight of 16 bits", "bf16 or fp16"], optimizer__master="split", precision="fp32")
         self.refused(USAGE, ["freeze", "model.layer.*"], freeze=["model.layer.*"])
         self.refused(USAGE, ["freeze", "nothing to train"], freeze=["*"])
 

@@ -213,7 +213,8 @@ class CheckpointTest(Saving):
     def test_elsewhere(self):
         """Its arrays are the same, bit for bit, and so is what follows on as many ranks."""
         for state in ({"precision": "bf16"},
-                      {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16"}):
+                      {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16"},
+                      {"precision": "fp16", "optimizer__master": "split", "optimizer__moments": "int8"}):
             with self.subTest(**state):
                 whole = self.whole(**state)
                 self.ok(self.killed(self.saving(**state), steps=4, signal_=signal.SIGTERM))

@@ -324,6 +324,7 @@ INSTANTIATE_TEST_SUITE_P(
                     MuonCase{"int8_moments", MomentType::int8},
                     MuonCase{"split", MomentType::f32, MasterFormat::split, DType::bf16},
                     MuonCase{"split_int8", MomentType::int8, MasterFormat::split, DType::bf16},
+                    MuonCase{"split_fp16", MomentType::int8, MasterFormat::split, DType::f16},
                     MuonCase{"fp16", MomentType::f32, MasterFormat::fp32, DType::f16}),
     [](const auto& one) { return std::string(one.param.name); });
 

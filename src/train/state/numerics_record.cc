@@ -38,7 +38,8 @@ std::string operations_of(const Config& config) {
     if (coded_moments_of(config).coded)
         text += fmt::format(", moments int8 in blocks of {} but fp32 of {}", kMomentBlock,
                             fmt::join(config.optimizer.fp32_moments, " "));
-    if (format.split) text += ", split master";
+    if (format.split)
+        text += config.precision == DType::f16 ? ", split master beside fp16" : ", split master";
     return text;
 }
 
