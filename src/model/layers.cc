@@ -237,7 +237,7 @@ void deal_matrices(Layer& layer, std::span<Tensor> matrices, int shards) {
                         .count = shard * shards,
                         .decays = dealt[0].decays,
                         .fp32_moments = dealt[0].fp32_moments,
-                        .matrices{static_cast<size_t>(shards)}};
+                        .matrices = std::vector<MatrixShape>(static_cast<size_t>(shards))};
         for (size_t i = 0; i < count; ++i) {
             const auto at = (i + static_cast<size_t>(layer.index)) % static_cast<size_t>(shards);
             dealt[i].offset = segment.offset + static_cast<int64_t>(at) * shard;
