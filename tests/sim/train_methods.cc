@@ -341,11 +341,13 @@ TEST(Muon, RulesAreAnotherRunOrRefused) {
         engine->step();
         return std::pair(engine->state_hash(), engine->numerics_record());
     };
-    Config fewer = config, longer = config, other = config;
+    Config fewer = config, longer = config, other = config, narrow = config;
     fewer.optimizer.adamw_tensors = {"*q_proj*"};
     longer.optimizer.ns_steps = 6;
     other.optimizer.ns_coefficients = {1.5, -0.5, 0};
-    const auto runs = {outcome(config), outcome(fewer), outcome(longer), outcome(other)};
+    narrow.optimizer.ns_products = DType::bf16;
+    const auto runs = {outcome(config), outcome(fewer), outcome(longer), outcome(other),
+                       outcome(narrow)};
     std::set<uint64_t> hashes;
     std::set<std::string> records;
     for (const auto& [hash, record] : runs) hashes.insert(hash), records.insert(record);

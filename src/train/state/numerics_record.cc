@@ -24,11 +24,11 @@ std::string operations_of(const Config& config) {
         text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
     if (hyper.method == optim::Method::muon) {
         const OptimizerConfig& o = config.optimizer;
-        text += fmt::format(
-            "{} of the blocks' matrices in {} steps by {}/{}/{} with products in {}, adamw of all "
-            "else",
-            o.nesterov ? " with Nesterov momentum" : "", o.ns_steps, o.ns_coefficients.a,
-            o.ns_coefficients.b, o.ns_coefficients.c, name_of(o.ns_products));
+        text +=
+            fmt::format("{} of the blocks' matrices in {} steps by {}/{}/{}{}, adamw of all else",
+                        o.nesterov ? " with Nesterov momentum" : "", o.ns_steps,
+                        o.ns_coefficients.a, o.ns_coefficients.b, o.ns_coefficients.c,
+                        o.ns_products == DType::f32 ? "" : " with products in bf16");
         if (!o.adamw_tensors.empty())
             text += fmt::format(" and of {}", fmt::join(o.adamw_tensors, " "));
     }
