@@ -32,12 +32,6 @@ bool is_there(const std::string& name) {
 
 }  // namespace
 
-std::string header_name(const std::string& path) { return path + "/ferry.volume"; }
-
-std::string slot_file_name(const std::string& path, int index) {
-    return path + "/ferry.slots" + std::to_string(index);
-}
-
 void stage(const std::string& path, const Nameless& opened, std::span<const int> slot_files,
            const Header& header) {
     for (size_t i = 0; i < slot_files.size(); ++i)

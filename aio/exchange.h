@@ -18,9 +18,6 @@
 
 namespace ferry::aio {
 
-std::string header_name(const std::string& path);
-std::string slot_file_name(const std::string& path, int index);
-
 // What a new run holds of a directory until then: opened at its start, as at its first record a
 // process at its limit could open nothing.
 struct Nameless {

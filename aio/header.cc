@@ -12,7 +12,6 @@
 #include <cstring>
 #include <thread>
 
-#include "aio/exchange.h"
 #include "aio/published_run.h"
 #include "base/checksum.h"
 #include "base/files.h"
@@ -170,6 +169,12 @@ void lock_or_throw(int file, const std::string& name) {
 }
 
 }  // namespace
+
+std::string header_name(const std::string& path) { return path + "/ferry.volume"; }
+
+std::string slot_file_name(const std::string& path, int index) {
+    return path + "/ferry.slots" + std::to_string(index);
+}
 
 uint64_t sum_of(Header header) noexcept {
     put_name(header);

@@ -15,6 +15,10 @@ constexpr bool reuses(Leftover leftover) {
     return leftover == Leftover::reuse || leftover == Leftover::reuse_any;
 }
 
+// In a directory.
+std::string header_name(const std::string& path);
+std::string slot_file_name(const std::string& path, int index);
+
 constexpr int kFilesMax = 256;         // a path
 constexpr int kRecordClassesMax = 64;  // classes of slots in a volume that can be resumed
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import common
 import needs
 from common import compared, plain
-from training import GIB, TINY, ControlGroup, given, prediction_row, train
+from training import GIB, TINY, ControlGroup, bound_row, given, prediction_row, train
 
 LEAST_STEPS = 5  # that were not skipped for an overflow
 SLACK = GIB  # of the process over its host budget
@@ -84,7 +84,9 @@ def rows_of(name, runs, budgets):
             plain(f"{name}: on NVMe", last.summary["nvme_bytes"] / GIB, "GiB",
                   note=f"{moved / 1e9:.4g} GB moved a step")]
     if all(run.predicted for run in runs):
-        rows.append(prediction_row(name, runs))
+        clipped = sum(step["clip_factor"] < 1 for step in trained[-1])
+        rows += [bound_row(name, runs, note=f"bound by {last.summary['binding']}; {clipped} of {len(losses)} clipped"),
+                 prediction_row(name, runs)]
     if all(run.gpu_peak for run in runs):
         rows.append(beside_limit(f"{name}: GPU peak beside cap", [run.gpu_peak for run in runs], budgets["device"]))
     rows.append(beside_limit(f"{name}: host peak beside budget and 1 GiB", [run.host_peak for run in runs],
@@ -137,7 +139,7 @@ def main():
     parser.add_argument("--cgroup", metavar="SIZE", type=lambda text: int(common.bytes_of(text)),
                         help="run in a control group with this limit of memory, 128GiB; needs the right to make one")
     parser.add_argument("--predict", action="store_true",
-                        help="measure kernels and links first, and compare the step with its prediction")
+                        help="measure kernels and links first, and compare the step with its prediction and its bound")
     options = parser.parse_args()
     names = [Path(file).stem for file in options.configs]
     if len(set(names)) < len(names):

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Held-back loss with int8 moments beside the spread of five seeds with fp32 moments.
 
-The quick start's model (examples/quickstart.json), all in memory, for 1,000 steps. A seed fixes the first weights and the
+The quick start's model (examples/quickstart.json), all in memory, for 1,000 steps; with --large one of 100 M parameters,
+in bf16, for 300 steps. A seed fixes the first weights and the
 order of the text. With a smaller format the loss at the end must never be farther from that with fp32 moments of the same
 seed than the seeds with fp32 moments are from each other.
 
-    bench/moments_loss.py [--moments int8 bf16] [--steps 1000] [--seeds 5] [--device cuda] [--at-once 3] [--json FILE]
+    bench/moments_loss.py [--large] [--moments int8 bf16] [--steps 1000] [--seeds 5] [--device cuda] [--at-once 3] [--json FILE]
 
 Exit code 1: a loss lies outside.
 """
@@ -15,6 +16,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import common
+
+
+# 100 M parameters, whose steps are of 8,192 tokens.
+LARGE = {"precision": "bf16",
+         "model": {"hidden": 768, "layers": 14, "heads": 12, "kv_heads": 12, "head_dim": 64, "intermediate": 2048,
+                   "vocab": 256},
+         "batch": {"sequence": 512, "micro_batch": 16, "micro_batches": 1},
+         "optimizer": {"lr": 6e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}}
+STEPS, STEPS_OF_LARGE = 1000, 300
 
 
 def train(options, config, seed, moments):
@@ -43,12 +53,17 @@ def main():
     parser = common.parser_of(__doc__, rounds=1)
     parser.add_argument("--tokens", help="token file; default: the quick start's, else made of ferry's own texts")
     parser.add_argument("--moments", nargs="+", choices=["int8", "bf16"], default=["int8"])
-    parser.add_argument("--steps", type=common.at_least(1), default=1000, help="of each run")
+    parser.add_argument("--large", action="store_true", help="a model of 100 M parameters")
+    parser.add_argument("--steps", type=common.at_least(1),
+                        help=f"of each run; default: {STEPS}, with --large {STEPS_OF_LARGE}")
     parser.add_argument("--seeds", type=common.at_least(2), default=5, help="runs with each format")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--at-once", type=common.at_least(1), default=1, help="runs at the same time")
     options = parser.parse_args()
     config = common.config_of(common.ROOT / "examples/quickstart.json")
+    if options.large and not options.tiny:
+        config.update(LARGE)
+    options.steps = options.steps or (STEPS_OF_LARGE if options.large else STEPS)
     if options.tiny:
         options.steps, options.seeds = 2, 2
         config["batch"].update(micro_batch=1, micro_batches=1)
@@ -66,7 +81,8 @@ def main():
     rows = [common.plain("held-back loss with fp32 moments", losses["fp32"], "nats")]
     for moments in options.moments:
         rows += rows_of(moments, losses[moments], losses["fp32"])
-    common.report(options, rows, [f"{options.steps} steps of {config['data']['tokens'].rsplit('/', 1)[-1]}"])
+    size = f"{config['model']['layers']} blocks of {config['model']['hidden']}"
+    common.report(options, rows, [f"{options.steps} steps of {size}, {config['data']['tokens'].rsplit('/', 1)[-1]}"])
     sys.exit(0 if options.tiny or all(row.get("outcome", "met") == "met" for row in rows) else 1)
 
 

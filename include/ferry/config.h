@@ -24,7 +24,7 @@ constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 // The words of the keys. `automatic`, `best` and an empty std::optional are written "auto": ferry
 // chooses.
 enum class OnDoubt : uint8_t { refuse, ignore };
-enum class MasterFormat : uint8_t { fp32, split };  // split: bf16 weight and low 16 bits
+enum class MasterFormat : uint8_t { fp32, split };  // split: 16 bits beside the weight
 enum class Speculate : uint8_t { automatic, off, all };
 enum class AttentionPattern : uint8_t {
     dense,
@@ -105,6 +105,7 @@ struct OptimizerConfig {
     // be Muon's, by glob patterns over their names.
     int64_t ns_steps = 5;
     NewtonSchulzCoefficients ns_coefficients{};
+    DType ns_products = DType::f32;  // what its products' factors are rounded to; not f16
     optim::AdjustLr adjust_lr = optim::AdjustLr::original;
     std::optional<double> adamw_lr{};
     std::vector<std::string> adamw_tensors{};

@@ -385,7 +385,7 @@ typedef struct ferry_update {
     void* v;
     void* weight;  // weight_type, the rounded p; NULL: not written
     const uint16_t*
-        weight_in;  // split master, in place of p: bf16 weight and low halves; NULL: weight
+        weight_in;  // split master, in place of p: bf16 or fp16 weight and low halves; NULL: weight
     const uint16_t* low_in;  // NULL: low
     uint16_t* low;
     int64_t element;  // where the first element lies in its layer; bf16 moments: 32 n, int8: 256 n

@@ -137,6 +137,16 @@ constexpr uint32_t join(Halves halves) {
     return ((uint32_t{halves.weight} - (halves.low >> 15)) << 16) | halves.low;
 }
 
+// Beside a weight in fp16, which is a cast's but that zeros have no sign, the low half has what the
+// cast left over: a whole number of 2^(e - 25), e the weight's exponent, of at least -14.
+//   w = fp16(p), +0 for -0;  low = (p - w) * 2^(25 - e), cut towards 0; 0 where w is not finite
+//   p = w + low * 2^(e - 25)
+// That is exact where |p| is 2^-16 or more, and within 2^-39 below. A p that fp16 has no finite
+// number for is infinite from then on. What is joined splits into the same halves: cutting, unlike
+// rounding, never ends half way to another weight.
+Halves split(DType weight, float p);  // of either type
+float join(DType weight, Halves halves);
+
 // One run of `count` elements. Any alignment, also of half a float. In and out pointers are equal
 // (in place) or disjoint; anything else is a bug of the caller and aborts. `m`/`v` are left alone
 // and may be null where the method does not keep them.
@@ -164,7 +174,7 @@ struct Span {
     float* v_scale = nullptr;
     void* weight = nullptr;  // weight_type, cast(p'); null: not written
     DType weight_type = DType::f32;
-    // Split master, in place of p: `weight` is bf16 and its other half.
+    // Split master, in place of p: `weight` is bf16 or fp16 and its other half.
     const uint16_t* weight_in = nullptr;
     const uint16_t* low_in = nullptr;
     uint16_t* low = nullptr;

@@ -123,9 +123,9 @@ void warn_of_method(const OptimizerConfig& o, const Given& given) {
 
 // Another method with keys of Muon's alone was meant to be Muon.
 void check_muon(const OptimizerConfig& o, const Given& given) {
-    constexpr std::array<std::string_view, 5> kOfMuon{
-        "optimizer.ns_steps", "optimizer.ns_coefficients", "optimizer.adjust_lr",
-        "optimizer.adamw_lr", "optimizer.adamw_tensors"};
+    constexpr std::array<std::string_view, 6> kOfMuon{
+        "optimizer.ns_steps",  "optimizer.ns_coefficients", "optimizer.ns_products",
+        "optimizer.adjust_lr", "optimizer.adamw_lr",        "optimizer.adamw_tensors"};
     const bool muon = o.method == optim::Method::muon;
     for (const std::string_view key : kOfMuon) {
         const bool is_auto = key == "optimizer.adamw_lr" && !o.adamw_lr;
@@ -306,34 +306,26 @@ void check_tiers(const Config& c, const Given& given) {
     const std::optional<DType> residual = c.numerics.residual;
     const std::string asked{word_of(kNarrow, residual)};
     const std::string precision{word_of(kPrecisions, c.precision)};
-    demand(
-        given,
-        {{chunk % kLeaf == 0, "swap.chunk_elements",
-          "a chunk is not a whole number of 4,096-element leaves", show("chunk_elements", chunk),
-          "set " + show("chunk_elements", round_up(chunk, kLeaf))},
-         {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
-          "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
-          show("block_bytes", c.io.block_bytes),
-          "set " + show("block_bytes", round_up(c.io.block_bytes, kLeaf))},
-         {c.swap.state_on_nvme.value_or(0) == 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
-          "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
-          "add a path to budgets.nvme"},
-         {c.optimizer.master != MasterFormat::split || c.precision != DType::f16,
-          "optimizer.master",
-          "the low bits of a master do not restore it beside an fp16 weight, which ends in other "
-          "places (docs/decisions/0041-split-master-of-fp16.md)",
-          "precision " + precision,
-          "set master to fp32 and optimizer.moments to int8, which saves 6 B of 12; or set "
-          "precision to bf16 where the GPU has it"},
-         {c.optimizer.master != MasterFormat::split || c.precision == DType::bf16,
-          "optimizer.master", "a split master is a bf16 weight and the bits below it",
-          "precision " + precision, "set precision to bf16, or master to fp32"},
-         {!residual || residual == DType::f32 || residual == c.precision, "numerics.residual",
-          "a " + asked + " residual stream needs " + asked + " compute", "precision " + precision,
-          "set precision to " + asked + ", or residual to auto"},
-         {c.numerics.wire != DType::f16 || c.precision == DType::f16, "numerics.wire",
-          "gradients in fp16 overflow without loss scaling", "precision " + precision,
-          "set precision to fp16, or wire to auto"}});
+    demand(given,
+           {{chunk % kLeaf == 0, "swap.chunk_elements",
+             "a chunk is not a whole number of 4,096-element leaves", show("chunk_elements", chunk),
+             "set " + show("chunk_elements", round_up(chunk, kLeaf))},
+            {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
+             "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
+             show("block_bytes", c.io.block_bytes),
+             "set " + show("block_bytes", round_up(c.io.block_bytes, kLeaf))},
+            {c.swap.state_on_nvme.value_or(0) == 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
+             "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
+             "add a path to budgets.nvme"},
+            {c.optimizer.master != MasterFormat::split || c.precision != DType::f32,
+             "optimizer.master", "a split master is a weight of 16 bits and what it leaves over",
+             "precision " + precision, "set precision to bf16 or fp16, or master to fp32"},
+            {!residual || residual == DType::f32 || residual == c.precision, "numerics.residual",
+             "a " + asked + " residual stream needs " + asked + " compute",
+             "precision " + precision, "set precision to " + asked + ", or residual to auto"},
+            {c.numerics.wire != DType::f16 || c.precision == DType::f16, "numerics.wire",
+             "gradients in fp16 overflow without loss scaling", "precision " + precision,
+             "set precision to fp16, or wire to auto"}});
     check_paths(c, given);
 }
 

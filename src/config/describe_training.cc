@@ -13,15 +13,16 @@ namespace {
 constexpr std::array<std::string_view, 10> kSectionsLeftOut = {
     "model", "attention",  "evaluate", "budgets", "swap",
     "io",    "checkpoint", "numerics", "batch",   "zero"};
-constexpr std::array<std::string_view, 8> kKeysLeftOut = {
+constexpr std::array<std::string_view, 9> kKeysLeftOut = {
     "steps",
     "threads",
     "reserved_cores",
     "hash_every",
     "data.tokens",
     "data.small_vocabulary",
-    "data.isolate_documents",   // in the numerics record
-    "optimizer.fp32_moments"};  // in the numerics record, where it is used
+    "data.isolate_documents",  // in the numerics record
+    "optimizer.ns_products",
+    "optimizer.fp32_moments"};  // both in the numerics record, where they are used
 // Without a fall the rate does not depend on where the run ends.
 constexpr std::array<std::string_view, 3> kOfTheFall = {
     "schedule.total_steps", "schedule.decay_steps", "schedule.final_fraction"};

@@ -24,6 +24,7 @@ constexpr Words<DeviceKind, 2> kDevices = {{
     {DeviceKind::cpu, name_of(DeviceKind::cpu)}, {DeviceKind::cuda, name_of(DeviceKind::cuda)}}};
 constexpr Words<DType, 3> kPrecisions = {{
     {DType::f32, "fp32"}, {DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
+constexpr Words<DType, 2> kProducts = {{{DType::f32, "fp32"}, {DType::bf16, "bf16"}}};
 constexpr Words<std::optional<DType>, 4> kNarrow = {{
     {std::nullopt, "auto"}, {DType::f32, "fp32"}, {DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
 constexpr Words<MomentType, 3> kMoments = {{

@@ -77,12 +77,15 @@ double dram_per_copied_byte(const Measurements& measured) {
     return measured.computes_on_host ? 2 : 1;
 }
 
-double host_products_s(double flops, const Measurements& measured) {
-    constexpr double kOfAThread = 5e10;
-    if (flops == 0) return 0;
-    if (!measured.computes_on_host) return flops / (measured.threads * kOfAThread);
-    return flops / (measured.product_flops_per_s > 0 ? measured.product_flops_per_s
-                                                     : measured.assumed_flops_per_s);
+double products_s(const MatrixProducts& products, const Measurements& measured) {
+    constexpr double kOfTensorCores = 14;  // an H100's rate in 16 bits, of that in fp32
+    if (products.flops == 0) return 0;
+    const double rate = measured.product_flops_per_s > 0 ? measured.product_flops_per_s
+                                                         : measured.assumed_flops_per_s;
+    if (measured.computes_on_host) return products.flops / rate;
+    const bool exact = products.type == DType::f32, computes_exact = products.compute == DType::f32;
+    const double times = exact == computes_exact ? 1 : exact ? 1 / kOfTensorCores : kOfTensorCores;
+    return products.flops / (rate * times) + products.sent_bytes / measured.copy_bytes_per_s;
 }
 
 double dram_bytes(double updated, double copied, double stored, const Measurements& measured) {

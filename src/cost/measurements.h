@@ -9,6 +9,7 @@
 
 #include "cost/kernel_times.h"
 #include "ferry/device_kind.h"
+#include "ferry/dtype.h"
 
 namespace ferry::cost {
 
@@ -66,9 +67,9 @@ Measurements known_or(Measurements known, const Measurements& assumed);
 // through. Measurements of one rank stay as they are.
 Measurements of_rank(Measurements measured, int ranks_on_host);
 
-// Of products of the processors in fp32, beside whatever computes: at the rate that is measured or
-// assumed where they compute the model too, and otherwise at one assumed of each thread.
-double host_products_s(double flops, const Measurements& measured);
+// Products of Muon's update at the rate that is measured or assumed of the model's, and on a GPU at
+// so many times that as the other type's.
+double products_s(const MatrixProducts& products, const Measurements& measured);
 
 // Bytes of host memory moved for each byte that is copied between host and device. Both ends lie in
 // it where the processors are the device.

@@ -116,6 +116,13 @@ using Scratch = typename As::template Operand<Content::scratch, Role::scratch, f
 
 // ---------------------------------------------------------------- rows
 
+// Products of Muon's update of a matrix, by what computes the model.
+struct MatrixProducts {
+    double flops = 0;
+    double sent_bytes = 0;                          // up to a GPU and down again
+    DType type = DType::f32, compute = DType::f32;  // of their factors; the model's
+};
+
 // A task as its row counts it.
 struct Work {
     const model::Layer* layer = nullptr;  // null: of none
@@ -124,7 +131,7 @@ struct Work {
     int64_t bytes = 0;                    // the task's own, where the operation has several sizes
     uint8_t flags = 0;
     int64_t tokens = 0, tokens_bytes = 0, input_bytes = 0;  // one micro-batch's
-    double update_flops = 0;                                // of its products: Muon's, of a matrix
+    MatrixProducts products{};                              // an update's, of Muon's matrix
     int64_t checked_bytes = 0;  // bytes that an update verifies and seals: from and to storage
     int64_t ranks = 1;
     zero::Codecs codecs{};

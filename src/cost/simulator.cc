@@ -62,7 +62,8 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
         switch (task.lane) {
             case swap::Lane::compute:
                 if (is_update(task))
-                    return {bytes_of_update(task, work_of) / measured.device_bytes_per_s,
+                    return {bytes_of_update(task, work_of) / measured.device_bytes_per_s +
+                                products_s(work_of(task).products, measured),
                             {on_host, 0, on_host}};
                 return {measured.kernels.of(task, work_of), {on_host, 0, 0}};
             case swap::Lane::h2d:
@@ -76,7 +77,7 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
                 return update_cost(
                     measured.update_overhead_s +
                         bytes_of_update(task, work_of) / measured.dram_bytes_per_s +
-                        host_products_s(work_of(task).update_flops, measured),
+                        products_s(work_of(task).products, measured),
                     check_cost(static_cast<double>(work_of(task).checked_bytes), measured));
             case swap::Lane::check:
                 return check_cost(bytes, measured);

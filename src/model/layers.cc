@@ -220,12 +220,42 @@ struct Fates {
     }
 };
 
-// Places the tensors: trainable and decayed, trainable and not decayed, frozen; in each the given
-// order, so that q, k, v (and gate, up) stay adjacent when they share a fate. A tensor of coded
-// moments begins at a block: all before it in its segment are whole blocks. Muon's matrices have a
-// segment each: its update needs them whole.
+// Muon's update needs a matrix whole: it lies in one shard of a segment. Shards are exchanged
+// alike, and so are as large as the largest matrix of their segment; those of like sizes share one.
+// Which shard has the largest goes round with the block, for it takes the longest to update.
+void deal_matrices(Layer& layer, std::span<Tensor> matrices, int shards) {
+    const auto fits = [](const Tensor& t) { return std::pair(t.fp32_moments, -t.count); };
+    if (shards > 1) std::ranges::stable_sort(matrices, {}, fits);
+    while (!matrices.empty()) {
+        size_t count = 1;
+        while (count < std::min(matrices.size(), static_cast<size_t>(shards)) &&
+               matrices[count].fp32_moments == matrices[0].fp32_moments)
+            ++count;
+        const auto dealt = matrices.first(count);
+        const int64_t shard = round_up(dealt[0].count, kSegmentUnit);
+        Segment segment{.offset = layer.elements,
+                        .count = shard * shards,
+                        .decays = dealt[0].decays,
+                        .fp32_moments = dealt[0].fp32_moments,
+                        .matrices = std::vector<MatrixShape>(static_cast<size_t>(shards))};
+        for (size_t i = 0; i < count; ++i) {
+            const auto at = (i + static_cast<size_t>(layer.index)) % static_cast<size_t>(shards);
+            dealt[i].offset = segment.offset + static_cast<int64_t>(at) * shard;
+            segment.matrices[at] = {dealt[i].shape[0], dealt[i].shape[1]};
+        }
+        std::ranges::sort(dealt, {}, &Tensor::offset);
+        layer.elements += segment.count;
+        layer.trainable_elements += segment.count;
+        layer.segments.push_back(std::move(segment));
+        matrices = matrices.subspan(count);
+    }
+}
+
+// Places the tensors: Muon's; trainable and decayed, trainable and not decayed, frozen; in each the
+// given order, so that q, k, v (and gate, up) stay adjacent when they share a fate. A tensor of
+// coded moments begins at a block: all before it in its segment are whole blocks.
 Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Fates& fates,
-              int64_t unit) {
+              int shards) {
     for (Tensor& t : tensors) fates.decide(t, kind);
     const auto rank = [](const Tensor& t) {
         if (t.by_muon) return -1;
@@ -233,23 +263,23 @@ Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Fates&
     };
     std::ranges::stable_sort(tensors, {}, rank);
     Layer layer{.kind = kind, .index = index};
-    for (size_t i = 0; i < tensors.size();) {
+    const auto of_muon = static_cast<size_t>(std::ranges::count_if(tensors, &Tensor::by_muon));
+    deal_matrices(layer, std::span(tensors).first(of_muon), shards);
+    for (size_t i = of_muon; i < tensors.size();) {
         Segment segment{.offset = layer.elements,
                         .decays = tensors[i].decays,
                         .trainable = tensors[i].trainable,
                         .fp32_moments = tensors[i].fp32_moments};
         const int fate = rank(tensors[i]);
-        if (tensors[i].by_muon)
-            segment.rows = tensors[i].shape[0], segment.cols = tensors[i].shape[1];
         do {
             tensors[i].offset = segment.offset + segment.count;
             segment.count += tensors[i].count;
             ++i;
-        } while (i < tensors.size() && rank(tensors[i]) == fate && !segment.is_matrix());
-        segment.count = round_up(segment.count, unit);
+        } while (i < tensors.size() && rank(tensors[i]) == fate);
+        segment.count = round_up(segment.count, kSegmentUnit * shards);
         layer.elements += segment.count;
         if (segment.trainable) layer.trainable_elements += segment.count;
-        layer.segments.push_back(segment);
+        layer.segments.push_back(std::move(segment));
     }
     layer.tensors = std::move(tensors);
     return layer;
@@ -257,7 +287,7 @@ Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Fates&
 
 bool has_matrix(const std::vector<Layer>& layers) {
     return std::ranges::any_of(layers, [](const Layer& layer) {
-        return std::ranges::any_of(layer.segments, &Segment::is_matrix);
+        return std::ranges::any_of(layer.segments, &Segment::has_matrices);
     });
 }
 
@@ -278,8 +308,8 @@ std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> fr
                 .muon = muon.on};
     std::vector<Layer> layers;
     const auto add = [&](LayerKind kind, int64_t index, int64_t block) {
-        layers.push_back(lay_out(kind, index, tensors_of(shape, kind, block, decay_norms), fates,
-                                 kSegmentUnit * shards));
+        layers.push_back(
+            lay_out(kind, index, tensors_of(shape, kind, block, decay_norms), fates, shards));
     };
     add(LayerKind::embedding, 0, -1);
     for (int64_t i = 0; i < shape.layers; ++i) add(LayerKind::block, i, i);

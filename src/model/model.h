@@ -116,13 +116,19 @@ struct Tensor {
     bool by_muon = false;       // the rest is AdamW's
 };
 
+struct MatrixShape {
+    int64_t rows = 1, cols = 1;
+};
+
 // A run of the flat buffer: multiples of 4,096 times the shards it is cut into, padded with zeros.
 struct Segment {
     int64_t offset = 0, count = 0;
     bool decays = true, trainable = true;
     bool fp32_moments = false;
-    int64_t rows = 0, cols = 0;  // of Muon's matrix, which it holds alone; 0: of many tensors
-    bool is_matrix() const { return rows > 0; }
+    // Muon's, of which each shard holds one whole; a shard for which there was none has a matrix of
+    // one zero. Empty: the segment is a run of elements, of one tensor or many.
+    std::vector<MatrixShape> matrices{};
+    bool has_matrices() const { return !matrices.empty(); }
 };
 
 // Which tensors keep fp32 moments where the others' are coded in blocks: vectors (norms, biases),
@@ -156,7 +162,8 @@ struct Layer {
 // head multiplies by the embedding's table. `freeze` are glob patterns ('*' and '?') over tensor
 // names; a pattern that matches nothing throws Trouble::usage. Norm weights and biases do not decay
 // unless `decay_norms`. Throws usage where Muon is left no matrix. `shards`: that every segment can
-// be cut into, one a rank.
+// be cut into, one a rank. Muon's matrices are dealt to the shards, largest first, and a segment's
+// shards are as large as its largest matrix; the block's number says which shard comes first.
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
                              bool decay_norms, int shards = 1, const CodedMoments& moments = {},
                              const MuonMatrices& muon = {});
@@ -191,6 +198,7 @@ public:
     const Shape& shape() const noexcept { return shape_; }
     const Numerics& numerics() const noexcept { return numerics_; }
     const std::vector<Layer>& layers() const noexcept { return layers_; }
+    const ops::Ops& ops() const noexcept { return ops_; }
     int64_t activation_bytes() const;       // of one block input of one micro-batch
     int64_t scratch_bytes() const;          // the largest of any call below
     int64_t saved_bytes(Saved what) const;  // of a block and micro-batch

@@ -59,6 +59,7 @@ HWY_INLINE VU round_f16(VF value) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 using ferry::HWY_NAMESPACE::Half;
 
+HWY_INLINE VF widen_half(hn::Vec<H> half) { return hn::PromoteTo(F(), hn::BitCast(Half(), half)); }
 HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
     // One NaN, as everywhere: the instruction would keep a payload.
     const U u;
@@ -67,6 +68,7 @@ HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
     return hn::BitCast(H(), hn::DemoteTo(Half(), hn::IfThenElse(hn::IsNaN(value), nan, value)));
 }
 #else
+HWY_INLINE VF widen_half(hn::Vec<H> half) { return widen_f16(hn::PromoteTo(U(), half)); }
 HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
     return hn::DemoteTo(H(), hn::BitCast(I(), round_f16(value)));
 }

@@ -17,6 +17,12 @@ void check_span(const Span& span, const Scalars& scalars);
 // Whether the master is kept as weight and low half.
 inline bool is_split(const Span& span) { return span.low != nullptr; }
 
+// An fp16 weight's other half: as bits of floats, an exponent, the least that counts, what is
+// between it and the half's unit, and the sum of a unit's bits and those of what it is divided by.
+constexpr uint32_t kExponent = 0x7f800000u, kLeastExponent = (127u - 14) << 23;
+constexpr uint32_t kUnitBelow = 25u << 23, kScaleSum = (2 * 127u + 25) << 23;
+constexpr uint16_t kMinusZero = 0x8000u;  // in fp16
+
 // The random bits that round the moments of a span's element i: those of m in the low half.
 uint32_t noise_of(const Span& span, const Scalars& scalars, int64_t i);
 

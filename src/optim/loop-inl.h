@@ -91,17 +91,48 @@ HWY_INLINE VU round_by_noise(VF value, VU noise) {
     return hn::IfThenElse(nan, quiet, hn::Add(bits, noise));
 }
 
-HWY_INLINE VF load_joined(const uint16_t* weight, const uint16_t* low) {
-    const VU halves = hn::PromoteTo(U(), hn::LoadU(H(), low));
-    const VU high = hn::Sub(hn::PromoteTo(U(), hn::LoadU(H(), weight)), hn::ShiftRight<15>(halves));
-    return hn::BitCast(F(), hn::Or(hn::ShiftLeft<16>(high), halves));
+HWY_INLINE VU exponent_bits(VF weight) {
+    const I i;
+    const auto bits = hn::And(hn::BitCast(i, weight), hn::Set(i, int32_t{kExponent}));
+    return hn::BitCast(U(), hn::Max(bits, hn::Set(i, int32_t{kLeastExponent})));
 }
 
-template <bool kStream>
+template <DType kWeight>
+HWY_INLINE VF load_joined(const uint16_t* weight, const uint16_t* low) {
+    if constexpr (kWeight == DType::f16) {
+        const hn::Rebind<int16_t, F> signed_half;
+        const VF w = load_f16(weight);
+        const VU unit = hn::Sub(exponent_bits(w), hn::Set(U(), kUnitBelow));
+        const auto whole = hn::LoadU(signed_half, reinterpret_cast<const int16_t*>(low));
+        const VF left = hn::ConvertTo(F(), hn::PromoteTo(I(), whole));
+        return hn::Add(w, hn::Mul(left, hn::BitCast(F(), unit)));
+    } else {
+        const VU halves = hn::PromoteTo(U(), hn::LoadU(H(), low));
+        const VU high =
+            hn::Sub(hn::PromoteTo(U(), hn::LoadU(H(), weight)), hn::ShiftRight<15>(halves));
+        return hn::BitCast(F(), hn::Or(hn::ShiftLeft<16>(high), halves));
+    }
+}
+
+template <DType kWeight, bool kStream>
 HWY_INLINE void store_split(VF p, uint16_t* weight, uint16_t* low) {
-    const VU bits = hn::BitCast(U(), p);
-    put_halves<kStream>(high_halves(hn::Add(bits, hn::Set(U(), 0x8000u))), weight);
-    put_halves<kStream>(narrow(hn::And(bits, hn::Set(U(), 0xffffu))), low);
+    const U u;
+    if constexpr (kWeight == DType::f16) {
+        const auto cast = narrow_f16(p);
+        const auto half = hn::IfThenZeroElse(hn::Eq(cast, hn::Set(H(), kMinusZero)), cast);
+        const VF w = widen_half(half);
+        const VU exponent = exponent_bits(w);
+        const VF scale = hn::BitCast(F(), hn::Sub(hn::Set(u, kScaleSum), exponent));
+        const auto whole = hn::ConvertTo(I(), hn::Mul(hn::Sub(p, w), scale));
+        const VU left = hn::And(hn::BitCast(u, whole), hn::Set(u, 0xffffu));
+        const auto finite = hn::Not(above(exponent, kExponent - 1));
+        put_halves<kStream>(half, weight);
+        put_halves<kStream>(narrow(hn::IfThenElseZero(finite, left)), low);
+    } else {
+        const VU bits = hn::BitCast(u, p);
+        put_halves<kStream>(high_halves(hn::Add(bits, hn::Set(u, 0x8000u))), weight);
+        put_halves<kStream>(narrow(hn::And(bits, hn::Set(u, 0xffffu))), low);
+    }
 }
 
 // How a loop treats its arrays; the weight may be absent.
@@ -159,7 +190,7 @@ struct Pass {
         const U u;
         VF p;
         if constexpr (Saved::kSplit) {
-            p = load_joined(span.weight_in + i, span.low_in + i);
+            p = load_joined<kWeight>(span.weight_in + i, span.low_in + i);
         } else {
             p = hn::LoadU(F(), span.p_in + i);
         }
@@ -170,7 +201,8 @@ struct Pass {
         if constexpr (Rule::kV) v = load_moment<false>(span.v_in, i, v_scale);
         Rule::apply(p, m, v, scaled(load_as_f32<kGradient>(span.gradient, i), s), s);
         if constexpr (Saved::kSplit) {
-            store_split<kStreamState>(p, static_cast<uint16_t*>(span.weight) + i, span.low + i);
+            store_split<kWeight, kStreamState>(p, static_cast<uint16_t*>(span.weight) + i,
+                                               span.low + i);
         } else {
             put<kStreamState>(p, F(), span.p + i);
             if constexpr (kHasWeight) store_rounded<kWeight, kStreamWeight>(p, span.weight, i);
@@ -322,8 +354,9 @@ void with_stores(const Span& span, const Scalars& s, Stores stores) {
 template <class Rule, DType kGradient, class Saved>
 void with_gradient(const Span& span, const Scalars& s, Stores stores) {
     if constexpr (Saved::kSplit) {
-        with_stores<Rule, kGradient, DType::bf16, true, Saved>(span, s, stores);
-        return;
+        if (span.weight_type == DType::f16)
+            return with_stores<Rule, kGradient, DType::f16, true, Saved>(span, s, stores);
+        return with_stores<Rule, kGradient, DType::bf16, true, Saved>(span, s, stores);
     } else {
         if (!span.weight)
             return with_stores<Rule, kGradient, DType::f32, false, Saved>(span, s, stores);

@@ -103,15 +103,20 @@ Element step(Element e, float g, const Scalars& s) {
     FERRY_CHECK(false, "unknown method");
 }
 
+// 2^e as the bits of a float.
+uint32_t exponent_bits(float w) {
+    return std::max(std::bit_cast<uint32_t>(w) & kExponent, kLeastExponent);
+}
+
 float load_master(const Span& span, int64_t i) {
     if (!is_split(span)) return load<float>(span.p_in, i);
-    return std::bit_cast<float>(
-        join({load<uint16_t>(span.weight_in, i), load<uint16_t>(span.low_in, i)}));
+    return join(span.weight_type,
+                {load<uint16_t>(span.weight_in, i), load<uint16_t>(span.low_in, i)});
 }
 
 void store_master(const Span& span, int64_t i, float p) {
     if (is_split(span)) {
-        const Halves halves = split(std::bit_cast<uint32_t>(p));
+        const Halves halves = split(span.weight_type, p);
         store(span.weight, i, halves.weight);
         store(span.low, i, halves.low);
         return;
@@ -138,6 +143,22 @@ void store_moment(void* array, MomentType type, int64_t i, float value, uint32_t
 }
 
 }  // namespace
+
+Halves split(DType weight, float p) {
+    if (weight == DType::bf16) return split(std::bit_cast<uint32_t>(p));
+    const uint16_t cast = to_f16(p), half = cast == kMinusZero ? uint16_t{0} : cast;
+    const float w = from_f16(half);
+    if (!std::isfinite(w)) return {half, 0};
+    const float left = (p - w) * std::bit_cast<float>(kScaleSum - exponent_bits(w));
+    return {half, static_cast<uint16_t>(static_cast<int32_t>(left))};
+}
+
+float join(DType weight, Halves halves) {
+    if (weight == DType::bf16) return std::bit_cast<float>(join(halves));
+    const float w = from_f16(halves.weight);
+    return w + static_cast<float>(static_cast<int16_t>(halves.low)) *
+                   std::bit_cast<float>(exponent_bits(w) - kUnitBelow);
+}
 
 uint32_t noise_of(const Span& span, const Scalars& scalars, int64_t i) {
     const int64_t e = span.element + i;

@@ -110,7 +110,9 @@ SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work) {
                                                           : "gradients";
     if (!is_matrix(chunk))
         return {name, round_up(chunk_bytes(staging, work, work.cut_elements), kPage)};
-    name += " of " + std::to_string(chunk.rows) + " x " + std::to_string(chunk.cols);
+    const bool padded = chunk.count - chunk.rows * chunk.cols >= cost::kLeafElements;
+    name += padded ? " of a matrix in " + std::to_string(chunk.count)
+                   : " of " + std::to_string(chunk.rows) + " x " + std::to_string(chunk.cols);
     if (chunk.format.moment_type != work.state.moment_type) name += ", fp32 moments";
     const int64_t bytes = staging == Class::state_staging ? chunk.format.bytes(chunk.count)
                                                           : chunk_bytes(staging, work, chunk.count);

@@ -19,6 +19,17 @@ struct Workload {
     int64_t report_bytes = 0;  // one step's report
     StateFormat state{};
     int64_t ns_steps = 0;
+    DType ns_products = DType::f32;
+    bool sends_matrices = false;  // to a GPU, which orthogonalises them
+    // Bytes of the host's workspace for one matrix: all, or what is sent. Of a GPU's room.
+    int64_t matrix_workspace() const {
+        return sends_matrices ? matrices.elements * 4 : matrices.workspace_bytes;
+    }
+    int64_t matrix_room() const {
+        return sends_matrices && matrices.elements > 0
+                   ? round_up(matrices.workspace_bytes + needs.matrix_scratch, kPage)
+                   : 0;
+    }
 };
 
 // Bytes in the host arena of the norm leaves and, behind them, the report.
@@ -26,7 +37,8 @@ inline int64_t report_room(int64_t leaves, int64_t report_bytes) {
     return round_up(leaves * 4, 8) + report_bytes;
 }
 // The family of slots on NVMe that a chunk's part goes to: of what is cut into chunks, or of Muon's
-// matrices of one shape. `what`: "state", "weights" or "gradients".
+// matrices of one shape, or with several ranks in shards of one size. `what`: "state", "weights" or
+// "gradients".
 struct SlotFamily {
     std::string name{};
     int64_t bytes = 0;

@@ -18,7 +18,7 @@ void cut(const zero::Run& run, int64_t most, const Body& body) {
 StateFormat format_of(const StateFormat& asked, const model::Segment& segment) {
     StateFormat format = asked;
     if (segment.fp32_moments) format.moment_type = MomentType::f32;
-    if (segment.is_matrix()) format.moments = 1;
+    if (segment.has_matrices()) format.moments = 1;
     return format;
 }
 
@@ -47,8 +47,11 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
         if (!mine && partition.sharding.weights) return;
         const bool updates = segment.trainable && (mine || !partition.sharding.state);
         const StateFormat format = format_of(state, segment);
-        const int64_t most =
-            segment.is_matrix() ? segment.count : elements_of_chunk(chunk_elements, state, format);
+        const bool whole = segment.has_matrices();
+        const model::MatrixShape shape =
+            whole ? segment.matrices[static_cast<size_t>(owner)] : model::MatrixShape{0, 0};
+        const int64_t most = whole ? partition.shard_elements(segment)
+                                   : elements_of_chunk(chunk_elements, state, format);
         cut(partition.shard(segment, owner), most, [&](int64_t first, int64_t count) {
             chunks.push_back({.layer = static_cast<int64_t>(l),
                               .first = first,
@@ -58,8 +61,8 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
                               .owner = owner,
                               .replica = segment.trainable && !updates,
                               .format = format,
-                              .rows = segment.rows,
-                              .cols = segment.cols});
+                              .rows = shape.rows,
+                              .cols = shape.cols});
             if (!mine || !updates) return;
             chunks.back().first_leaf = leaf;
             leaf += count / kLeafElements;
@@ -92,15 +95,18 @@ std::vector<AccumulatorSpill> cut_spills(const std::vector<model::Layer>& layers
     return spills;
 }
 
-MatrixNeeds matrix_needs(const std::vector<model::Layer>& layers, const StateFormat& asked) {
+MatrixNeeds matrix_needs(const std::vector<model::Layer>& layers, const StateFormat& asked,
+                         DType products) {
     MatrixNeeds most;
     for (const model::Layer& layer : layers) {
         for (const model::Segment& s : layer.segments) {
-            if (!s.is_matrix()) continue;
-            most.elements = std::max(most.elements, s.count);
-            most.state_bytes = std::max(most.state_bytes, format_of(asked, s).bytes(s.count));
-            most.workspace_bytes =
-                std::max(most.workspace_bytes, workspace_of(s.rows, s.cols, s.count).bytes());
+            const int64_t count = s.has_matrices() ? s.count / std::ssize(s.matrices) : 0;
+            most.elements = std::max(most.elements, count);
+            for (const auto& [rows, cols] : s.matrices) {
+                most.state_bytes = std::max(most.state_bytes, format_of(asked, s).bytes(count));
+                most.workspace_bytes = std::max(most.workspace_bytes,
+                                                workspace_of(rows, cols, count, products).bytes());
+            }
         }
     }
     return most;

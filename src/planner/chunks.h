@@ -28,10 +28,12 @@ std::vector<AccumulatorSpill> cut_spills(const std::vector<model::Layer>& layers
 
 // Of Muon's matrices, each of which is one chunk.
 struct MatrixNeeds {
-    int64_t elements = 0, state_bytes = 0, workspace_bytes = 0;
+    int64_t elements = 0, state_bytes = 0;
+    int64_t workspace_bytes = 0;  // to orthogonalise it, on the device
 };
-// The most that any of them has of each; all 0 without Muon.
-MatrixNeeds matrix_needs(const std::vector<model::Layer>& layers, const StateFormat& asked);
+// The most that any of them has of each; all 0 without Muon. `products`: of Newton-Schulz.
+MatrixNeeds matrix_needs(const std::vector<model::Layer>& layers, const StateFormat& asked,
+                         DType products);
 
 // Norm leaves of this rank's shards.
 int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& partition);

@@ -96,8 +96,14 @@ public:
         plan_.leaves_offset = take(Tier::host, report_room(plan_.leaves, work_.report_bytes));
         plan_.report_resource = plan_.resources++;
         plan_.report_offset = plan_.leaves_offset + round_up(plan_.leaves * 4, 8);
+        plan_.workspace_bytes = work_.matrix_workspace();
         if (plan_.workspace_bytes > 0)
             plan_.workspace_offset = take(Tier::host, plan_.workspace_bytes);
+        plan_.room_bytes = work_.matrix_room();
+        plan_.room_scratch_bytes = work_.needs.matrix_scratch;
+        if (plan_.room_bytes > 0) plan_.sent_room_offset = take(Tier::device, plan_.room_bytes);
+        if (placement_.matrices_on_device)
+            plan_.own_room_offset = take(Tier::device, plan_.room_bytes);
         for (size_t l = 0; l < plan_.layers.size(); ++l) {
             LayerPlan& layer = plan_.layer_plans[l];
             layer.resident = placement_.resident[l];

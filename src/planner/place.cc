@@ -91,7 +91,7 @@ private:
     }
     int64_t device_bytes(const Depths& depth, int64_t groups) const {
         const Counts counts = device_counts(depth, groups, 0, asked_for());
-        int64_t bytes = work_.needs.overhead + work_.needs.page_tables;
+        int64_t bytes = work_.needs.overhead + work_.needs.page_tables + work_.matrix_room();
         for (size_t c = 0; c < kClasses; ++c) bytes += counts[c] * bytes_of(static_cast<Class>(c));
         return bytes;
     }
@@ -138,6 +138,8 @@ private:
             device().need("the process on the device: context, libraries", work_.needs.overhead);
         if (work_.needs.page_tables > 0)
             device().need("page tables of the host tier", work_.needs.page_tables);
+        if (work_.matrix_room() > 0)
+            device().need("Newton-Schulz, of a matrix from the host", work_.matrix_room());
         for (size_t c = 0; c < kClasses; ++c) {
             const auto id = static_cast<Class>(c);
             if (result_.counts[c] > 0) device().need(row_of(id), result_.counts[c] * bytes_of(id));
@@ -189,7 +191,8 @@ private:
             result_.resident[l] = true;
             for (; c < chunks_.size() && chunks_[c].layer <= static_cast<int64_t>(l); ++c) {
                 if (!chunks_[c].trainable || !result_.resident[size_t(chunks_[c].layer)]) continue;
-                if (is_matrix(chunks_[c])) continue;  // updated by the processors
+                // Of the processors' matrices none is updated beside the team.
+                if (is_matrix(chunks_[c]) && !work_.sends_matrices) continue;
                 may -= static_cast<double>(chunks_[c].count);
                 whole = whole && may >= 0 && keep_state(chunks_[c], result_.chunks[c]);
             }
@@ -212,7 +215,13 @@ private:
     bool keep_state(const Chunk& chunk, Placement::ChunkHomes& homes) {
         const int64_t state = planner::state_bytes(chunk);
         const int64_t gradient = round_up(chunk.count * size_of(work_.numerics.wire), kPage);
-        if (state + gradient > device().limit() - device().spent()) return false;
+        const bool first_matrix = is_matrix(chunk) && !result_.matrices_on_device;
+        const int64_t room = first_matrix ? work_.matrix_room() : 0;
+        if (state + gradient + room > device().limit() - device().spent()) return false;
+        if (first_matrix) {
+            device().need("Newton-Schulz, of a matrix on the device", room);
+            result_.matrices_on_device = true;
+        }
         device().need(kState, state);
         device().need("gradients", gradient);
         homes.state = homes.gradient = Tier::device;
@@ -255,9 +264,8 @@ private:
         const int64_t leaves = leaves_of(chunks_, work_.partition);
         host().need("norm leaves and report",
                     round_up(report_room(leaves, work_.report_bytes), kPage));
-        if (work_.matrices.workspace_bytes > 0)
-            host().need("workspace of Newton-Schulz",
-                        round_up(work_.matrices.workspace_bytes, kPage));
+        if (work_.matrix_workspace() > 0)
+            host().need("workspace of Newton-Schulz", round_up(work_.matrix_workspace(), kPage));
         reserve(Class::host_tokens, "token batches", std::min<int64_t>(2, group_size()));
         // One of each even without NVMe: first contents and the hash pass through them.
         reserve(Class::state_staging, kStaging, 1);

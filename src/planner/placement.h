@@ -22,6 +22,7 @@ struct Placement {
         bool speculative = false;
     };
     std::vector<ChunkHomes> chunks{};
+    bool matrices_on_device = false;  // some have their state there
     std::vector<swap::Tier> spills{};
     std::vector<swap::Tier> inputs{};  // [block * group size + i]
     Budget device, host;

@@ -39,7 +39,7 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
                const std::vector<model::Layer>& layers, const model::Numerics& numerics,
                const DeviceNeeds& needs, const cost::Measurements& machine,
                const zero::Partition& partition) {
-    const MatrixNeeds matrices = matrix_needs(layers, request.state);
+    const MatrixNeeds matrices = matrix_needs(layers, request.state, request.ns_products);
     Plan plan{.partition = partition,
               .micro_batches = request.micro_batches,
               .tokens = numerics.tokens(),
@@ -56,7 +56,7 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
     plan.chunks = cut_chunks(plan.layers, chunk_elements, plan.state, partition, plan.layer_plans);
     plan.spills = cut_spills(plan.layers, chunk_elements, plan.layer_plans);
     plan.ns_steps = request.ns_steps;
-    plan.workspace_bytes = matrices.workspace_bytes;
+    plan.ns_products = request.ns_products;
     plan.leaves = leaves_of(plan.chunks, partition);
     if (plan.leaves == 0 && request.trains) {
         throw Error(Trouble::usage, {.what = "every tensor is frozen: there is nothing to train",
@@ -73,7 +73,9 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
                         .matrices = matrices,
                         .report_bytes = plan.report_bytes(),
                         .state = plan.state,
-                        .ns_steps = plan.ns_steps};
+                        .ns_steps = plan.ns_steps,
+                        .ns_products = plan.ns_products,
+                        .sends_matrices = request.device == DeviceKind::cuda};
     const Placement placement = place_for_speed(request, work, plan.chunks, plan.spills, machine);
     lay_out(plan, placement, work, nvme_budget(request), request.budgets.nvme.size());
     return plan;

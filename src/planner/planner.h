@@ -34,8 +34,9 @@ struct Chunk {
     int owner = 0;                         // the rank whose shard it lies in
     bool replica = false;                  // only its weights are here; its owner updates them
     StateFormat format{};
-    int64_t rows = 0, cols = 0;  // of Muon's matrix, which is one chunk; 0: a run of elements
-    bool speculative = false;    // may be updated before the step's outcome is known
+    // Of Muon's matrix, which is one chunk, with zeros behind it; 0: a run of elements.
+    int64_t rows = 0, cols = 0;
+    bool speculative = false;  // may be updated before the step's outcome is known
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
 };
@@ -43,24 +44,37 @@ struct Chunk {
 inline bool is_matrix(const Chunk& chunk) { return chunk.rows > 0; }
 
 // What Newton-Schulz works in, for one matrix: it and the next iteration's, two products of the
-// shorter side's length squared, and the leaves of its norm. Offsets and sizes in floats.
+// shorter side's length squared, and the leaves of its norm. Where products are of a narrower type,
+// their factors too: the matrix, and a product. Offsets in floats.
 struct MatrixWorkspace {
-    int64_t count = 0, side = 0;  // of the segment; of a product
+    int64_t count = 0, side = 0;  // of the chunk; of a product
+    DType products = DType::f32;
     int64_t next() const { return count; }
     int64_t gram() const { return 2 * count; }
-    int64_t square() const { return gram() + round_up(side * side, kLeafFloats); }
-    int64_t leaves() const { return square() + round_up(side * side, kLeafFloats); }
-    int64_t bytes() const { return (leaves() + count / kLeafFloats) * 4; }
-    static constexpr int64_t kLeafFloats = 4096;
+    int64_t square() const { return gram() + square_floats(); }
+    int64_t leaves() const { return square() + square_floats(); }
+    int64_t narrow() const { return leaves() + round_up(count / kLeafFloats, kFloatsApart); }
+    int64_t narrow_square() const { return narrow() + count / 2; }
+    int64_t bytes() const {
+        if (products == DType::f32) return (leaves() + count / kLeafFloats) * 4;
+        return (narrow_square() + square_floats() / 2) * 4;
+    }
+    int64_t square_floats() const { return round_up(side * side, kLeafFloats); }
+    static constexpr int64_t kLeafFloats = 4096, kFloatsApart = 64;
 };
-// Multiplications and additions of one iteration of Newton-Schulz: three products.
-inline double iteration_flops(int64_t rows, int64_t cols) {
-    const auto narrow = static_cast<double>(std::min(rows, cols)),
-               wide = static_cast<double>(std::max(rows, cols));
-    return 2 * narrow * narrow * (2 * wide + narrow);
+inline MatrixWorkspace workspace_of(int64_t rows, int64_t cols, int64_t count, DType products) {
+    return {.count = count, .side = std::min(rows, cols), .products = products};
 }
-inline MatrixWorkspace workspace_of(int64_t rows, int64_t cols, int64_t count) {
-    return {.count = count, .side = std::min(rows, cols)};
+
+// Of its update, in so many iterations, by factors of that type. `from_host`: its state is there.
+inline cost::MatrixProducts products_of(const Chunk& matrix, int64_t ns_steps, DType type,
+                                        DType compute, bool from_host) {
+    const auto narrow = static_cast<double>(std::min(matrix.rows, matrix.cols)),
+               wide = static_cast<double>(std::max(matrix.rows, matrix.cols));
+    return {.flops = static_cast<double>(ns_steps) * 2 * narrow * narrow * (2 * wide + narrow),
+            .sent_bytes = from_host ? 8.0 * static_cast<double>(matrix.count) : 0,
+            .type = type,
+            .compute = compute};
 }
 
 // Bytes in memory and on storage: whole arrays, one after the other, up to a page.
@@ -134,10 +148,16 @@ struct Plan {
     std::array<Buffers, kClasses> buffers{};
     std::vector<aio::SlotClass> slot_classes{};
     std::vector<swap::HostSlots> host_slots{};
-    int64_t leaves = 0, leaves_offset = 0;              // fp32, in the host arena
-    int64_t report_offset = 0;                          // of a step's report, in the host arena
-    int64_t ns_steps = 0;                               // Muon's iterations of a matrix
-    int64_t workspace_bytes = 0, workspace_offset = 0;  // Muon's, for one matrix, there too
+    int64_t leaves = 0, leaves_offset = 0;  // fp32, in the host arena
+    int64_t report_offset = 0;              // of a step's report, in the host arena
+    int64_t ns_steps = 0;                   // Muon's iterations of a matrix
+    DType ns_products = DType::f32;
+    // Muon's, for one matrix, there too: to orthogonalise it, or to send it to a GPU that does.
+    int64_t workspace_bytes = 0, workspace_offset = 0;
+    // A GPU's, with its libraries' scratch at the beginning: for matrices that the team's updates
+    // send it, and for those whose state lies there; offset -1: no such matrix.
+    int64_t room_bytes = 0, room_scratch_bytes = 0;
+    int64_t sent_room_offset = -1, own_room_offset = -1;
     uint32_t leaves_resource = 0, report_resource = 0, resources = 0;
     // Sizes of the arenas and volumes; the device holds device_overhead_bytes beside its arena.
     int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0, device_overhead_bytes = 0;
@@ -177,7 +197,8 @@ struct Plan {
 // nothing). Operations that give it, by block.
 struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;
-    int64_t lists = 0;  // bytes of the block lists of attention's patterns
+    int64_t lists = 0;           // bytes of the block lists of attention's patterns
+    int64_t matrix_scratch = 0;  // bytes that a GPU's products of Newton-Schulz ask for
     model::OfSaved<int64_t> saved{};
     model::OfSaved<std::vector<double>> saved_flops{};
     // The device reads the host tier through page tables in its own memory, as a GPU does.

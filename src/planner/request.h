@@ -15,7 +15,8 @@ struct PlanRequest {
     bool trains = true;         // an evaluation has no state, and may have every tensor frozen
     bool durable = false;       // committed steps outlive the process
     StateFormat state{};
-    int64_t ns_steps = 0;    // Muon's iterations of a matrix
+    int64_t ns_steps = 0;  // Muon's iterations of a matrix
+    DType ns_products = DType::f32;
     BudgetConfig budgets{};  // this rank's share
     int sharers = 1;         // ranks that have as much each of the host's memory and paths
     SwapConfig swap{};       // what the user decides; the planner decides the rest

@@ -163,9 +163,9 @@ double update_seconds(const Workload& work, const Chunk& chunk, const cost::Meas
     const double seconds =
         cost::update_seconds(chunk.count, element_of(work, chunk.format), machine);
     if (!is_matrix(chunk)) return seconds;
-    return seconds + cost::host_products_s(static_cast<double>(work.ns_steps) *
-                                               iteration_flops(chunk.rows, chunk.cols),
-                                           machine);
+    return seconds + cost::products_s(products_of(chunk, work.ns_steps, work.ns_products,
+                                                  work.numerics.compute, true),
+                                      machine);
 }
 double update_seconds(const Workload& work, const cost::Measurements& machine) {
     return cost::update_seconds(work.chunk_elements, element_of(work, work.state), machine);

@@ -74,8 +74,8 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
         const Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
         set_chunk(work, chunk);
         if (is_matrix(chunk) && cost::is_update(task))
-            work.update_flops =
-                static_cast<double>(plan.ns_steps) * iteration_flops(chunk.rows, chunk.cols);
+            work.products = products_of(chunk, plan.ns_steps, plan.ns_products, plan.compute,
+                                        task.lane == swap::Lane::team);
     }
     if (task.lane == swap::Lane::team && cost::is_update(task))
         work.checked_bytes = bytes_checked_by_update(plan, task);

@@ -12,6 +12,7 @@ planner::PlanRequest request_of(const Config& config) {
         .durable = config.checkpoint.durable_steps,
         .state = format_of(config),
         .ns_steps = config.optimizer.method == optim::Method::muon ? config.optimizer.ns_steps : 0,
+        .ns_products = config.optimizer.ns_products,
         .budgets = config.budgets,
         .swap = config.swap};
 }

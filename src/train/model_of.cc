@@ -141,20 +141,50 @@ model::CodedMoments coded_moments_of(const Config& config) {
             .must_match = o.fp32_moments != OptimizerConfig{}.fp32_moments};
 }
 
-std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks) {
-    const bool muon = config.optimizer.method == optim::Method::muon;
-    if (muon && ranks > 1)
-        throw Error(Trouble::usage,
-                    {.what = "muon updates whole matrices, and several ranks share each of them",
-                     .where = "optimizer.method",
-                     .measured = std::to_string(ranks) + " ranks",
-                     .limit = "1 rank",
-                     .remedy = "run one rank, or set optimizer.method to \"adamw\""});
-    return model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks,
-                            coded_moments_of(config), {muon, config.optimizer.adamw_tensors});
+namespace {
+
+// Elements of Muon's segments, and of those what one rank would have.
+struct MatrixRoom {
+    int64_t elements = 0, used = 0;
+};
+MatrixRoom matrix_room(const std::vector<model::Layer>& layers) {
+    MatrixRoom room;
+    for (const model::Layer& layer : layers) {
+        for (const model::Segment& s : layer.segments) room.elements += s.has_matrices() * s.count;
+        for (const model::Tensor& t : layer.tensors)
+            room.used += t.by_muon * round_up(t.count, optim::kLeaf);
+    }
+    return room;
 }
 
-std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers) {
+// Each rank's shard holds a matrix whole, or zeros where there are not as many alike: the more
+// ranks, the more of them.
+void require_few_zeros(const std::vector<model::Layer>& layers, int ranks) {
+    const MatrixRoom room = matrix_room(layers);
+    if (ranks == 1 || room.elements <= 2 * room.used) return;
+    throw Error(
+        Trouble::usage,
+        {.what = "muon deals a block's matrices whole to the ranks, and there are too few for all",
+         .where = "optimizer.method",
+         .measured = fmt::format("{} ranks: {:.0f} % of their shards would be zeros", ranks,
+                                 100.0 * static_cast<double>(room.elements - room.used) /
+                                     static_cast<double>(room.elements)),
+         .limit = "50 %",
+         .remedy = "run fewer ranks, or set optimizer.method to \"adamw\""});
+}
+
+}  // namespace
+
+std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks) {
+    const bool muon = config.optimizer.method == optim::Method::muon;
+    auto layers =
+        model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks,
+                         coded_moments_of(config), {muon, config.optimizer.adamw_tensors});
+    if (muon) require_few_zeros(layers, ranks);
+    return layers;
+}
+
+std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers, int ranks) {
     if (config.optimizer.method != optim::Method::muon) return {};
     struct Part {
         int64_t tensors = 0, elements = 0;
@@ -176,8 +206,11 @@ std::string muon_rule(const Config& config, const std::vector<model::Layer>& lay
         "muon updates the matrices of the blocks: {} with {} parameters ({}); adamw all else, {} "
         "tensors with {}",
         muon.tensors, muon.elements, fmt::join(kinds, ", "), adamw.tensors, adamw.elements);
-    if (config.device == DeviceKind::cuda)
-        text += "; Newton-Schulz runs on the processors, whose order of sums every placement has";
+    if (const MatrixRoom room = matrix_room(layers); ranks > 1)
+        text += fmt::format(
+            "; each of {} ranks updates whole matrices, dealt with {:.0f} % of zeros", ranks,
+            100.0 * static_cast<double>(room.elements - room.used) /
+                static_cast<double>(room.elements));
     return text;
 }
 

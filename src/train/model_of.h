@@ -27,7 +27,7 @@ std::vector<model::Layer> layers_of(const Config& config, const model::Shape& sh
 // Which tensors keep fp32 moments beside coded ones. Refers to the configuration.
 model::CodedMoments coded_moments_of(const Config& config);
 // Which tensors Muon updates, and which AdamW, in a sentence; empty without Muon.
-std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers);
+std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers, int ranks);
 // Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of
 // device.
 model::Numerics numerics_of(const Config& config, const model::Shape& shape);

@@ -1,56 +1,27 @@
 #include "muon.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
-#include <utility>
 
 #include "ferry/error.h"
 
 namespace ferry::train {
 namespace {
 
-using ops::ConstView;
-using ops::Form;
-using ops::View;
-
-constexpr double kLeastNorm = 1e-7;           // torch.optim.Muon's eps
 constexpr int64_t kPart = 16 * optim::kLeaf;  // elements, a thread's at a time
 
-View matrix(float* at, int64_t rows, int64_t cols) { return View::of(at, DType::f32, rows, cols); }
-
-// body(first, end) for runs of so many elements.
-template <class Body>
-void in_parts(Team& team, int64_t count, const Body& body) {
-    team.parallel(ceil_div(count, kPart),
-                  [&](int64_t part) { body(part * kPart, std::min(count, (part + 1) * kPart)); });
-}
-
-}  // namespace
-
-Muon::Muon(const OptimizerConfig& config, NodeTeams& teams, std::span<std::byte> workspace)
-    : steps_(config.ns_steps),
-      coefficients_(config.ns_coefficients),
-      adjust_(config.adjust_lr),
-      teams_(teams),
-      ops_(ops::make_cpu_ops(teams.all())),
-      workspace_(workspace) {}
-
-void Muon::update(int64_t rows, int64_t cols, const optim::Span& span, const optim::Scalars& muon) {
-    const planner::MatrixWorkspace at = planner::workspace_of(rows, cols, span.count);
-    FERRY_CHECK(at.bytes() <= std::ssize(workspace_), std::to_string(span.count));
-    float* u = room();
-    in_parts(teams_.all(), span.count,
-             [&](int64_t first, int64_t end) { std::fill(u + first, u + end, 0.0f); });
+// Of p = 0, which becomes the momentum's move.
+optim::Span momentum_of(const optim::Span& span, float* u) {
     optim::Span momentum = span;
     momentum.p_in = momentum.p = u;
     momentum.low_in = momentum.weight_in = nullptr;
     momentum.low = nullptr;
     momentum.weight = nullptr;
-    optim::update(teams_, momentum, optim::muon_momentum(muon));
+    return momentum;
+}
 
-    const float* o = orthogonalise(rows, cols, span.count);
-
+// By the orthogonal one, which keeps no moment.
+optim::Span step_of(const optim::Span& span, const float* o) {
     optim::Span step = span;
     step.gradient = o;
     step.gradient_type = DType::f32;
@@ -58,48 +29,62 @@ void Muon::update(int64_t rows, int64_t cols, const optim::Span& span, const opt
     step.m_in = step.v_in = step.m = step.v = nullptr;
     step.m_scale_in = step.v_scale_in = nullptr;
     step.m_scale = step.v_scale = nullptr;
-    optim::update(teams_, step,
+    return step;
+}
+
+void fill_zero(Team& team, float* at, int64_t count) {
+    team.parallel(ceil_div(count, kPart), [&](int64_t part) {
+        std::fill(at + part * kPart, at + std::min(count, (part + 1) * kPart), 0.0f);
+    });
+}
+
+}  // namespace
+
+Muon::Muon(const OptimizerConfig& config, NodeTeams& teams, std::span<std::byte> workspace)
+    : adjust_(config.adjust_lr),
+      teams_(teams),
+      host_(reinterpret_cast<float*>(workspace.data())),
+      iteration_(config, ops::make_cpu_matrix_kernels(teams.all()), workspace, 0) {}
+
+Muon::Muon(const OptimizerConfig& config, NodeTeams& teams, Device& device, const OnDevice& rooms)
+    : adjust_(config.adjust_lr),
+      teams_(teams),
+      device_(&device),
+      host_(reinterpret_cast<float*>(rooms.host.data())),
+      iteration_(config, ops::make_cuda_matrix_kernels(device, true), rooms.sent,
+                 rooms.scratch_bytes) {
+    if (!rooms.own.empty())
+        on_device_.emplace(config, ops::make_cuda_matrix_kernels(device, false), rooms.own,
+                           rooms.scratch_bytes);
+}
+
+void Muon::update(int64_t rows, int64_t cols, const optim::Span& span, const optim::Scalars& muon) {
+    fill_zero(teams_.all(), host_, span.count);
+    optim::update(teams_, momentum_of(span, host_), optim::muon_momentum(muon));
+    const float* o = orthogonal(host_, rows, cols, span.count);
+    optim::update(teams_, step_of(span, o),
                   optim::muon_step(muon, optim::adjust_lr_factor(adjust_, rows, cols)));
 }
 
-float* Muon::orthogonalise(int64_t rows, int64_t cols, int64_t count) {
-    const planner::MatrixWorkspace at = planner::workspace_of(rows, cols, count);
-    const int64_t leaves = optim::leaves_of(count);
-    float *x = room(), *next = x + at.next(), *norms = x + at.leaves();
-    float *gram = x + at.gram(), *square = x + at.square();
-    optim::leaf_norms(teams_.all(), x, DType::f32, count, norms);
-    const double norm = std::sqrt(optim::sum_leaves({norms, static_cast<size_t>(leaves)}));
-    const auto divisor = static_cast<float>(std::max(norm, kLeastNorm));
-    in_parts(teams_.all(), count, [&](int64_t first, int64_t end) {
-        for (int64_t i = first; i < end; ++i) x[i] /= divisor;
-        std::fill(next + first, next + end, 0.0f);  // the padding
-    });
-    const bool wide = rows <= cols;
-    const View s = matrix(gram, at.side, at.side), p = matrix(square, at.side, at.side);
-    for (int64_t step = 0; step < steps_; ++step) {
-        const View now = matrix(x, rows, cols);
-        ops_->gemm({.form = wide ? Form::nt : Form::tn, .a = now, .b = now, .c = s}, nullptr);
-        ops_->gemm({.a = s, .b = s, .c = p}, nullptr);
-        polynomial(at);
-        ops_->gemm({.a = wide ? ConstView(p) : ConstView(now),
-                    .b = wide ? ConstView(now) : ConstView(p),
-                    .c = matrix(next, rows, cols)},
-                   nullptr);
-        std::swap(x, next);
-    }
-    return x;
+const float* Muon::orthogonal(float* u, int64_t rows, int64_t cols, int64_t count) {
+    if (device_ == nullptr) return iteration_.orthogonalise(rows, cols, count);
+    ops::MatrixKernels& kernels = iteration_.kernels();
+    kernels.send(iteration_.workspace(), u, count);
+    kernels.fetch(u, iteration_.orthogonalise(rows, cols, count), count);
+    return u;
 }
 
-void Muon::polynomial(const planner::MatrixWorkspace& at) {
-    const auto a = static_cast<float>(coefficients_.a), b = static_cast<float>(coefficients_.b),
-               c = static_cast<float>(coefficients_.c);
-    const float* gram = room() + at.gram();
-    float* square = room() + at.square();
-    teams_.all().parallel(at.side, [&](int64_t row) {
-        const int64_t first = row * at.side;
-        for (int64_t i = first; i < first + at.side; ++i) square[i] = b * gram[i] + c * square[i];
-        square[first + row] += a;
-    });
+void Muon::update_on_device(int64_t rows, int64_t cols, const optim::Span& span,
+                            const optim::Scalars& muon) {
+    FERRY_CHECK(on_device_.has_value(), "no room for matrices of the device");
+    void* stream = device_->stream(StreamKind::compute).native();
+    float* u = on_device_->workspace();
+    on_device_->kernels().ops().fill_zero(u, span.count * 4);
+    optim::cuda::update(momentum_of(span, u), optim::muon_momentum(muon), stream);
+    const float* o = on_device_->orthogonalise(rows, cols, span.count);
+    optim::cuda::update(step_of(span, o),
+                        optim::muon_step(muon, optim::adjust_lr_factor(adjust_, rows, cols)),
+                        stream);
 }
 
 }  // namespace ferry::train

@@ -1,51 +1,48 @@
-// Muon's update of a matrix, whole: momentum, orthogonalisation, step (ferry/optim.h).
-//
-// Newton-Schulz, as torch.optim.Muon defines it (its _zeropower_via_newtonschulz; after Jordan et
-// al. 2024, https://kellerjordan.github.io/posts/muon/, and Bernstein & Newhouse 2024):
-//   x  = u / max(|u|, 1e-7)                           |u|: the Frobenius norm
-//   ns_steps times, with x as wide as it is high or wider (else with its transpose):
-//     s = x x^T;  x = (a I + b s + c s s) x
-// All of it is fp32, where torch rounds to bf16: 5 steps then end 1e-2 apart in norm. Products are
-// Ops::gemm's, cut by the shape alone; the norm's leaves are added as the gradient's are. So the
-// bits depend on the matrix alone: not on threads, nor on where the state lies.
+// Muon's update of a matrix, whole: momentum, orthogonalisation, step (ferry/optim.h). The device
+// that computes the model orthogonalises. Momentum and step are of whoever has the state: the
+// processors send a GPU the momentum's move, and get its orthogonal one.
 #pragma once
 
-#include <memory>
+#include <optional>
 #include <span>
 
 #include "ferry/config.h"
+#include "ferry/device.h"
 #include "ferry/optim.h"
 #include "ferry/team.h"
-#include "ops/ops.h"
-#include "planner/planner.h"
+#include "newton_schulz.h"
 
 namespace ferry::train {
 
 class Muon {
 public:
-    // `workspace`: as large as the largest matrix needs (planner::MatrixWorkspace). Both outlive
-    // it.
+    // On the processors. `workspace`: as planner::MatrixWorkspace. All of it outlives this.
     Muon(const OptimizerConfig& config, NodeTeams& teams, std::span<std::byte> workspace);
+    // On a GPU, whose rooms begin with so many bytes of scratch.
+    struct OnDevice {
+        std::span<std::byte> host{};  // page-locked in a run: a matrix, in fp32
+        std::span<std::byte> sent{};  // device memory: of those that come from there
+        std::span<std::byte> own{};   // of those whose state lies there; empty: none
+        int64_t scratch_bytes = 0;
+    };
+    Muon(const OptimizerConfig& config, NodeTeams& teams, Device& device, const OnDevice& rooms);
 
-    // `span` is the whole of a segment: rows x cols elements, then padding of zeros. In place or
-    // not, with any format of the master and of the moment.
+    // `span` is a matrix, rows x cols elements, then padding of zeros. In place or not, with any
+    // format of the master and of the moment. On the team's lane; it waits for the GPU.
     void update(int64_t rows, int64_t cols, const optim::Span& span, const optim::Scalars& muon);
-
-    // Makes [rows, cols] at the beginning of the workspace orthogonal; returns where it then
-    // stands.
-    float* orthogonalise(int64_t rows, int64_t cols, int64_t count);
+    // The same of device memory, enqueued on the device's compute stream. The same bits.
+    void update_on_device(int64_t rows, int64_t cols, const optim::Span& span,
+                          const optim::Scalars& muon);
 
 private:
-    float* room() const { return reinterpret_cast<float*>(workspace_.data()); }
-    // square = a I + b gram + c square.
-    void polynomial(const planner::MatrixWorkspace& at);
+    const float* orthogonal(float* u, int64_t rows, int64_t cols, int64_t count);
 
-    const int64_t steps_;
-    const NewtonSchulzCoefficients coefficients_;
     const optim::AdjustLr adjust_;
     NodeTeams& teams_;
-    const std::unique_ptr<ops::Ops> ops_;  // beside the model's, which may be another device's
-    const std::span<std::byte> workspace_;
+    Device* const device_ = nullptr;  // null: the processors'
+    float* const host_ = nullptr;
+    NewtonSchulz iteration_;
+    std::optional<NewtonSchulz> on_device_{};
 };
 
 }  // namespace ferry::train

@@ -78,7 +78,8 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (world_.rank == 0) warn_of_text(config_, described_);
     if (world_.ranks == 1) warn_of_codecs(config_);
     log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
-    if (const std::string rule = muon_rule(config_, layers_); !rule.empty()) log_info(rule);
+    if (const std::string rule = muon_rule(config_, layers_, world_.ranks); !rule.empty())
+        log_info(rule);
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, share_.evaluation_micro_batches);
     if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());

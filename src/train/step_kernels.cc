@@ -316,10 +316,13 @@ void StepKernels::apply(const Call& call, const optim::Span& span, const Scalars
                       : chunk.decays   ? UpdateKind::decayed
                                        : UpdateKind::plain;
     const optim::Scalars& scalars = by_kind[static_cast<size_t>(kind)];
-    // Always on the team's lane, one after the other: there is one workspace.
-    if (kind == UpdateKind::matrix)
+    const bool by_team = call.task->lane == swap::Lane::team;
+    // Of each kind one after the other: there is one workspace.
+    if (kind == UpdateKind::matrix && by_team)
         return model_.muon->update(chunk.rows, chunk.cols, span, scalars);
-    if (call.task->lane == swap::Lane::team) return optim::update(teams_, span, scalars);
+    if (kind == UpdateKind::matrix)
+        return model_.muon->update_on_device(chunk.rows, chunk.cols, span, scalars);
+    if (by_team) return optim::update(teams_, span, scalars);
     // One arena on one node, and beside the team lane's thread, which alone may ask each node.
     if (model_.device->kind() == DeviceKind::cpu) return optim::update(teams_.all(), span, scalars);
     optim::cuda::update(span, scalars, model_.device->stream(StreamKind::compute).native());

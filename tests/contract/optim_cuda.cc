@@ -155,6 +155,7 @@ TEST_F(CudaSmall, every_format_of_the_state) {
                     for (const int64_t offset : {0, 4}) {
                         expect_same({.count = count,
                                      .gradient_type = kTypes[count % 3],
+                                     .weight_type = offset == 0 ? DType::bf16 : DType::f16,
                                      .fill = Fill::any_finite,
                                      .seed = static_cast<uint64_t>(count),
                                      .offset = offset,
@@ -171,6 +172,25 @@ TEST_F(CudaSmall, every_format_of_the_state) {
     const Scalars sgd = scalars_of({.method = Method::sgd, .weight_decay = 0.1}, 1, 1);
     for (const MomentType type : {MomentType::bf16, MomentType::int8})
         expect_same({.count = 99, .with_m = false, .moment_type = type, .split = true}, sgd);
+}
+
+TEST_F(CudaSmall, split_masters_beside_fp16) {
+    for (const Method method : kMethods) {
+        for (const MomentType type : {MomentType::f32, MomentType::bf16, MomentType::int8}) {
+            for (const Fill fill : {Fill::ordinary, Fill::edges}) {
+                for (const DType gradient : kTypes) {
+                    expect_same({.count = 2077,
+                                 .gradient_type = gradient,
+                                 .weight_type = DType::f16,
+                                 .fill = fill,
+                                 .out_of_place = fill == Fill::edges,
+                                 .moment_type = type,
+                                 .split = true},
+                                scalars_for(method));
+                }
+            }
+        }
+    }
 }
 
 // Tails, borders of blocks, and what a block's values can be.

@@ -58,9 +58,10 @@ class ConfigurationTest(BadInputTest):
         self.refused(USAGE, ["optimizer.adamw_tensors[0]", "matches no tensor"],
                      optimizer__method="muon", optimizer__adamw_tensors=["*no_such*"])
         self.refused(USAGE, ["muon has no matrix", "freeze"], optimizer__method="muon", freeze=["*proj*"])
-        muon = self.command(self.config(optimizer__method="muon"))[1]
-        self.assert_refused(self.ferry("plan", muon, "--ranks", "2"), USAGE, "whole matrices", "2 ranks", "adamw")
-        self.refused(USAGE, ["fp16 weight", "int8"], optimizer__master="split", precision="fp16")
+        muon = self.command(self.config(optimizer__method="muon", batch__micro_batches=16))[1]
+        self.assertEqual(self.ferry("plan", muon, "--ranks", "4").code, 0)
+        self.assert_refused(self.ferry("plan", muon, "--ranks", "16"), USAGE, "matrices whole", "16 ranks: 73 %", "fewer ranks")
+        self.refused(USAGE, ["weight of 16 bits", "bf16 or fp16"], optimizer__master="split", precision="fp32")
         self.refused(USAGE, ["freeze", "model.layer.*"], freeze=["model.layer.*"])
         self.refused(USAGE, ["freeze", "nothing to train"], freeze=["*"])
 

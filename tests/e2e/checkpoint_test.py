@@ -213,7 +213,8 @@ class CheckpointTest(Saving):
     def test_elsewhere(self):
         """Its arrays are the same, bit for bit, and so is what follows on as many ranks."""
         for state in ({"precision": "bf16"},
-                      {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16"}):
+                      {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16"},
+                      {"precision": "fp16", "optimizer__master": "split", "optimizer__moments": "int8"}):
             with self.subTest(**state):
                 whole = self.whole(**state)
                 self.ok(self.killed(self.saving(**state), steps=4, signal_=signal.SIGTERM))
@@ -234,10 +235,13 @@ class CheckpointTest(Saving):
     def test_ranks(self):
         """Killed on two ranks, it has the bits of two; one rank goes on from what two wrote."""
         mpi = self.mpi(2)
-        for stage, placement, codecs in ((3, NVME, {}), (1, RAM, {}), (1, NVME, {"gradients": "int8"}),
-                                         (3, RAM, {"gradients": "int4", "weights": "int8"})):
-            with self.subTest(stage=stage, codecs=codecs):
-                ranks = {"zero__stage": stage, "zero__compress": codecs, "precision": "bf16"}
+        muon = {"optimizer__method": "muon", "optimizer__moments": "int8"}
+        for stage, placement, codecs, state in (
+                (3, NVME, {}, {}), (1, RAM, {}, {}), (1, NVME, {"gradients": "int8"}, {}),
+                (3, RAM, {"gradients": "int4", "weights": "int8"}, {}), (3, NVME, {}, muon), (2, RAM, {}, muon)):
+            with self.subTest(stage=stage, codecs=codecs, **state):
+                state = {"precision": "bf16", **state}
+                ranks = {"zero__stage": stage, "zero__compress": codecs, **state}
                 whole = self.ok(self.train(self.run_config(**ranks), through=mpi))
                 config = self.saving(placement, **ranks)
                 self.killed(config, steps=5, through=mpi)
@@ -245,7 +249,7 @@ class CheckpointTest(Saving):
                 self.assertEqual(last.hashes, whole.hashes)
                 there = self.step(STEPS)
                 other = self.path(f"{self.name}-one")
-                one = self.run_config(precision="bf16", checkpoint__dir=other)
+                one = self.run_config(checkpoint__dir=other, **state)
                 self.ok(self.train(one, "--resume", there))
                 self.assertTrue(self.diff(there, self.step(STEPS, other))["equal"])
                 shutil.rmtree(other)

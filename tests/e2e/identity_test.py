@@ -260,6 +260,8 @@ class IdentityTest(FerryTest):
             "split master, bf16 moments, tied":
                 {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16",
                  "model__tie_embeddings": True},
+            "split master beside fp16, int8 moments":
+                {"precision": "fp16", "optimizer__master": "split", "optimizer__moments": "int8"},
             "split master, frozen parts":
                 {"precision": "bf16", "optimizer__master": "split",
                  "freeze": ["*mlp*", "*q_proj*", "*norm*"], "clip_norm": 1.95},

@@ -103,8 +103,8 @@ TEST_P(MuonGolden, FiftyStepsAreThoseOfPyTorch) {
     for (int64_t i = 0; i < used; ++i) start[static_cast<size_t>(i)] = hashed(0, i) * 0.125f;
     p = start;
     NodeTeams teams(*this_machine(), 2);
-    std::vector<std::byte> workspace(
-        static_cast<size_t>(planner::workspace_of(golden.rows, golden.cols, count).bytes()));
+    std::vector<std::byte> workspace(static_cast<size_t>(
+        planner::workspace_of(golden.rows, golden.cols, count, DType::f32).bytes()));
     Muon muon(golden.config, teams, workspace);
     for (int64_t step = 1; step <= kSteps; ++step) {
         for (int64_t i = 0; i < used; ++i)

@@ -324,6 +324,7 @@ INSTANTIATE_TEST_SUITE_P(
                     MuonCase{"int8_moments", MomentType::int8},
                     MuonCase{"split", MomentType::f32, MasterFormat::split, DType::bf16},
                     MuonCase{"split_int8", MomentType::int8, MasterFormat::split, DType::bf16},
+                    MuonCase{"split_fp16", MomentType::int8, MasterFormat::split, DType::f16},
                     MuonCase{"fp16", MomentType::f32, MasterFormat::fp32, DType::f16}),
     [](const auto& one) { return std::string(one.param.name); });
 
@@ -340,11 +341,13 @@ TEST(Muon, RulesAreAnotherRunOrRefused) {
         engine->step();
         return std::pair(engine->state_hash(), engine->numerics_record());
     };
-    Config fewer = config, longer = config, other = config;
+    Config fewer = config, longer = config, other = config, narrow = config;
     fewer.optimizer.adamw_tensors = {"*q_proj*"};
     longer.optimizer.ns_steps = 6;
     other.optimizer.ns_coefficients = {1.5, -0.5, 0};
-    const auto runs = {outcome(config), outcome(fewer), outcome(longer), outcome(other)};
+    narrow.optimizer.ns_products = DType::bf16;
+    const auto runs = {outcome(config), outcome(fewer), outcome(longer), outcome(other),
+                       outcome(narrow)};
     std::set<uint64_t> hashes;
     std::set<std::string> records;
     for (const auto& [hash, record] : runs) hashes.insert(hash), records.insert(record);

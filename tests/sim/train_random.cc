@@ -66,7 +66,7 @@ void draw_numbers(Lots& lots, Config& config) {
         lots.one_of({MomentType::f32, MomentType::bf16, MomentType::int8, MomentType::int8});
     if (config.optimizer.moments == MomentType::int8)  // matrices of 4,096 elements and more
         config.model.hidden = 64, config.model.intermediate = lots.one_of({64, 96});
-    if (config.precision == DType::bf16)
+    if (config.precision != DType::f32)
         config.optimizer.master = lots.one_of({MasterFormat::fp32, MasterFormat::split});
     config.clip_norm = lots.one_of({0.0, 0.1, 0.98, 1e6});   // never, always, in some steps, never
     if (config.precision == DType::f16 && lots.one_in(2)) {  // the first gradients overflow

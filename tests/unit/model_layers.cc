@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
 
 #include "model/model.h"
 
@@ -297,21 +299,68 @@ TEST(MuonMatrices, are_those_of_blocks_each_in_a_segment_of_its_own) {
                 EXPECT_EQ(t.by_muon, muon) << t.name;
                 for (const Segment& s : layer.segments) {
                     if (t.offset < s.offset || t.offset >= s.offset + s.count) continue;
-                    EXPECT_EQ(s.is_matrix(), muon) << t.name;
+                    EXPECT_EQ(s.has_matrices(), muon) << t.name;
                     if (!muon) continue;
                     ++matrices;
                     EXPECT_EQ(t.offset, s.offset);
-                    EXPECT_EQ((std::vector<int64_t>{s.rows, s.cols}), t.shape);
+                    ASSERT_EQ(s.matrices.size(), 1u);
+                    EXPECT_EQ((std::vector<int64_t>{s.matrices[0].rows, s.matrices[0].cols}),
+                              t.shape);
                     EXPECT_EQ(s.count, round_up(t.count, int64_t{4096}));
                     EXPECT_EQ(s.fp32_moments, t.fp32_moments);
                 }
             }
-            const auto of_layer = std::ranges::count_if(layer.segments, &Segment::is_matrix);
+            const auto of_layer = std::ranges::count_if(layer.segments, &Segment::has_matrices);
             EXPECT_EQ(of_layer, matrices) << "one tensor a segment";
             if (layer.kind != LayerKind::block) {
                 EXPECT_EQ(of_layer, 0);
             }
         }
+    }
+}
+
+// Each lies whole at the beginning of a shard; the others of its segment are no larger, and are
+// kept in the same format; a shard of no matrix has one zero. Every rank gets the largest in turn.
+TEST(MuonMatrices, are_dealt_whole_to_shards) {
+    const std::vector<std::string> fp32{"*o_proj*"};
+    Shape shape = small(false);
+    shape.hidden = 64, shape.head_dim = 16, shape.intermediate = 128;
+    for (const int shards : {2, 3, 4, 7}) {
+        std::set<int64_t> first;
+        const auto all =
+            layers_of(shape, {}, false, shards, {.coded = true, .fp32 = fp32}, {.on = true});
+        for (const Layer& layer : all) {
+            check_layout(layer);
+            std::map<int64_t, const Tensor*> at;
+            for (const Tensor& t : layer.tensors) {
+                if (t.by_muon) at[t.offset] = &t;
+            }
+            size_t seen = 0;
+            for (const Segment& s : layer.segments) {
+                if (!s.has_matrices()) continue;
+                ASSERT_EQ(std::ssize(s.matrices), shards);
+                const int64_t shard = s.count / shards;
+                int64_t most = 0;
+                for (int64_t i = 0; i < shards; ++i) {
+                    const auto& [rows, cols] = s.matrices[static_cast<size_t>(i)];
+                    const auto found = at.find(s.offset + i * shard);
+                    if (found == at.end()) {
+                        EXPECT_EQ(rows * cols, 1);
+                        continue;
+                    }
+                    const Tensor& t = *found->second;
+                    EXPECT_EQ((std::vector<int64_t>{rows, cols}), t.shape);
+                    EXPECT_LE(t.count, shard);
+                    EXPECT_EQ(t.fp32_moments, s.fp32_moments) << t.name;
+                    if (t.role == Role::gate) first.insert(i);
+                    most = std::max(most, t.count);
+                    ++seen;
+                }
+                EXPECT_EQ(shard, round_up(most, int64_t{4096})) << "as large as the largest";
+            }
+            EXPECT_EQ(seen, at.size()) << "every matrix";
+        }
+        EXPECT_EQ(std::ssize(first), std::min<int64_t>(shards, shape.layers));
     }
 }
 

@@ -142,7 +142,7 @@ struct Case {
     bool with_m = true;
     bool positive_m = false;  // a sum of squares
     MomentType moment_type = MomentType::f32;
-    bool split = false;   // the master; the weight is bf16
+    bool split = false;   // the master; the weight has 16 bits
     int64_t element = 0;  // in the layer, of the first
     StateFormat format() const { return {.moment_type = moment_type, .split = split}; }
 };
@@ -209,7 +209,7 @@ public:
             return share_of(map(k), out(k).data()[i]) * scale_out(k).get(i / kMomentBlock);
         const uint16_t half = out(k).get_half(i);
         if (k > 0) return from_bf16(half);
-        return std::bit_cast<float>(join({weight_.get_half(i), half}));
+        return join(case_.weight_type, {weight_.get_half(i), half});
     }
 
     bool guarded() const {
@@ -242,8 +242,9 @@ private:
         if (bytes_of(k) == 4) return in(k).put(i, value);
         const uint32_t bits = std::bit_cast<uint32_t>(value);
         if (k > 0) return in(k).put_half(i, static_cast<uint16_t>(bits >> 16));
-        weight_in().put_half(i, split(bits).weight);
-        in(k).put_half(i, split(bits).low);
+        const Halves halves = split(case_.weight_type, value);
+        weight_in().put_half(i, halves.weight);
+        in(k).put_half(i, halves.low);
     }
 
     void fill() {

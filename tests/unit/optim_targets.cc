@@ -70,10 +70,19 @@ TEST_P(Targets, every_format_of_the_state) {
                 }
             }
             for (const DType weight : kTypes) {
-                if (format.split) break;
-                expect_same(
-                    {.count = 277, .weight_type = weight, .moment_type = format.moment_type},
-                    scalars);
+                if (format.split && weight == DType::f32) continue;
+                for (const Fill fill : {Fill::ordinary, Fill::edges, Fill::any_finite}) {
+                    for (const DType gradient : kTypes) {
+                        expect_same({.count = 277,
+                                     .gradient_type = gradient,
+                                     .weight_type = weight,
+                                     .fill = fill,
+                                     .out_of_place = fill == Fill::edges,
+                                     .moment_type = format.moment_type,
+                                     .split = format.split},
+                                    scalars);
+                    }
+                }
             }
             for (const bool out_of_place : {false, true}) {
                 for (const int64_t offset : {int64_t{0}, int64_t{4}}) {  // streaming stores or not

@@ -96,6 +96,31 @@ TEST(Split, is_exact_and_differs_from_the_cast_in_ties_alone) {
     }
 }
 
+// Beside fp16 the weight is the cast, and p comes back exactly from 2^-16 on; below it comes back
+// to within 2^-39, above fp16's largest as an infinity. What came back splits into the same halves.
+TEST(Split, beside_fp16_is_exact_from_2_to_the_minus_16_on) {
+    for (uint32_t high = 0; high < 0x10000; ++high) {
+        for (const uint32_t low : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0xffffu}) {
+            const float p = std::bit_cast<float>(high << 16 | low);
+            const Halves halves = split(DType::f16, p);
+            ASSERT_EQ(halves.weight, to_f16(p) == 0x8000u ? 0 : to_f16(p)) << std::hexfloat << p;
+            const float back = join(DType::f16, halves), w = from_f16(halves.weight);
+            if (std::isnan(p)) {
+                ASSERT_TRUE(std::isnan(back));
+            } else if (!std::isfinite(w)) {
+                ASSERT_EQ(back, w);
+            } else if (std::fabs(p) >= 0x1p-16f) {
+                ASSERT_EQ(back, p) << std::hexfloat << p;
+            } else {
+                ASSERT_LT(std::fabs(double{back} - p), 0x1p-39) << std::hexfloat << p;
+            }
+            const Halves again = split(DType::f16, back);
+            ASSERT_EQ(again.weight, halves.weight) << std::hexfloat << p;
+            ASSERT_EQ(again.low, halves.low) << std::hexfloat << p;
+        }
+    }
+}
+
 // A rounding that is fair: over many draws the mean is the value, where rounding to nearest would
 // always give the same neighbour; what bf16 holds exactly stays.
 TEST(Noise, rounds_to_a_neighbour_and_is_right_on_average) {

@@ -333,6 +333,46 @@ TEST(Plan, ThePartOfTheStateOnTheDeviceIsLimitedByWhatIsAskedFor) {
     EXPECT_EQ(parts()[0], 0);
 }
 
+// A GPU orthogonalises: in a room for what the host sends, and in another for its own where it has
+// some. The processors have one workspace, in host memory, and keep all matrices there.
+TEST(Plan, MatricesHaveRoomsWhereTheyAreMadeOrthogonal) {
+    std::vector<model::Layer> layers = three_blocks();
+    for (size_t l = 1; l < 4; ++l) layers[l].segments[0].matrices = {{384, 512}};
+    const auto plan_for = [&](DeviceKind kind, double on_device, int64_t device_bytes) {
+        PlanRequest request = small_request();
+        request.device = kind;
+        request.ns_steps = 5;
+        request.swap.state_on_device = on_device;
+        request.budgets.device_bytes = device_bytes;
+        return make_plan(request, layers, {.sequence = 64, .micro_batch = 1},
+                         {.activation = 32768, .scratch = 1 << 20, .matrix_scratch = 1 << 20},
+                         cost::default_measurements(kind));
+    };
+    const int64_t workspace = workspace_of(384, 512, 196608, DType::f32).bytes();
+    const Plan host = plan_for(DeviceKind::cpu, 1, kUnlimited);
+    EXPECT_EQ(host.workspace_bytes, workspace);
+    EXPECT_EQ(host.room_bytes, 0);
+    const auto on_device = [](const Plan& plan) {
+        return std::ranges::count_if(plan.chunks, [&](const Chunk& chunk) {
+            return is_matrix(chunk) && plan.updates_on_device(chunk);
+        });
+    };
+    EXPECT_EQ(on_device(host), 0);
+    const Plan sent = plan_for(DeviceKind::cuda, 0, kUnlimited);
+    EXPECT_EQ(on_device(sent), 0);
+    EXPECT_EQ(sent.workspace_bytes, 196608 * 4);
+    EXPECT_EQ(sent.room_bytes, round_up(workspace + (1 << 20), kPage));
+    EXPECT_LE(sent.sent_room_offset + sent.room_bytes, sent.device_bytes);
+    EXPECT_EQ(sent.own_room_offset, -1);
+    const Plan whole = plan_for(DeviceKind::cuda, 1, kUnlimited);
+    EXPECT_EQ(on_device(whole), 3);
+    EXPECT_GE(whole.own_room_offset, whole.sent_room_offset + whole.room_bytes);
+    EXPECT_LE(whole.own_room_offset + whole.room_bytes, whole.device_bytes);
+    EXPECT_EQ(plan_for(DeviceKind::cuda, 1, whole.device_bytes).device_bytes, whole.device_bytes);
+    EXPECT_LT(plan_for(DeviceKind::cuda, 1, whole.device_bytes - 1).device_bytes,
+              whole.device_bytes);
+}
+
 int64_t speculative_of(const Plan& plan) {
     return std::ranges::count(plan.chunks, true, &Chunk::speculative);
 }

@@ -101,7 +101,8 @@ optim::Scalars scalars(int64_t step = 1, double gradient_scale = 1) {
 void update(Matrix& from, Matrix& to, int threads, const optim::Scalars& by) {
     NodeTeams teams(*this_machine(), threads);
     std::vector<std::byte> room(
-        static_cast<size_t>(planner::workspace_of(from.rows, from.cols, from.count).bytes()),
+        static_cast<size_t>(
+            planner::workspace_of(from.rows, from.cols, from.count, DType::f32).bytes()),
         std::byte{0xff});  // it may hold anything
     Muon muon({}, teams, room);
     muon.update(from.rows, from.cols, from.into(to), by);
@@ -114,13 +115,13 @@ TEST(Muon, BringsSingularValuesNearOne) {
         {32, 96}, {96, 32}, {48, 48}, {1, 64}, {130, 7}};
     for (const auto& [rows, cols] : kShapes) {
         const int64_t count = round_up(rows * cols, optim::kLeaf);
-        const planner::MatrixWorkspace at = planner::workspace_of(rows, cols, count);
+        const planner::MatrixWorkspace at = planner::workspace_of(rows, cols, count, DType::f32);
         std::vector<std::byte> room(static_cast<size_t>(at.bytes()));
         NodeTeams teams(*this_machine(), 2);
-        Muon muon({}, teams, room);
+        NewtonSchulz iteration({}, ops::make_cpu_matrix_kernels(teams.all()), room, 0);
         auto* x = reinterpret_cast<float*>(room.data());
         for (int64_t i = 0; i < rows * cols; ++i) x[i] = value_at(i);
-        const float* o = muon.orthogonalise(rows, cols, count);
+        const float* o = iteration.orthogonalise(rows, cols, count);
         double squares = 0;
         for (int64_t i = 0; i < rows * cols; ++i) squares += double{o[i]} * o[i];
         const double mean = std::sqrt(squares / static_cast<double>(at.side));
@@ -135,12 +136,13 @@ TEST(Muon, ConvergesWithCoefficientsThatDo) {
     constexpr int64_t kRows = 8, kCols = 24;
     const int64_t count = optim::kLeaf;
     std::vector<std::byte> room(
-        static_cast<size_t>(planner::workspace_of(kRows, kCols, count).bytes()));
+        static_cast<size_t>(planner::workspace_of(kRows, kCols, count, DType::f32).bytes()));
     NodeTeams teams(*this_machine(), 1);
-    Muon muon({.ns_steps = 30, .ns_coefficients = {1.5, -0.5, 0}}, teams, room);
+    NewtonSchulz iteration({.ns_steps = 30, .ns_coefficients = {1.5, -0.5, 0}},
+                           ops::make_cpu_matrix_kernels(teams.all()), room, 0);
     auto* x = reinterpret_cast<float*>(room.data());
     for (int64_t i = 0; i < kRows * kCols; ++i) x[i] = value_at(i);
-    const float* o = muon.orthogonalise(kRows, kCols, count);
+    const float* o = iteration.orthogonalise(kRows, kCols, count);
     for (int64_t r = 0; r < kRows; ++r) {
         for (int64_t s = 0; s < kRows; ++s) {
             double dot = 0;

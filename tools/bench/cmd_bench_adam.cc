@@ -116,11 +116,11 @@ AdamBench bench_of(const AdamOptions& options) {
         if (name.ends_with("bf16-moments")) format.moment_type = MomentType::bf16;
         if (name.ends_with("int8-moments")) format.moment_type = MomentType::int8;
         format.split = name.starts_with("split");
-        if (!format.split || what.weight_type == DType::bf16) continue;
-        throw Error(Trouble::usage, {.what = "a split master has bf16 weights",
+        if (!format.split || what.weight_type != DType::f32) continue;
+        throw Error(Trouble::usage, {.what = "a split master has weights of 16 bits",
                                      .where = "--format",
                                      .measured = "--weight " + options.weight,
-                                     .remedy = "measure it with --weight bf16"});
+                                     .remedy = "measure it with --weight bf16 or fp16"});
     }
     return what;
 }

@@ -15,7 +15,7 @@ public:
     Asker(const Config& config, const train::Predictor& predictor, const planner::Plan& plan,
           const cost::Measurements& measurements)
         : request_(train::request_of(config)),
-          bf16_(config.precision == DType::bf16),
+          narrow_(config.precision != DType::f32),
           predictor_(predictor),
           plan_(plan),
           measurements_(measurements) {}
@@ -104,7 +104,7 @@ private:
             answer(std::move(change), request, plan, measurements_);
             answers_.back().all_in_memory = plan.nvme_bytes == 0;
         };
-        const bool may_split = bf16_ && !now.split;
+        const bool may_split = narrow_ && !now.split;
         if (may_split) ask("optimizer.master=split", now.moment_type, true);
         ask("optimizer.moments=bf16", MomentType::bf16, now.split);
         ask("optimizer.moments=int8", MomentType::int8, now.split);
@@ -112,7 +112,7 @@ private:
     }
 
     const planner::PlanRequest request_;
-    const bool bf16_;  // precision
+    const bool narrow_;  // precision
     const train::Predictor& predictor_;
     const planner::Plan& plan_;
     const cost::Measurements& measurements_;

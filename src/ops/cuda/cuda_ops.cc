@@ -8,6 +8,7 @@
 #include "gemm.h"
 #include "kernels.h"
 #include "launch.h"
+#include "newton_schulz.h"
 #include "ops/ops.h"
 #include "ops/product_table.h"
 #include "slow_notes.h"
@@ -397,7 +398,17 @@ private:
     mutable SlowPathNotes slow_{};
 };
 
+int64_t workspace_of(const std::string& architecture) {
+    return (architecture == "cuda sm_90" ? 32 : 8) * kMiB;
+}
+
 }  // namespace
+
+std::unique_ptr<Ops> ops_on_stream(Device& device, cudaStream_t stream) {
+    return std::make_unique<CudaOps>(stream, workspace_of(device.architecture()),
+                                     AttentionKernels::ferry, 0, false, ProductTable(), "");
+}
+
 }  // namespace cuda
 
 std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
@@ -413,7 +424,7 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
                      .remedy = "build it with -DFERRY_CUDA_ARCHITECTURES for this GPU, or set "
                                "device to cpu"});
     }
-    const int64_t workspace = (architecture == "cuda sm_90" ? 32 : 8) * kMiB;
+    const int64_t workspace = cuda::workspace_of(architecture);
     auto* stream = static_cast<cudaStream_t>(device.stream(StreamKind::compute).native());
     const std::string made_for = architecture + ", " + cuda::cublas_version();
     if (products != nullptr && products->made_for() != made_for) {

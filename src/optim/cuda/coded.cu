@@ -68,10 +68,14 @@ __device__ float widened(const void* array, DType type, int64_t i) {
 }
 
 __device__ float master_of(const Span& span, int64_t i) {
-    return span.low ? load_master<true, 1>(span, i).at[0] : load_master<false, 1>(span, i).at[0];
+    if (!span.low) return load_master<false, DType::f32, 1>(span, i).at[0];
+    return span.weight_type == DType::f16 ? load_master<true, DType::f16, 1>(span, i).at[0]
+                                          : load_master<true, DType::bf16, 1>(span, i).at[0];
 }
 
 __device__ void put_master(const Span& span, int64_t i, float p) {
+    if (span.low && span.weight_type == DType::f16)
+        return store_master<true, DType::f16, 1>(span, i, {{p}});
     if (span.low) return store_master<true, DType::bf16, 1>(span, i, {{p}});
     switch (span.weight_type) {
         case DType::f32:

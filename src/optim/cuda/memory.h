@@ -62,12 +62,40 @@ __device__ void store_rounded(void* array, int64_t i, const Pack<float, kCount>&
     store<kCount>(static_cast<T*>(array), i, raw);
 }
 
-template <bool kSplit, int kCount>
+// The halves of a split master (ferry/optim.h).
+__device__ inline uint32_t exponent_bits(float w) {
+    return max(__float_as_uint(w) & kExponent, kLeastExponent);
+}
+template <DType kWeight>
+__device__ float joined(uint16_t weight, uint16_t low) {
+    if constexpr (kWeight == DType::f16) {
+        const float w = __half2float(__ushort_as_half(weight));
+        const float left = static_cast<float>(static_cast<int16_t>(low));
+        return w + left * __uint_as_float(exponent_bits(w) - kUnitBelow);
+    } else {
+        return __uint_as_float(join({weight, low}));
+    }
+}
+template <DType kWeight>
+__device__ Halves halves_of(float p) {
+    if constexpr (kWeight == DType::f16) {
+        const uint16_t cast = __half_as_ushort(__float2half_rn(p));
+        const uint16_t half = cast == kMinusZero ? uint16_t{0} : cast;
+        const float w = __half2float(__ushort_as_half(half));
+        const uint32_t exponent = exponent_bits(w);
+        const int left = __float2int_rz((p - w) * __uint_as_float(kScaleSum - exponent));
+        return {half, exponent < kExponent ? static_cast<uint16_t>(left) : uint16_t{0}};
+    } else {
+        return split(__float_as_uint(p));
+    }
+}
+
+template <bool kSplit, DType kWeight, int kCount>
 __device__ Pack<float, kCount> load_master(const Span& span, int64_t i) {
     if constexpr (kSplit) {
         const auto weight = load<kCount>(span.weight_in, i), low = load<kCount>(span.low_in, i);
         Pack<float, kCount> p;
-        for (int k = 0; k < kCount; ++k) p.at[k] = __uint_as_float(join({weight.at[k], low.at[k]}));
+        for (int k = 0; k < kCount; ++k) p.at[k] = joined<kWeight>(weight.at[k], low.at[k]);
         return p;
     } else {
         return load<kCount>(span.p_in, i);
@@ -80,7 +108,7 @@ __device__ void store_master(const Span& span, int64_t i, const Pack<float, kCou
     if constexpr (kSplit) {
         Pack<uint16_t, kCount> weight, low;
         for (int k = 0; k < kCount; ++k) {
-            const Halves halves = split(__float_as_uint(p.at[k]));
+            const Halves halves = halves_of<kWeight>(p.at[k]);
             weight.at[k] = halves.weight;
             low.at[k] = halves.low;
         }

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 3) update_kernel(const Span span, co
     if constexpr (kMoment == MomentType::bf16) noise = draw_noise(span, s, i);
     if (i >= span.count) return;
     const auto g = load_as_f32<kGradient, kCount>(span.gradient, i);
-    const auto was_p = load_master<Kept::kSplit, kCount>(span, i);
+    const auto was_p = load_master<Kept::kSplit, kWeight, kCount>(span, i);
     const auto was_m = load_moment<kCount>(span.m_in, kMoment, i);
     Pack<float, kCount> was_v{};
     if constexpr (has_v(kMethod)) was_v = load_moment<kCount>(span.v_in, kMoment, i);
@@ -142,8 +142,8 @@ __global__ void update_one_kernel(const Span span, const Scalars s) {
     if (i >= span.count) return;
     const MomentType type = span.moment_type;
     const float g = load_as_f32<kGradient, 1>(span.gradient, i).at[0];
-    const float p =
-        span.low ? load_master<true, 1>(span, i).at[0] : load_master<false, 1>(span, i).at[0];
+    const float p = span.low ? load_master<true, kWeight, 1>(span, i).at[0]
+                             : load_master<false, kWeight, 1>(span, i).at[0];
     Element e{p, load_moment<1>(span.m_in, type, i).at[0], 0};
     if constexpr (has_v(kMethod)) e.v = load_moment<1>(span.v_in, type, i).at[0];
     Exact exact;
@@ -159,7 +159,7 @@ __global__ void update_one_kernel(const Span span, const Scalars s) {
     if constexpr (has_v(kMethod)) store_moment<1>(span.v, type, i, {{e.v}}, noise, 16);
 }
 
-// call(Format<...>()). A split master's weights are bf16.
+// call(Format<...>()). A split master's weights have 16 bits.
 template <class Call>
 void with_format(const Span& span, const Call& call) {
     const bool split = is_split(span);
@@ -186,7 +186,7 @@ void launch_packs(const Span& span, const Scalars& scalars, cudaStream_t stream)
             constexpr DType kGradient = decltype(gradient)::kValue;
             constexpr DType kWeight = decltype(weight)::kValue;
             using Kept = decltype(format);
-            if constexpr (!Kept::kSplit || kWeight == DType::bf16) {
+            if constexpr (!Kept::kSplit || kWeight != DType::f32) {
                 update_kernel<kMethod, kGradient, kWeight, Kept>
                     <<<blocks, kThreads, 0, stream>>>(span, scalars);
             }

@@ -32,12 +32,16 @@ using swap::Lane;
 
 namespace {
 
+// A GPU's library asks for it on every GPU of Hopper's kind, and for less elsewhere.
+constexpr int64_t kAbsentMatrixScratch = 33 * kMiB;
+
 planner::DeviceNeeds needs_of_absent(const AbsentDevice& absent, const model::Decoder& decoder) {
     const int64_t scratch = absent.needs.scratch;
     return {.activation = decoder.activation_bytes(),
             .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
             .overhead = absent.needs.overhead,
             .lists = decoder.pattern_bytes(),
+            .matrix_scratch = kAbsentMatrixScratch,
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = true};

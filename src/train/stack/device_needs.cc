@@ -11,6 +11,7 @@
 #include "ferry/units.h"
 #include "ops/blas_kernels.h"
 #include "ops/product_table.h"
+#include "train/newton_schulz.h"
 
 namespace ferry::train {
 namespace {
@@ -92,6 +93,7 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
             .scratch = decoder.scratch_bytes(),
             .overhead = overhead_of(device),
             .lists = decoder.pattern_bytes(),
+            .matrix_scratch = matrix_scratch_bytes(decoder.ops(), decoder.layers()),
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = device.kind() == DeviceKind::cuda};

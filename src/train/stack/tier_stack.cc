@@ -70,10 +70,7 @@ void TierStack::place_patterns() {
 void TierStack::open(const Opening& opening) {
     stage({Stage::reserved}, Stage::open, [&] {
         if (!plan_.slot_classes.empty() && !opening.buffers_alone) volume_ = volume_of(opening);
-        if (plan_.workspace_bytes > 0)
-            muon_.emplace(ground_.config.optimizer, *teams_,
-                          arena_.subspan(static_cast<size_t>(plan_.workspace_offset),
-                                         static_cast<size_t>(plan_.workspace_bytes)));
+        make_muon();
         kernels_.emplace(plan_, *teams_,
                          StepModel{.decoder = decoder_ ? &*decoder_ : nullptr,
                                    .ops = called_,
@@ -88,6 +85,27 @@ void TierStack::open(const Opening& opening) {
                                    volume_.get(), called);
         pool_->seal();
     });
+}
+
+void TierStack::make_muon() {
+    if (plan_.workspace_bytes == 0) return;
+    const OptimizerConfig& optimizer = ground_.config.optimizer;
+    const auto workspace = arena_.subspan(static_cast<size_t>(plan_.workspace_offset),
+                                          static_cast<size_t>(plan_.workspace_bytes));
+    if (plan_.room_bytes == 0) {
+        muon_.emplace(optimizer, *teams_, workspace);
+        return;
+    }
+    const auto room = [&](int64_t offset) {
+        if (offset < 0) return std::span<std::byte>();
+        return ground_.device.memory().subspan(static_cast<size_t>(offset),
+                                               static_cast<size_t>(plan_.room_bytes));
+    };
+    muon_.emplace(optimizer, *teams_, ground_.device,
+                  Muon::OnDevice{.host = workspace,
+                                 .sent = room(plan_.sent_room_offset),
+                                 .own = room(plan_.own_room_offset),
+                                 .scratch_bytes = plan_.room_scratch_bytes});
 }
 
 std::unique_ptr<aio::Volume> TierStack::volume_of(const Opening& opening) const {

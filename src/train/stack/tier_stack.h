@@ -149,6 +149,7 @@ public:
 
 private:
     void place_patterns();
+    void make_muon();
     enum class Stage : uint8_t { none, planned, reserved, open, warm, filled, closed };
     template <class Work>
     void stage(std::initializer_list<Stage> after, Stage next, const Work& work);

@@ -23,9 +23,11 @@ std::string operations_of(const Config& config) {
         text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
     if (hyper.method == optim::Method::muon) {
         const OptimizerConfig& o = config.optimizer;
-        text += fmt::format("{} of the blocks' matrices in {} steps by {}/{}/{}, adamw of all else",
-                            o.nesterov ? " with Nesterov momentum" : "", o.ns_steps,
-                            o.ns_coefficients.a, o.ns_coefficients.b, o.ns_coefficients.c);
+        text +=
+            fmt::format("{} of the blocks' matrices in {} steps by {}/{}/{}{}, adamw of all else",
+                        o.nesterov ? " with Nesterov momentum" : "", o.ns_steps,
+                        o.ns_coefficients.a, o.ns_coefficients.b, o.ns_coefficients.c,
+                        o.ns_products == DType::f32 ? "" : " with products in bf16");
         if (!o.adamw_tensors.empty())
             text += fmt::format(" and of {}", fmt::join(o.adamw_tensors, " "));
     }
@@ -35,7 +37,8 @@ std::string operations_of(const Config& config) {
     if (coded_moments_of(config).coded)
         text += fmt::format(", moments int8 in blocks of {} but fp32 of {}", kMomentBlock,
                             fmt::join(config.optimizer.fp32_moments, " "));
-    if (format.split) text += ", split master";
+    if (format.split)
+        text += config.precision == DType::f16 ? ", split master beside fp16" : ", split master";
     return text;
 }
 
@@ -81,11 +84,8 @@ std::string shape_text(const model::Shape& s) {
 std::string library_text(const Device& device, const Config& config,
                          const ops::ProductTable* products) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
-    // Newton-Schulz is the processors'.
-    const bool muon = config.optimizer.method == optim::Method::muon;
     return "ops 8; " + ops::cuda_library_versions(config.numerics.attention) +
-           (products ? fmt::format(", products {:016x}", products->hash()) : "") +
-           (muon ? "; muon by " + ops::library_versions() : "");
+           (products ? fmt::format(", products {:016x}", products->hash()) : "");
 }
 
 std::string machine_text(const Device& device, const Config& config,

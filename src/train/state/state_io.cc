@@ -273,7 +273,7 @@ void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64
         auto* weights = reinterpret_cast<uint16_t*>(weight);
         auto* low = chunk.trainable ? reinterpret_cast<uint16_t*>(to.state.data()) + at : nullptr;
         for (size_t i = 0; i < p.size(); ++i) {
-            const optim::Halves halves = optim::split(std::bit_cast<uint32_t>(p[i]));
+            const optim::Halves halves = optim::split(plan_.compute, p[i]);
             weights[i] = halves.weight;
             if (low) low[i] = halves.low;
         }
@@ -308,8 +308,7 @@ void StateIo::load_master(const Staging& from, int64_t at, std::span<float> p) c
     }
     const auto* weights = reinterpret_cast<const uint16_t*>(from.weight.data()) + at;
     const auto* low = reinterpret_cast<const uint16_t*>(from.state.data()) + at;
-    for (size_t i = 0; i < p.size(); ++i)
-        p[i] = std::bit_cast<float>(optim::join({weights[i], low[i]}));
+    for (size_t i = 0; i < p.size(); ++i) p[i] = optim::join(plan_.compute, {weights[i], low[i]});
 }
 
 void StateIo::fill_moments(void* array, float* scales, MomentType type, int64_t at, int64_t count,
