@@ -74,6 +74,7 @@ planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
     request.micro_batches /= world.ranks;
     request.budgets = budgets_of_rank(std::move(request.budgets), world);
     request.sharers = world.local_ranks;
+    if (request.durable) request.swap.speculate = Speculate::off;
     return request;
 }
 
@@ -84,6 +85,8 @@ Config config_of_rank(const Config& config, const World& world) {
     of_rank.batch.micro_batches /= world.ranks;
     of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.ranks);
     of_rank.budgets = budgets_of_rank(config.budgets, world);
+    // It would write before all ranks have the durable step before.
+    if (config.checkpoint.durable_steps) of_rank.swap.speculate = Speculate::off;
     if (config.threads) of_rank.threads = std::max(1, *config.threads / world.local_ranks);
     return of_rank;
 }

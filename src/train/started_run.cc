@@ -117,18 +117,19 @@ TierStack::Ground StartedRun::ground(const Config& config, bool resumes) {
 void StartedRun::make_plan(const Config& config, const Runtime& runtime) {
     if (!executor_.simulated())
         directories_ = std::make_unique<RankDirectories>(config, config_, world_);
-    if (ranks_) require_same_start(config);
+    if (ranks_) require_same_start();
     planner::PlanRequest request = of_rank(request_of(config), world_);
     request.trains = !runtime.only_evaluates;
     planner_.emplace(request, device_, stack_.decoder(), partition_,
                      planning_measurements(request, measurements_, world_.local_ranks), ranks_,
                      executor_);
     stack_.plan(planner_->plan(ranks_, executor_));
+    if (ranks_ && config.checkpoint.durable_steps && !plan_.durable) throw no_durable_state(world_);
     // Before memory is reserved and touched, which takes a minute where there is much.
     if (!executor_.simulated() && !runtime.resume) require_room(plan_, config_);
 }
 
-// All of its bytes, before memory is taken. The ranks read a part each.
+// As far as it can, before memory is taken; the rest as it is read. The ranks read a part each.
 void StartedRun::prove_first_state() {
     Team& team = stack_.teams().all();
     if (saved_) {
@@ -146,8 +147,7 @@ void StartedRun::prove_first_state() {
     if (loaded_) loaded_->prove(team, world_.rank, world_.ranks, stack_.start_up());
 }
 
-void StartedRun::require_same_start(const Config& config) const {
-    if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
+void StartedRun::require_same_start() const {
     require_same_run(*ranks_, executor_, device_.kind() == DeviceKind::cpu ? ops::blas_core() : "",
                      numerics_text(config_, shape_, machine_text_, world_.ranks), loader_.info(),
                      saved_ ? saved_->text() : first_weights(loaded_.get(), shape_));
@@ -196,11 +196,11 @@ void StartedRun::first_contents(const Runtime& runtime) {
     if (resumes)
         resume_run(fill);
     else if (saved_)
-        resume_saved(saved_->contents(plan_, moment), {touch, lock});
+        resume_saved(saved_->contents(plan_, moment, stack_.teams().all()), {touch, lock});
     else if (imported_)
         import_state(runtime.imported, moment, {touch, lock});
     else
-        found_.frozen = state_->initialise({fill, moment}, {touch, lock}, start_up);
+        found_.frozen = state_->initialise(new_contents(fill, moment), {touch, lock}, start_up);
     if (loaded_) loaded_->log_rate(start_up.seconds());
     loaded_.reset();
     const bool restored = resumes || saved_ || imported_;
@@ -235,9 +235,22 @@ void StartedRun::reserve_checkpoint_room() {
                         format_bytes(bytes), format_bytes(std::ssize(checkpoint_room_))));
 }
 
+StateIo::Contents StartedRun::new_contents(const StateIo::Fill& fill,
+                                           const StateIo::FirstMoment& moment) {
+    StateIo::Contents contents{.master = fill, .first_moment = moment};
+    if (!loaded_) return contents;
+    contents.begin = [this](std::span<const StateIo::Part> parts) {
+        loaded_->begin(plan_, parts, stack_.teams().all());
+    };
+    contents.next = [this] { loaded_->next(); };
+    return contents;
+}
+
 void StartedRun::resume_run(const StateIo::Fill& fill) {
     if (!volume()) throw nothing_to_resume();
-    found_ = resume(store(), record_, [&] { return state_->restore(fill); });
+    const auto prove = [&] { return state_->restore(fill); };
+    found_ = ranks_ ? resume(store(), record_, prove, *ranks_, executor_)
+                    : resume(store(), record_, prove);
     log_info(resumed_text(found_.step, volume()->noted_step()));
 }
 

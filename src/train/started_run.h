@@ -114,11 +114,12 @@ private:
     std::unique_ptr<LoadedWeights> first_weights_of(const Config& config,
                                                     const Runtime& runtime) const;
     void make_plan(const Config& config, const Runtime& runtime);
-    void require_same_start(const Config& config) const;
+    void require_same_start() const;
     void prove_first_state();
     void reserve_checkpoint_room();
     void open(const Config& config, const Runtime& runtime);
     void first_contents(const Runtime& runtime);
+    StateIo::Contents new_contents(const StateIo::Fill& fill, const StateIo::FirstMoment& moment);
     void resume_run(const StateIo::Fill& fill);
     void resume_saved(const StateIo::Contents& contents, const StateIo::Watch& watch);
     void import_state(const Imported& imported, const StateIo::FirstMoment& moment,

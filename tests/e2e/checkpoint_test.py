@@ -257,7 +257,7 @@ class CheckpointTest(Saving):
     def newer(manifest):
         """The same manifest as a later ferry would write it: with its own version, and a checksum that holds."""
         digits, end = 16, '"\n}\n'
-        text = manifest.read_text(encoding="utf-8").replace('"version": 1', '"version": 2')
+        text = manifest.read_text(encoding="utf-8").replace('"version": 2', '"version": 3')
         body = text[:-digits - len(end)]
         xxhash = ctypes.CDLL("libxxhash.so.0")
         xxhash.XXH3_64bits.restype = ctypes.c_uint64
@@ -414,7 +414,7 @@ class CheckpointTest(Saving):
         # One wrong digit is damage, and so is what is no file.
         resuming = self.command(config, "--resume", "latest")
         whole = f"--resume {self.step(10)}"
-        manifest.write_text(text.replace('"version": 1', '"version": 3'), encoding="utf-8")
+        manifest.write_text(text.replace('"version": 2', '"version": 3'), encoding="utf-8")
         self.refused(IO, ["damaged", whole], *resuming)
         manifest.unlink()
         for make, undo in ((lambda: None, lambda: None), (manifest.mkdir, manifest.rmdir),

@@ -24,6 +24,7 @@ BackgroundSave::BackgroundSave(const planner::Plan& plan, Unwritten unwritten, S
     : plan_(plan),
       unwritten_(std::move(unwritten)),
       saving_(std::move(saving)),
+      team_(team),
       queue_(room, team),
       rows_(rows) {
     try {
@@ -41,7 +42,7 @@ void BackgroundSave::write() {
     const int64_t step = unwritten_.manifest.step;
     try {
         rows_.begin(CheckpointRows::Row::write);
-        write_checkpoint(plan_, unwritten_, saving_,
+        write_checkpoint(plan_, unwritten_, saving_, team_,
                          [&](int64_t layer, const model::Tensor&, const ArraySink& sink) {
                              const bool whole = queue_.take_tensor(
                                  [&](std::span<const std::span<const std::byte>> arrays) {

@@ -12,7 +12,6 @@
 namespace ferry::train {
 namespace {
 
-constexpr int64_t kPieceMost = 2 * kMiB;  // elements
 constexpr size_t kAhead = 4;              // pieces
 
 }  // namespace
