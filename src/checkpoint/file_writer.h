@@ -45,10 +45,10 @@ private:
 
     IoMemory memory_;
     std::unique_ptr<Executor> executor_;
-    std::unique_ptr<aio::UserFiles> files_;
     std::array<aio::Operation, kBlocks> operations_{};  // of the block of that number
     std::vector<size_t> free_{};
     std::vector<std::pair<aio::FileNumber, Error>> failed_{};
+    std::unique_ptr<aio::UserFiles> files_;  // goes first: it waits for transfers
 };
 
 class StreamedFile {

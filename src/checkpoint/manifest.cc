@@ -127,8 +127,7 @@ public:
         return value.get<std::string>();
     }
     uint64_t sum(const char* key) const {
-        const std::vector<uint64_t> sums = this->sums(key, 1);
-        return sums.front();
+        return sums(key, 1).front();
     }
     std::vector<uint64_t> sums(const char* key, int64_t count) const {
         const std::string digits = text(key);

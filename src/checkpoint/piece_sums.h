@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,12 +18,14 @@ inline constexpr int64_t kSummedBytes = 2 * kMiB;  // the last piece may be shor
 class PieceSums {
 public:
     void add(std::span<const std::byte> bytes);
-    // After all of them.
+    // After all of them; then those of the next array may come.
     std::vector<uint64_t> finish();
 
 private:
-    RunningChecksum piece_{};
-    int64_t held_ = 0;  // bytes of the piece that is not whole yet
+    void end_piece();
+
+    std::optional<RunningChecksum> piece_{};  // that is not whole yet
+    int64_t held_ = 0;                        // bytes of it
     std::vector<uint64_t> sums_{};
 };
 

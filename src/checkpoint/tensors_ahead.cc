@@ -22,7 +22,8 @@ TensorsAhead::TensorsAhead(Team& team, int64_t memory)
       memory_(round_up(memory, kBlock)),
       kept_(round_down(memory / 4, kBlock)),
       executor_(make_thread_executor()),
-      operations_(kOperations) {
+      operations_(kOperations),
+      steps_(1) {
     files_ = aio::UserFiles::open({.operations_max = kOperations, .files_max = kFilesMost},
                                   *executor_);
     for (size_t i = operations_.size(); i-- > 0;) free_operations_.push_back(i);
@@ -51,7 +52,7 @@ void TensorsAhead::want(const TensorSource& tensor, int64_t first, int64_t bytes
     if (number == numbers_.end())
         number = numbers_.emplace(descriptor, files_->add(descriptor)).first;
     for (int64_t at = round_down(first, kSummedBytes); at < first + bytes; at += kSummedBytes) {
-        const auto [found, is_new] = found_.try_emplace({tensor.stored, at}, pieces_.size());
+        const auto [found, is_new] = found_.try_emplace(std::pair(tensor.stored, at), pieces_.size());
         const int64_t end = ends_.empty() ? 0 : ends_.back();
         if (!is_new && end - ends_[found->second] <= kept_) {
             Piece& known = pieces_[found->second];

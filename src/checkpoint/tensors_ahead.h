@@ -75,19 +75,19 @@ private:
     Team& team_;
     const int64_t memory_, kept_;  // a piece that comes again so soon stays; later it is read again
     std::unique_ptr<Executor> executor_;
-    std::unique_ptr<aio::UserFiles> files_;
+    std::unique_ptr<IoMemory> ring_{};
     std::vector<aio::Operation> operations_;
     std::vector<size_t> free_operations_{};
     std::map<int, aio::FileNumber> numbers_{};  // by descriptor
     std::map<std::pair<const StoredTensor*, int64_t>, size_t> found_{};  // pieces by their place
     std::vector<Piece> pieces_{};
     std::vector<int64_t> ends_{};             // bytes of room up to and with each piece
-    std::vector<std::vector<size_t>> steps_{{}};  // pieces of each
+    std::vector<std::vector<size_t>> steps_;  // pieces of each
     int64_t largest_step_ = 0, step_room_ = 0;
-    std::unique_ptr<IoMemory> ring_{};
     int64_t tail_ = 0, head_ = 0;
     size_t begun_ = 0, released_ = 0, step_ = 0;  // pieces; step_: the next
     bool started_ = false;
+    std::unique_ptr<aio::UserFiles> files_;  // goes first: it waits for transfers
 };
 
 }  // namespace ferry::checkpoint

@@ -15,6 +15,7 @@
 #include "planner/planner.h"
 #include "swap/store.h"
 #include "train/loss_scale.h"
+#include "train/rank_share.h"
 
 namespace ferry::train {
 
