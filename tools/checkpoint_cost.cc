@@ -102,8 +102,7 @@ double copied_per_second(int64_t bytes, Team& team) {
         const auto at = static_cast<size_t>(part * kPart);
         std::memcpy(&to[at], &from[at], static_cast<size_t>(kPart));
     });
-    return static_cast<double>(std::ssize(from)) /
-           std::max(seconds_since(began, *executor), 1e-6);
+    return static_cast<double>(std::ssize(from)) / std::max(seconds_since(began, *executor), 1e-6);
 }
 
 }  // namespace

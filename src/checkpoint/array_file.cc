@@ -81,8 +81,8 @@ void ArrayFile::take(std::span<const std::byte> bytes, std::span<std::byte> room
     constexpr size_t kInCache = 64 * kKiB;
     while (!bytes.empty()) {
         FERRY_CHECK(at_ < arrays_.size(), name_);
-        const auto part = bytes.first(
-            std::min({static_cast<size_t>(left_), bytes.size(), kInCache}));
+        const auto part =
+            bytes.first(std::min({static_cast<size_t>(left_), bytes.size(), kInCache}));
         std::memcpy(room.data(), part.data(), part.size());
         sums_.add(room.first(part.size()));  // of what will be written
         bytes = bytes.subspan(part.size());

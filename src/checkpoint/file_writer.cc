@@ -104,14 +104,15 @@ void StreamedFile::reserve(int descriptor) const {
         failed = ::ftruncate(descriptor, bytes_) == 0 ? 0 : errno;
     if (failed == 0) return;
     const std::string limit = limit_behind(failed);
-    throw Error(Trouble::io,
-                {.what = what_,
-                 .where = path_,
-                 .measured = std::string(std::strerror(failed)) + ", for " +
-                             std::to_string(bytes_) + " bytes",
-                 .limit = limit,
-                 .remedy = limit.empty() ? "free more than that there, or name a directory elsewhere"
-                                         : "raise that limit"});
+    throw Error(
+        Trouble::io,
+        {.what = what_,
+         .where = path_,
+         .measured =
+             std::string(std::strerror(failed)) + ", for " + std::to_string(bytes_) + " bytes",
+         .limit = limit,
+         .remedy = limit.empty() ? "free more than that there, or name a directory elsewhere"
+                                 : "raise that limit"});
 }
 
 std::span<std::byte> StreamedFile::room() {
@@ -126,9 +127,9 @@ std::span<std::byte> StreamedFile::room() {
 
 void StreamedFile::filled(int64_t bytes) {
     in_block_ += bytes;
-    FERRY_CHECK(has_block_ && in_block_ <= FileWriter::kBlockBytes &&
-                    written_ + in_block_ <= bytes_,
-                path_);
+    FERRY_CHECK(
+        has_block_ && in_block_ <= FileWriter::kBlockBytes && written_ + in_block_ <= bytes_,
+        path_);
     if (in_block_ < FileWriter::kBlockBytes) return;
     writer_.submit(block_, file_, written_, in_block_);
     has_block_ = false;

@@ -24,7 +24,8 @@ IoMemory::IoMemory(int64_t bytes) {
                      .limit = address_space_limit(),
                      .remedy = "free some memory, or raise the limit (ulimit -v, cgroup)"});
     const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(mapped_));
-    auto* const aligned = static_cast<std::byte*>(mapped_) + (round_up(address, kHugePage) - address);
+    auto* const aligned =
+        static_cast<std::byte*>(mapped_) + (round_up(address, kHugePage) - address);
     ::madvise(aligned, static_cast<size_t>(whole), MADV_HUGEPAGE);  // a wish
     memory_ = {aligned, static_cast<size_t>(bytes)};
 }

@@ -126,9 +126,7 @@ public:
         if (!value.is_string()) refuse(key, value, "a text");
         return value.get<std::string>();
     }
-    uint64_t sum(const char* key) const {
-        return sums(key, 1).front();
-    }
+    uint64_t sum(const char* key) const { return sums(key, 1).front(); }
     std::vector<uint64_t> sums(const char* key, int64_t count) const {
         const std::string digits = text(key);
         std::vector<uint64_t> values;
@@ -165,7 +163,8 @@ Shard read_shard(const json& value, bool in_pieces, const std::string& where) {
     int64_t left = shard.bytes;
     for (const json& one : fields.list("arrays")) {
         const Fields array(one, where + ": " + shard.file);
-        shard.arrays.push_back({array.text("name"), array.count("bytes"), array.sum("checksum"), {}});
+        shard.arrays.push_back(
+            {array.text("name"), array.count("bytes"), array.sum("checksum"), {}});
         ArraySum& sum = shard.arrays.back();
         left -= sum.bytes;
         if (left < 0)

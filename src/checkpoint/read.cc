@@ -112,14 +112,13 @@ void File::check_unchanged() const {
         return;
     const bool known = now.st_size == opened_.st_size && same(now.st_mtim, opened_.st_mtim);
     if (known)
-        throw Error(
-            Trouble::io,
-            {.what = "the weights may have changed while they were read",
-             .where = path_,
-             .measured = "linked, renamed, given another mode, or written to with the "
-                         "time set back",
-             .limit = "the file as it was when opened",
-             .remedy = "start again, and leave the file and its names alone meanwhile"});
+        throw Error(Trouble::io,
+                    {.what = "the weights may have changed while they were read",
+                     .where = path_,
+                     .measured = "linked, renamed, given another mode, or written to with the "
+                                 "time set back",
+                     .limit = "the file as it was when opened",
+                     .remedy = "start again, and leave the file and its names alone meanwhile"});
     damaged("the weights changed while they were read", path_,
             now.st_size == opened_.st_size ? "written to or replaced since"
                                            : std::to_string(now.st_size) + " bytes",

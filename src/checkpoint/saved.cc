@@ -149,7 +149,9 @@ void Saved::open(const Shard& shard) {
         const StoredTensor* stored = weights.find(array.name);
         if (stored == nullptr)
             damaged("a shard lacks a tensor", file + ": " + array.name, "", array.name);
-        if (!arrays_.emplace(array.name, Array{stored, &weights, array.bytes, array.checksum, array.pieces})
+        if (!arrays_
+                 .emplace(array.name,
+                          Array{stored, &weights, array.bytes, array.checksum, array.pieces})
                  .second)
             damaged("a tensor is in two shards", file + ": " + array.name, "", "");
     }

@@ -20,16 +20,16 @@ namespace ferry::checkpoint {
 
 class Saved {
 public:
-    // Reads the manifest, the headers of the shards and what is no shard. Throws usage where there is none or
-    // it is of a newer version, and io where it is damaged, a shard is missing or is another one
-    // than the manifest says.
+    // Reads the manifest, the headers of the shards and what is no shard. Throws usage where there
+    // is none or it is of a newer version, and io where it is damaged, a shard is missing or is
+    // another one than the manifest says.
     explicit Saved(std::string path);
 
     struct Array {
         const StoredTensor* stored = nullptr;
         const Weights* shard = nullptr;
         int64_t bytes = 0;
-        uint64_t checksum = 0;                // as it was written
+        uint64_t checksum = 0;               // as it was written
         std::span<const uint64_t> pieces{};  // none: the manifest is of version 1
 
         TensorSource source() const { return {shard, stored, bytes, pieces}; }

@@ -24,8 +24,8 @@ TensorsAhead::TensorsAhead(Team& team, int64_t memory)
       executor_(make_thread_executor()),
       operations_(kOperations),
       steps_(1) {
-    files_ = aio::UserFiles::open({.operations_max = kOperations, .files_max = kFilesMost},
-                                  *executor_);
+    files_ =
+        aio::UserFiles::open({.operations_max = kOperations, .files_max = kFilesMost}, *executor_);
     for (size_t i = operations_.size(); i-- > 0;) free_operations_.push_back(i);
 }
 
@@ -52,7 +52,8 @@ void TensorsAhead::want(const TensorSource& tensor, int64_t first, int64_t bytes
     if (number == numbers_.end())
         number = numbers_.emplace(descriptor, files_->add(descriptor)).first;
     for (int64_t at = round_down(first, kSummedBytes); at < first + bytes; at += kSummedBytes) {
-        const auto [found, is_new] = found_.try_emplace(std::pair(tensor.stored, at), pieces_.size());
+        const auto [found, is_new] =
+            found_.try_emplace(std::pair(tensor.stored, at), pieces_.size());
         const int64_t end = ends_.empty() ? 0 : ends_.back();
         if (!is_new && end - ends_[found->second] <= kept_) {
             Piece& known = pieces_[found->second];
@@ -164,8 +165,7 @@ void TensorsAhead::prove(std::span<const size_t> pieces) {
         const size_t index = pieces[static_cast<size_t>(i)];
         Piece& piece = pieces_[index];
         if (piece.proved || piece.sum == nullptr) return;
-        const uint64_t found =
-            checksum({bytes_of(piece), static_cast<size_t>(piece.bytes)});
+        const uint64_t found = checksum({bytes_of(piece), static_cast<size_t>(piece.bytes)});
         piece.proved = found == *piece.sum;
         if (piece.proved) return;
         const std::lock_guard lock(mutex);
@@ -192,8 +192,7 @@ void TensorsAhead::prove(std::span<const size_t> pieces) {
     }
 }
 
-void TensorsAhead::read(const StoredTensor& tensor, int64_t first,
-                        std::span<std::byte> out) const {
+void TensorsAhead::read(const StoredTensor& tensor, int64_t first, std::span<std::byte> out) const {
     FERRY_CHECK(step_ > 0, tensor.name);
     const std::vector<size_t>& wanted = steps_[step_ - 1];
     while (!out.empty()) {
@@ -204,8 +203,8 @@ void TensorsAhead::read(const StoredTensor& tensor, int64_t first,
         });
         FERRY_CHECK(found != wanted.end(), tensor.name);
         const Piece& piece = pieces_[*found];
-        const auto part = static_cast<size_t>(
-            std::min(std::ssize(out), piece.first + piece.bytes - first));
+        const auto part =
+            static_cast<size_t>(std::min(std::ssize(out), piece.first + piece.bytes - first));
         std::memcpy(out.data(), bytes_of(piece) + (first - piece.first), part);
         out = out.subspan(part);
         first += static_cast<int64_t>(part);

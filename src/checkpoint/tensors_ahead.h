@@ -58,8 +58,8 @@ private:
         aio::FileNumber file = 0;
         int64_t first = 0, bytes = 0;  // in the tensor
         const uint64_t* sum = nullptr;
-        size_t last_step = 0;      // that wants it
-        int64_t at = -1;           // in the ring, counted as tail_; -1: not begun
+        size_t last_step = 0;  // that wants it
+        int64_t at = -1;       // in the ring, counted as tail_; -1: not begun
         bool landed = false, proved = false;
     };
 
@@ -78,7 +78,7 @@ private:
     std::unique_ptr<IoMemory> ring_{};
     std::vector<aio::Operation> operations_;
     std::vector<size_t> free_operations_{};
-    std::map<int, aio::FileNumber> numbers_{};  // by descriptor
+    std::map<int, aio::FileNumber> numbers_{};                           // by descriptor
     std::map<std::pair<const StoredTensor*, int64_t>, size_t> found_{};  // pieces by their place
     std::vector<Piece> pieces_{};
     std::vector<int64_t> ends_{};             // bytes of room up to and with each piece

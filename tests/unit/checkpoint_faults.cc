@@ -20,6 +20,7 @@
 #include <set>
 
 #include "base/files.h"
+#include "base/log.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
 #include "checkpoint_sample.h"
@@ -29,8 +30,8 @@
 namespace {
 
 std::atomic<int> g_left = -1;  // operations until the fault; below 0: none will come
-int g_error = 0;      // of the fault; 0: a kill
-bool g_once = false;  // it comes and goes, else everything fails from there on
+int g_error = 0;               // of the fault; 0: a kill
+bool g_once = false;           // it comes and goes, else everything fails from there on
 // Transfers are the calls below then, and not a ring's, which nothing here can stop.
 bool g_no_ring = false;
 
@@ -113,6 +114,8 @@ void run_in(const std::string& directory, int64_t first) {
 int run_with_fault(const std::function<void()>& run, int n, int error, bool once) {
     const pid_t child = fork();
     if (child == 0) {
+        static constexpr LogSink kQuiet{.line = [](LogLevel, std::string_view) {}};
+        set_log_sink(&kQuiet);
         g_no_ring = true;
         g_left = n;
         g_error = error;

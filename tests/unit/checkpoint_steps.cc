@@ -4,8 +4,8 @@
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>

@@ -18,8 +18,8 @@ namespace ferry::train {
 class BackgroundSave {
 public:
     // Starts the thread that writes. `room` holds what waits for it; the team's threads copy there,
-    // and from there. Plan, room, team and rows must outlive this. Throws does_not_fit where no thread can be
-    // made.
+    // and from there. Plan, room, team and rows must outlive this. Throws does_not_fit where no
+    // thread can be made.
     BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
                    std::span<std::byte> room, Team& team, CheckpointRows& rows);
     ~BackgroundSave();  // waits until all is written

@@ -231,7 +231,7 @@ private:
     std::optional<Problem> failed_{}, wrong_{};
 };
 
-constexpr size_t kRecords = 2;                   // of a volume
+constexpr size_t kRecords = 2;                      // of a volume
 using StepsOfRank = std::array<int64_t, kRecords>;  // of its records; below 0: it cannot be used
 
 // Those that all ranks have, the newest first.

@@ -34,7 +34,7 @@ struct RunState {
 std::string identity_of(const Config& config, const std::string& numerics,
                         const TokenFileInfo& tokens);
 
-Error no_durable_state(const World& world);                      // such a rank cannot go on
+Error no_durable_state(const World& world);                       // such a rank cannot go on
 Error nothing_to_resume();                                        // the run stores nothing on NVMe
 Error nothing_durable(const std::string& removed, int64_t step);  // seen after it
 

@@ -147,19 +147,19 @@ public:
     void give(size_t i, const Engine::Sink& sink) { ahead_.give(i, sink); }
 
 private:
-    // Also says what will be read.
+    // How many elements each has; all of them are wanted.
     std::vector<int64_t> counts() {
-        std::vector<int64_t> counts;
+        std::vector<int64_t> all;
         for (const checkpoint::TensorSource& tensor : tensors_) {
-            const int64_t count = tensor.stored->count(), width = tensor.bytes / std::max<int64_t>(1, count);
+            const int64_t count = all.emplace_back(tensor.stored->count());
+            const int64_t width = tensor.bytes / std::max<int64_t>(1, count);
             for (int64_t first = 0; first < count; first += ReadAhead::kPieceMost) {
                 tensors_ahead_.want(tensor, first * width,
                                     std::min(ReadAhead::kPieceMost, count - first) * width);
                 tensors_ahead_.end_step();
             }
-            counts.push_back(count);
         }
-        return counts;
+        return all;
     }
     void read(size_t i, int64_t first, std::span<float> values) {
         constexpr int64_t kPart = 64 * kKiB;

@@ -25,8 +25,7 @@ void PieceQueue::copy(std::span<const std::span<const std::byte>> arrays, std::b
     std::vector<Part> parts;
     for (std::span<const std::byte> array : arrays) {
         while (!array.empty()) {
-            const auto part =
-                array.first(static_cast<size_t>(std::min(kPart, std::ssize(array))));
+            const auto part = array.first(static_cast<size_t>(std::min(kPart, std::ssize(array))));
             parts.push_back({part, to});
             array = array.subspan(part.size());
             to += part.size();

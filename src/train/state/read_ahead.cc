@@ -12,7 +12,7 @@
 namespace ferry::train {
 namespace {
 
-constexpr size_t kAhead = 4;              // pieces
+constexpr size_t kAhead = 4;  // pieces
 
 }  // namespace
 

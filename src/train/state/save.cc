@@ -174,8 +174,7 @@ public:
             for (auto& [file, arrays] : arrays_of(groups_[g])) {
                 written_ += checkpoint::header_bytes(arrays);
                 files[file] = std::make_unique<ArrayFile>(
-                    writer, std::filesystem::path(directory) / name_of(file, g),
-                    std::move(arrays));
+                    writer, std::filesystem::path(directory) / name_of(file, g), std::move(arrays));
             }
             for (const Entry& entry : groups_[g])
                 read(entry, [&](std::span<const std::span<const std::byte>> arrays) {

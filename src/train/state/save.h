@@ -36,8 +36,9 @@ struct Unwritten {
     checkpoint::Manifest manifest{};  // but for the shards
     std::string description{};        // the model's config.json
 };
-// Writes the checkpoint of the manifest's step, durably; the team's threads copy and sum. Whatever was there before is as it was
-// where io is thrown, which also says how many bytes have no room. Throws what `read` throws.
+// Writes the checkpoint of the manifest's step, durably; the team's threads copy and sum. Whatever
+// was there before is as it was where io is thrown, which also says how many bytes have no room.
+// Throws what `read` throws.
 void write_checkpoint(const planner::Plan& plan, Unwritten unwritten, const Saving& saving,
                       Team& team, const ReadArrays& read);
 // Reads all of it, in the order in which it is written: what every rank but the first does.

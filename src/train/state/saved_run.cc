@@ -119,7 +119,7 @@ void SavedRun::prove(Team& team, int part, int parts, StartUp& start_up) const {
     naming_another([&] { prove_files(path_, manifest().shards, team, part, parts, start_up); });
 }
 
-// Of a chunk whose state is here all arrays; of another one's what its weights are made of.
+// What the chunk is filled from; and what is not loaded but belongs to the checkpoint, once.
 void SavedRun::want(const Plan& plan, const StateIo::Part& part) {
     const planner::Chunk& chunk = *part.chunk;
     const model::Layer& layer = plan.layers[static_cast<size_t>(chunk.layer)];
@@ -127,10 +127,12 @@ void SavedRun::want(const Plan& plan, const StateIo::Part& part) {
     for (const model::Tensor& tensor : layer.tensors) {
         const auto [from, to] = common_of(tensor, first, part.count);
         if (from >= to) continue;
-        const bool all = plan.owns(chunk);
         for (const StateArray& array : state_arrays_of(plan, layer, tensor)) {
-            const bool makes_weights = array.what == StateArray::What::master || !tensor.trainable;
-            if (!all && !makes_weights) continue;
+            const bool is_cast = array.what == StateArray::What::weight && tensor.trainable;
+            const bool is_moment =
+                array.what != StateArray::What::weight && array.what != StateArray::What::master;
+            const bool loads = !is_cast && (!is_moment || chunk.trainable);
+            if (!loads && !plan.owns(chunk)) continue;
             const int64_t begin = array.width.of(from - tensor.offset);
             ahead_->want(saved_->find(tensor.name + std::string(array.suffix))->source(), begin,
                          array.width.of(to - tensor.offset) - begin);
