@@ -124,7 +124,7 @@ void StartedRun::make_plan(const Config& config, const Runtime& runtime) {
                      planning_measurements(request, measurements_, world_.local_ranks), ranks_,
                      executor_);
     stack_.plan(planner_->plan(ranks_, executor_));
-    if (ranks_ && config.checkpoint.durable_steps && !plan_.durable) throw no_durable_state(world_);
+    if (ranks_ && config.checkpoint.durable_steps) require_durable_alone(plan_);
     // Before memory is reserved and touched, which takes a minute where there is much.
     if (!executor_.simulated() && !runtime.resume) require_room(plan_, config_);
 }

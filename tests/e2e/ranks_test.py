@@ -317,9 +317,9 @@ class Ranks(FerryTest):
     def test_durable_steps_survive_kills(self):
         rng = random.Random(7)
         for number, kills, changes in (
-                (2, (None, 1, ("apart", 0), 0, ("apart", 1)), {}),
-                (2, (0, None), {"zero__stage": 3, "precision": "bf16", "optimizer__master": "split"}),
-                (4, (3, ("apart", 2), None), {"zero__stage": 2, "precision": "fp16"})):
+                (2, (None, 1, ("apart", 0), 0, ("apart", 1)), {"zero__stage": 3}),
+                (2, (0, None), {"zero__stage": 0, "precision": "bf16", "optimizer__master": "split"}),
+                (4, (3, ("apart", 2), None), {"zero__stage": 3, "precision": "fp16"})):
             with self.subTest(ranks=number, **changes):
                 whole = self.ranks(number, self.config(steps=16, **changes))
                 self.assert_trained(whole)
@@ -338,6 +338,13 @@ class Ranks(FerryTest):
                 self.assertEqual(run.hashes, whole.hashes)
                 for line in run.steps:
                     self.assertEqual(line["loss"], losses[line["step"]], line)
+
+    def test_durable_steps_want_a_rank_to_have_what_it_needs(self):
+        os.makedirs(self.path("nvme"), exist_ok=True)
+        run = self.ranks(2, self.config(zero__stage=2, checkpoint__durable_steps=True, budgets__nvme=[self.nvme()],
+                                        budgets__host="1200KiB", swap__chunk_elements=8192))
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("set zero.stage to 3", run.err)
 
     def test_what_a_run_of_more_ranks_left_is_told(self):
         config = self.config(budgets__nvme=[self.nvme(name="shared")], swap__state_on_nvme=1, io__direct=False)

@@ -38,7 +38,7 @@ protected:
         }
         shard_ = file.finish();
     }
-    static std::string name(size_t t) { return "t" + std::to_string(t); }
+    static std::string name(size_t t) { return std::to_string(t) + ".weight"; }
     TensorSource source(const Weights& weights, size_t t, bool proved = true) const {
         return {&weights, weights.find(name(t)), kBytes[t],
                 proved ? std::span(shard_.arrays[t].pieces) : std::span<const uint64_t>()};

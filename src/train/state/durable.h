@@ -15,7 +15,6 @@
 #include "planner/planner.h"
 #include "swap/store.h"
 #include "train/loss_scale.h"
-#include "train/rank_share.h"
 
 namespace ferry::train {
 
@@ -34,7 +33,9 @@ struct RunState {
 std::string identity_of(const Config& config, const std::string& numerics,
                         const TokenFileInfo& tokens);
 
-Error no_durable_state(const World& world);                       // such a rank cannot go on
+// A rank goes on from its own state alone. Throws usage where it has none, or keeps weights whose
+// state another rank has.
+void require_durable_alone(const planner::Plan& plan);
 Error nothing_to_resume();                                        // the run stores nothing on NVMe
 Error nothing_durable(const std::string& removed, int64_t step);  // seen after it
 
