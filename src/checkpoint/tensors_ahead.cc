@@ -105,12 +105,13 @@ void TensorsAhead::read_more() {
         const int64_t begin = begin_in_file(piece),
                       end = piece.stored->offset + piece.first + piece.bytes,
                       whole = std::min(begin + room, files_->size_bytes(piece.file));
+        if (whole < end) piece.weights->check_unchanged(*piece.stored);  // it was cut: throws
         operations_[slot] = {
             .kind = aio::Kind::read,
             .slot = piece.file,
             .offset = begin,
             .buffer = ring_->bytes().subspan(static_cast<size_t>(first % size),
-                                             static_cast<size_t>(std::max(whole, end) - begin)),
+                                             static_cast<size_t>(whole - begin)),
             .tag = begun_};
         FERRY_CHECK(files_->try_submit(operations_[slot]), "more transfers than operations");
         ++begun_;

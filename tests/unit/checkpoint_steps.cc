@@ -110,11 +110,11 @@ TEST(Manifest, EveryFlippedBitIsNoticed) {
 
 TEST(Manifest, OfANewerVersionIsRefusedByItsVersion) {
     Manifest m = sample_manifest(3);
-    m.version = 2;
+    m.version = 3;
     m.ferry = "9.1";
     const Error error = error_of([&] { read_manifest(write_manifest(m), "there"); });
     EXPECT_EQ(error.trouble(), Trouble::usage);
-    EXPECT_NE(std::string(error.what()).find("version 2"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("version 3"), std::string::npos);
     EXPECT_NE(std::string(error.what()).find("9.1"), std::string::npos);
 }
 
