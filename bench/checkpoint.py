@@ -8,6 +8,7 @@ from the newest with the files out of the page cache, and exports it in bf16. fi
 - waited: what training waited for it, beside what `ferry plan` predicted (within a fifth)
 - steps meanwhile: beside steps with no checkpoint on its way (0.97)
 - first step: from the start of `ferry train --resume` beside its bytes at fio's read bandwidth x 1.2 + 5 s
+- restored, loaded: the state of `--resume`, and the exported weights by `ferry eval`, a second, beside fio's read bandwidth (0.9)
 - export: bytes read and written a second, beside fio's mixed bandwidth (0.9)
 
 With --cgroup the export has so much memory, the page cache included, as a rank of a job would have it.
@@ -16,6 +17,7 @@ With --cgroup the export has so much memory, the page cache included, as a rank 
 """
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -43,7 +45,7 @@ def config_of(options, directory, tokens, where):
 
 
 def ran(command, group=None):
-    """What a command printed as JSON lines, each with the seconds after its start, and how long it took."""
+    """What a command printed as JSON lines, each with the seconds after its start, how long it took, and its log."""
     start, lines = time.monotonic(), []
     words = [str(word) for word in command]
     with subprocess.Popen(group.around(words) if group else words, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -54,7 +56,13 @@ def ran(command, group=None):
         error = process.stderr.read()
     if process.returncode != 0:
         raise SideFailed(f"{' '.join(words)}: exit code {process.returncode}\n{error[-2000:]}")
-    return lines, time.monotonic() - start
+    return lines, time.monotonic() - start, error
+
+
+def rate_in(log, stage):
+    """Bytes a second that a stage of the start says it came to; none where it took too short to be said."""
+    found = re.search(rf"{stage}.* in [0-9.]+ s, ([0-9.]+) GB/s", log)
+    return float(found.group(1)) * 1e9 if found else None
 
 
 def forget(directory):
@@ -67,7 +75,7 @@ def forget(directory):
 
 def trained(options, file):
     """Of each checkpoint: its seconds, what training waited; and steps while one was on its way, and while none was."""
-    lines, _ = ran([options.ferry, "train", file, "--json", "--no-bound"])
+    lines, _, _ = ran([options.ferry, "train", file, "--json", "--no-bound"])
     saved = [line for line in lines if "checkpoint" in line]
     steps = {line["step"]: line["seconds"] for line in lines if "loss" in line}
     ends = {line["step"]: line["at"] for line in lines if "loss" in line}
@@ -85,18 +93,23 @@ def trained(options, file):
 
 
 def resumed(options, file):
-    lines, _ = ran([options.ferry, "train", file, "--json", "--no-bound", "--resume", "latest", "--set",
+    lines, _, log = ran([options.ferry, "train", file, "--json", "--no-bound", "--resume", "latest", "--set",
                     f"steps={options.steps + 1}", "--set", "checkpoint.every=1000000"])
     first = next(line for line in lines if line.get("step") == options.steps + 1 and "loss" in line)
-    return first["at"] - first["seconds"]
+    return first["at"] - first["seconds"], rate_in(log, "restored state:")
+
+
+def loaded(options, model, tokens):
+    words = ["--set", "batch.sequence=64", "--set", "precision=bf16", "--set", "data.small_vocabulary=ignore"]
+    return rate_in(ran([options.ferry, "eval", model, tokens, *words])[2], "of weights were read to their tiers")
 
 
 def exported(options, where, out):
     if not options.cgroup:
-        lines, seconds = ran([options.ferry, "ckpt", "export", where, out, "--export-type", "bf16", "--json"])
+        lines, seconds, _ = ran([options.ferry, "ckpt", "export", where, out, "--export-type", "bf16", "--json"])
     else:
         with ControlGroup(options.cgroup) as group:
-            lines, seconds = ran([options.ferry, "ckpt", "export", where, out, "--export-type", "bf16", "--json"], group)
+            lines, seconds, _ = ran([options.ferry, "ckpt", "export", where, out, "--export-type", "bf16", "--json"], group)
     return lines[0]["bytes"], seconds
 
 
@@ -112,12 +125,14 @@ def measured(options, directory, tokens, storages):
     forget(where)
     (copied, export_seconds), mixed = storages["mixed"].around(lambda: exported(options, where, out))
     forget(where)
-    first, read = storages["read"].around(lambda: resumed(options, file))
+    (first, restored), read = storages["read"].around(lambda: resumed(options, file))
+    forget(out)
+    load, load_read = storages["read"].around(lambda: loaded(options, out, tokens))
     later = saved[1:-1] or saved  # the first touches its memory, and nothing runs beside the last
     return {"bytes": size, "written": statistics.median(one["seconds"] for one in later), "write": write,
             "waited": statistics.median(one["waited_seconds"] for one in later), "planned": planned,
             "beside": statistics.median(beside) if beside else None, "alone": statistics.median(alone) if alone else None,
-            "first": first, "read": read, "export": 2 * copied / export_seconds, "mixed": mixed}
+            "first": first, "read": read, "restored": restored, "loaded": load, "load_read": load_read, "export": 2 * copied / export_seconds, "mixed": mixed}
 
 
 def rows_of(rounds):
@@ -134,6 +149,10 @@ def rows_of(rounds):
                  compared("resumed: first step", of("first"), [1.2 * one["bytes"] / one["read"] + 5 for one in rounds], "s", 1),
                  compared("export: read and written beside fio", [rate / 1e9 for rate in of("export")],
                           [rate / 1e9 for rate in of("mixed")], "GB/s", 0.9, less_is_better=False)]
+        for what, rate, disk in (("resumed: state restored", "restored", "read"), ("eval: weights loaded", "loaded", "load_read")):
+            if all(of(rate)):
+                rows.append(compared(f"{what}, beside fio", [value / 1e9 for value in of(rate)], [value / 1e9 for value in of(disk)],
+                                     "GB/s", 0.9, less_is_better=False))
     rows.append(compared("checkpoint: training waited, beside the plan", of("waited"), of("planned"), "s", 0.8, target_high=1.25))
     if all(of("beside")) and all(of("alone")):
         rows.append(compared("checkpoint: steps meanwhile", of("beside"), of("alone"), "s", 0.97))

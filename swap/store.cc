@@ -87,6 +87,10 @@ public:
         wanted_ = Wanted{state, board_.committed_writes()};
     }
 
+    void wait_published() {
+        run_until([this] { return !wanted_ && !publishing_; });
+    }
+
     std::optional<std::span<const std::byte>> restore(size_t n) {
         {
             const std::lock_guard lock(failure_mutex_);
@@ -492,6 +496,7 @@ void Store::begin_put(ObjectId object, std::span<std::byte> bytes) {
 void Store::end_puts(int64_t under_way) { replay_->end_puts(under_way); }
 std::span<std::byte> Store::in_host(ObjectId object) noexcept { return replay_->in_host(object); }
 void Store::publish(std::span<const std::byte> state) { replay_->publish(state); }
+void Store::wait_published() { replay_->wait_published(); }
 std::optional<std::span<const std::byte>> Store::restore(size_t n) { return replay_->restore(n); }
 void Store::seal(ObjectId object, std::span<const std::byte> bytes) noexcept {
     replay_->seal(object, bytes);

@@ -113,6 +113,8 @@ public:
     // until the next one is durable. Needs `verify`, twice the slots and a volume with record_bytes
     // for map and state.
     void publish(std::span<const std::byte> state);
+    // Returns once what was to be published is durable.
+    void wait_published();
     // For a volume opened to resume. Takes over the versions of its n-th newest record and returns
     // the owner's `state`; none: there is no such record. get() proves the contents. After one that
     // is wrong the next restore() starts afresh. Throws io where it cannot be taken over. These,

@@ -64,6 +64,8 @@ public:
 
     void write(std::span<const std::byte> bytes);
     void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+    // Open for reading and writing until publish(): for who writes to it in another way.
+    int descriptor() const { return file_; }
     // Over what was written.
     void write_again(int64_t offset, std::span<const std::byte> bytes);
     // On stable storage under its name at return. Where the name cannot be had any more the whole

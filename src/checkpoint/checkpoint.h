@@ -52,6 +52,10 @@ public:
     // the file. Throws io, also where the file was written to since it was opened.
     void read(const StoredTensor& tensor, int64_t first, std::span<float> out,
               RunningChecksum* sum = nullptr) const;
+    // For who reads the tensor's file in another way: open for reading, and whether it is still as
+    // it was when it was opened; throws io where it is not.
+    int descriptor_of(const StoredTensor& tensor) const;
+    void check_unchanged(const StoredTensor& tensor) const;
     // Bytes [first, first + out.size()) of a tensor of any type, as they lie in the file.
     void read_bytes(const StoredTensor& tensor, int64_t first, std::span<std::byte> out) const;
 
@@ -59,6 +63,9 @@ private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
+
+// Values of the type that end `room`, bytewise, become fp32 from its beginning on.
+void widen_in_place(DType type, std::span<float> room);
 
 // ---------------------------------------------------------------- writing
 

@@ -11,6 +11,8 @@
 #include "base/checksum.h"
 #include "base/json_reader.h"
 #include "ferry/error.h"
+#include "ferry/units.h"
+#include "piece_sums.h"
 
 namespace ferry::checkpoint {
 namespace {
@@ -42,9 +44,14 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 ordered_json to_json(const Shard& shard) {
     ordered_json arrays = ordered_json::array();
-    for (const ArraySum& array : shard.arrays)
-        arrays.push_back(
-            {{"name", array.name}, {"bytes", array.bytes}, {"checksum", hex(array.checksum)}});
+    for (const ArraySum& array : shard.arrays) {
+        ordered_json one{
+            {"name", array.name}, {"bytes", array.bytes}, {"checksum", hex(array.checksum)}};
+        std::string pieces;
+        for (const uint64_t piece : array.pieces) pieces += hex(piece);
+        if (!pieces.empty()) one["pieces"] = std::move(pieces);
+        arrays.push_back(std::move(one));
+    }
     return {{"file", shard.file},
             {"bytes", shard.bytes},
             {"checksum", hex(shard.checksum)},
@@ -119,14 +126,20 @@ public:
         if (!value.is_string()) refuse(key, value, "a text");
         return value.get<std::string>();
     }
-    uint64_t sum(const char* key) const {
+    uint64_t sum(const char* key) const { return sums(key, 1).front(); }
+    std::vector<uint64_t> sums(const char* key, int64_t count) const {
         const std::string digits = text(key);
-        uint64_t value = 0;
-        const char* end = digits.data() + digits.size();
-        const auto read = std::from_chars(digits.data(), end, value, 16);
-        if (digits.size() != kDigits || read.ptr != end || read.ec != std::errc())
-            refuse(key, at(key), "16 hexadecimal digits");
-        return value;
+        std::vector<uint64_t> values;
+        for (size_t at = 0; at + kDigits <= digits.size(); at += kDigits) {
+            const char* const end = digits.data() + at + kDigits;
+            uint64_t value = 0;
+            const auto read = std::from_chars(digits.data() + at, end, value, 16);
+            if (read.ptr != end || read.ec != std::errc()) break;
+            values.push_back(value);
+        }
+        if (std::ssize(values) != count || digits.size() != values.size() * kDigits)
+            refuse(key, at(key), std::to_string(count * int64_t{kDigits}) + " hexadecimal digits");
+        return values;
     }
     const std::string& where() const { return where_; }
 
@@ -139,7 +152,7 @@ private:
     std::string where_;
 };
 
-Shard read_shard(const json& value, const std::string& where) {
+Shard read_shard(const json& value, bool in_pieces, const std::string& where) {
     const Fields fields(value, where);
     Shard shard{.file = fields.text("file"),
                 .bytes = fields.count("bytes"),
@@ -150,11 +163,17 @@ Shard read_shard(const json& value, const std::string& where) {
     int64_t left = shard.bytes;
     for (const json& one : fields.list("arrays")) {
         const Fields array(one, where + ": " + shard.file);
-        shard.arrays.push_back({array.text("name"), array.count("bytes"), array.sum("checksum")});
-        left -= shard.arrays.back().bytes;
+        shard.arrays.push_back(
+            {array.text("name"), array.count("bytes"), array.sum("checksum"), {}});
+        ArraySum& sum = shard.arrays.back();
+        left -= sum.bytes;
         if (left < 0)
             damaged(array.where(), "arrays of more bytes than their file",
                     std::to_string(shard.bytes) + " bytes");
+        if (!in_pieces || sum.bytes == 0) continue;
+        sum.pieces = array.sums("pieces", ceil_div(sum.bytes, kSummedBytes));
+        if (sum_of(sum.pieces) != sum.checksum)
+            damaged(array.where(), hex(sum_of(sum.pieces)), hex(sum.checksum));
     }
     return shard;
 }
@@ -189,7 +208,7 @@ void require_known(const json& value, const std::string& where) {
     if (!has || !value["version"].is_number_unsigned())
         damaged(where, "no version", "version " + std::to_string(kManifestVersion));
     const auto version = value["version"].get<uint64_t>();
-    if (version == kManifestVersion) return;
+    if (version >= kOldestManifestVersion && version <= kManifestVersion) return;
     throw Error(Trouble::usage,
                 {.what = "the checkpoint is of a format that this ferry does not read",
                  .where = where,
@@ -253,7 +272,8 @@ Manifest read_manifest(std::string_view text, const std::string& where) {
     require_known(value, where);
     const Fields fields(value, where);
     const Fields scale = fields.object("loss_scale");
-    Manifest m{.step = fields.count("step"),
+    Manifest m{.version = fields.count("version"),
+               .step = fields.count("step"),
                .steps = fields.count("steps"),
                .updates = fields.count("updates"),
                .moment_updates = fields.count("moment_updates", fields.count("updates")),
@@ -278,7 +298,8 @@ Manifest read_manifest(std::string_view text, const std::string& where) {
         if (!line.is_string()) damaged(where + ": training", shown_json(line), "a line of text");
         m.training += line.get_ref<const std::string&>() + "\n";
     }
-    for (const json& shard : fields.list("shards")) m.shards.push_back(read_shard(shard, where));
+    for (const json& shard : fields.list("shards"))
+        m.shards.push_back(read_shard(shard, m.version > 1, where));
     return m;
 }
 

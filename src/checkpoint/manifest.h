@@ -9,21 +9,27 @@
 
 namespace ferry::checkpoint {
 
-inline constexpr int64_t kManifestVersion = 1;
+inline constexpr int64_t kManifestVersion = 2, kOldestManifestVersion = 1;
 inline constexpr const char* kManifestName = "manifest.json";
 
 struct ArraySum {
     std::string name{};
     int64_t bytes = 0;
     uint64_t checksum = 0;
+    // XXH3 of its pieces (piece_sums.h), of which `checksum` is one. None in version 1, where that
+    // is of all its bytes.
+    std::vector<uint64_t> pieces{};
 };
 
 // A file of a checkpoint. The arrays of a safetensors file stand in their order; they end it.
 struct Shard {
     std::string file{};
     int64_t bytes = 0;
-    uint64_t checksum = 0;  // XXH3 of the whole file
+    // XXH3 of what comes before the arrays; where there are none, and in version 1, of the whole
+    // file.
+    uint64_t checksum = 0;
     std::vector<ArraySum> arrays{};
+    bool in_pieces() const { return !arrays.empty() && !arrays.front().pieces.empty(); }
 };
 
 // The figures that the run printed for the step.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -77,6 +78,8 @@ public:
     }
     const std::string& path() const { return path_; }
     int64_t size_bytes() const { return size_bytes_; }
+    int descriptor() const { return fd_; }
+    void check_unchanged() const;
 
 private:
     [[noreturn]] void refuse(int error, const std::string& measured) const {
@@ -91,37 +94,36 @@ private:
                                       : "name a safetensors file, or the directory of a model"});
     }
 
-    // The format has no checksums, but nobody can write without the kernel taking down when: the
-    // time of change cannot be set back, as that of modification can.
-    void check_unchanged() const {
-        struct stat now {};
-        const auto same = [](const timespec& one, const timespec& other) {
-            return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
-        };
-        if (::fstat(fd_, &now) == 0 && now.st_size == opened_.st_size &&
-            same(now.st_mtim, opened_.st_mtim) && same(now.st_ctim, opened_.st_ctim))
-            return;
-        const bool known = now.st_size == opened_.st_size && same(now.st_mtim, opened_.st_mtim);
-        if (known)
-            throw Error(
-                Trouble::io,
-                {.what = "the weights may have changed while they were read",
-                 .where = path_,
-                 .measured = "linked, renamed, given another mode, or written to with the "
-                             "time set back",
-                 .limit = "the file as it was when opened",
-                 .remedy = "start again, and leave the file and its names alone meanwhile"});
-        damaged("the weights changed while they were read", path_,
-                now.st_size == opened_.st_size ? "written to or replaced since"
-                                               : std::to_string(now.st_size) + " bytes",
-                std::to_string(opened_.st_size) + " bytes as they were when opened");
-    }
-
     std::string path_;
     int fd_ = -1;
     int64_t size_bytes_ = 0;
     struct stat opened_ {};
 };
+
+// The format has no checksums, but nobody can write without the kernel taking down when: the
+// time of change cannot be set back, as that of modification can.
+void File::check_unchanged() const {
+    struct stat now {};
+    const auto same = [](const timespec& one, const timespec& other) {
+        return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
+    };
+    if (::fstat(fd_, &now) == 0 && now.st_size == opened_.st_size &&
+        same(now.st_mtim, opened_.st_mtim) && same(now.st_ctim, opened_.st_ctim))
+        return;
+    const bool known = now.st_size == opened_.st_size && same(now.st_mtim, opened_.st_mtim);
+    if (known)
+        throw Error(Trouble::io,
+                    {.what = "the weights may have changed while they were read",
+                     .where = path_,
+                     .measured = "linked, renamed, given another mode, or written to with the "
+                                 "time set back",
+                     .limit = "the file as it was when opened",
+                     .remedy = "start again, and leave the file and its names alone meanwhile"});
+    damaged("the weights changed while they were read", path_,
+            now.st_size == opened_.st_size ? "written to or replaced since"
+                                           : std::to_string(now.st_size) + " bytes",
+            std::to_string(opened_.st_size) + " bytes as they were when opened");
+}
 
 // Where neither name of a directory's weights is there.
 void require_safetensors(const std::filesystem::path& directory) {
@@ -353,6 +355,26 @@ struct Weights::Impl {
     }
 };
 
+void widen_in_place(DType type, std::span<float> room) {
+    if (type == DType::f32) return;
+    // Narrow values lie at the end: what is written never overtakes what is read. In parts, so
+    // that the compiler sees two arrays.
+    constexpr size_t kPart = 1024;
+    std::array<uint16_t, kPart> part{};
+    const std::byte* const from =
+        reinterpret_cast<const std::byte*>(room.data()) + room.size_bytes() / 2;
+    for (size_t first = 0; first < room.size(); first += kPart) {
+        const size_t count = std::min(kPart, room.size() - first);
+        std::memcpy(part.data(), from + 2 * first, 2 * count);
+        if (type == DType::bf16)
+            for (size_t i = 0; i < count; ++i)
+                room[first + i] = std::bit_cast<float>(uint32_t{part[i]} << 16);
+        else
+            std::transform(part.begin(), part.begin() + static_cast<std::ptrdiff_t>(count),
+                           room.begin() + static_cast<std::ptrdiff_t>(first), from_f16);
+    }
+}
+
 Weights::Weights(const std::string& path) : impl_(std::make_unique<Impl>(path)) {}
 Weights::~Weights() = default;
 
@@ -365,6 +387,14 @@ const StoredTensor* Weights::find(std::string_view name) const {
 
 const std::string& Weights::file_of(const StoredTensor& tensor) const {
     return impl_->files[tensor.file].path();
+}
+
+int Weights::descriptor_of(const StoredTensor& tensor) const {
+    return impl_->files[tensor.file].descriptor();
+}
+
+void Weights::check_unchanged(const StoredTensor& tensor) const {
+    impl_->files[tensor.file].check_unchanged();
 }
 
 void Weights::read_bytes(const StoredTensor& tensor, int64_t first,
@@ -382,12 +412,7 @@ void Weights::read(const StoredTensor& tensor, int64_t first, std::span<float> o
     std::byte* to = reinterpret_cast<std::byte*>(out.data()) + count * (4 - width);
     impl_->files[tensor.file].read(to, count * width, tensor.offset + first * width);
     if (sum) sum->add({to, static_cast<size_t>(count * width)});
-    if (*tensor.type == DType::f32) return;
-    for (size_t i = 0; i < out.size(); ++i) {
-        uint16_t half = 0;
-        std::memcpy(&half, to + i * sizeof half, sizeof half);
-        out[i] = *tensor.type == DType::bf16 ? from_bf16(half) : from_f16(half);
-    }
+    widen_in_place(*tensor.type, out);
 }
 
 }  // namespace ferry::checkpoint

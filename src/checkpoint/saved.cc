@@ -18,6 +18,7 @@
 #include "checkpoint/steps.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
+#include "piece_sums.h"
 
 namespace ferry::checkpoint {
 namespace {
@@ -101,6 +102,26 @@ private:
     int64_t at_ = 0;
 };
 
+void require_same(const std::string& where, uint64_t is, uint64_t was) {
+    if (is == was) return;
+    damaged("bytes of the checkpoint are not those that were written", where,
+            fmt::format("checksum {:016x}", is), fmt::format("{:016x}", was));
+}
+
+int64_t bytes_before_arrays(const Shard& shard) {
+    int64_t bytes = shard.bytes;
+    for (const ArraySum& array : shard.arrays) bytes -= array.bytes;
+    return bytes;
+}
+
+std::string header_of(const std::string& file) { return file + ": its header"; }
+
+void check_header(const std::string& file, const Shard& shard) {
+    std::vector<std::byte> header(static_cast<size_t>(bytes_before_arrays(shard)));
+    Reader(file, shard.bytes).next(header);
+    require_same(header_of(file), checksum(header), shard.checksum);
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- opening
@@ -109,12 +130,16 @@ Saved::Saved(std::string path) : path_(std::move(path)), manifest_(manifest_of(p
     for (const Shard& shard : manifest_.shards) {
         const std::string file = file_of(path_, shard);
         Reader(file, shard.bytes);  // there, and of that length
-        if (!shard.arrays.empty()) open(shard);
+        if (shard.arrays.empty())
+            check_shard(path_, shard, [](int64_t) {});
+        else
+            open(shard);
     }
 }
 
 void Saved::open(const Shard& shard) {
     const std::string file = file_of(path_, shard);
+    if (shard.in_pieces()) check_header(file, shard);
     shards_.push_back(std::make_unique<Weights>(file));
     const Weights& weights = *shards_.back();
     if (weights.tensors().size() != shard.arrays.size())
@@ -124,7 +149,9 @@ void Saved::open(const Shard& shard) {
         const StoredTensor* stored = weights.find(array.name);
         if (stored == nullptr)
             damaged("a shard lacks a tensor", file + ": " + array.name, "", array.name);
-        if (!arrays_.emplace(array.name, Array{stored, &weights, array.bytes, array.checksum})
+        if (!arrays_
+                 .emplace(array.name,
+                          Array{stored, &weights, array.bytes, array.checksum, array.pieces})
                  .second)
             damaged("a tensor is in two shards", file + ": " + array.name, "", "");
     }
@@ -157,34 +184,36 @@ ModelFiles files_of_model(const std::string& weights) {
 
 void check_shard(const std::string& checkpoint, const Shard& shard,
                  const std::function<void(int64_t bytes)>& read) {
-    constexpr int64_t kPiece = 4 * kMiB;
     const std::string path = file_of(checkpoint, shard);
     Reader file(path, shard.bytes);
+    std::vector<std::byte> room(static_cast<size_t>(std::min(kSummedBytes, shard.bytes)));
     RunningChecksum whole;
-    std::vector<std::byte> room(static_cast<size_t>(std::min(kPiece, shard.bytes)));
-    const auto pass = [&](int64_t bytes) {
-        RunningChecksum part;
+    // The checksum of the next bytes, and of each piece of them.
+    const auto pass = [&](int64_t bytes, std::vector<uint64_t>* pieces) {
+        RunningChecksum all;
         while (bytes > 0) {
-            const auto piece = std::span(room).first(static_cast<size_t>(std::min(kPiece, bytes)));
+            const auto piece =
+                std::span(room).first(static_cast<size_t>(std::min(kSummedBytes, bytes)));
             file.next(piece);
-            whole.add(piece);
-            part.add(piece);
+            if (pieces) {
+                pieces->push_back(checksum(piece));
+            } else {
+                whole.add(piece);
+                all.add(piece);
+            }
             bytes -= std::ssize(piece);
             read(std::ssize(piece));
         }
-        return part.value();
+        return pieces ? sum_of(*pieces) : all.value();
     };
-    int64_t header = shard.bytes;
-    for (const ArraySum& array : shard.arrays) header -= array.bytes;
-    pass(header);
-    const auto require = [&](const std::string& where, uint64_t is, uint64_t was) {
-        if (is == was) return;
-        damaged("bytes of the checkpoint are not those that were written", where,
-                fmt::format("checksum {:016x}", is), fmt::format("{:016x}", was));
-    };
-    for (const ArraySum& array : shard.arrays)
-        require(path + ": " + array.name, pass(array.bytes), array.checksum);
-    require(shard.arrays.empty() ? path : path + ": its header", whole.value(), shard.checksum);
+    const uint64_t before = pass(bytes_before_arrays(shard), nullptr);
+    for (const ArraySum& array : shard.arrays) {
+        std::vector<uint64_t> pieces;
+        const uint64_t sum = pass(array.bytes, shard.in_pieces() ? &pieces : nullptr);
+        require_same(path + ": " + array.name, sum, array.checksum);
+    }
+    require_same(shard.arrays.empty() ? path : header_of(path),
+                 shard.in_pieces() ? before : whole.value(), shard.checksum);
 }
 
 Error with_remedy(const Error& damage, std::string remedy) {

@@ -13,25 +13,31 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/tensors_ahead.h"
 #include "ferry/error.h"
 
 namespace ferry::checkpoint {
 
 class Saved {
 public:
-    // Reads the manifest and the headers of the shards alone. Throws usage where there is none or
-    // it is of a newer version, and io where it is damaged, a shard is missing or is another one
-    // than the manifest says.
+    // Reads the manifest, the headers of the shards and what is no shard. Throws usage where there
+    // is none or it is of a newer version, and io where it is damaged, a shard is missing or is
+    // another one than the manifest says.
     explicit Saved(std::string path);
 
     struct Array {
         const StoredTensor* stored = nullptr;
         const Weights* shard = nullptr;
         int64_t bytes = 0;
-        uint64_t checksum = 0;  // as it was written
+        uint64_t checksum = 0;               // as it was written
+        std::span<const uint64_t> pieces{};  // none: the manifest is of version 1
+
+        TensorSource source() const { return {shard, stored, bytes, pieces}; }
     };
     const std::string& path() const { return path_; }
     const Manifest& manifest() const { return manifest_; }
+    // Whether TensorsAhead proves the arrays as it reads them; else check_shard() is to do it.
+    bool in_pieces() const { return manifest_.version > kOldestManifestVersion; }
     const std::map<std::string, Array, std::less<>>& arrays() const { return arrays_; }
     const Array* find(std::string_view name) const;  // null: none of that name
     // Bytes [first, first + out.size()) of an array, as they lie in the file. Any thread.

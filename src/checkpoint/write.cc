@@ -2,15 +2,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <thread>
 
 #include "base/files.h"
 #include "checkpoint/checkpoint.h"
 #include "ferry/error.h"
+#include "ferry/team.h"
 #include "ferry/units.h"
+#include "file_writer.h"
 
 namespace ferry::checkpoint {
 
@@ -45,19 +50,41 @@ void check_range(std::span<const float> values, const std::string& name) {
                                  .remedy = "write it in bf16 or fp32: --export-type bf16"});
 }
 
-// Values of a tensor as they lie in the file.
-void write_values(Draft& file, const std::string& name, std::span<const float> values, DType type,
-                  std::vector<uint16_t>& room) {
-    if (type == DType::f32) return file.write(std::as_bytes(values));
+void narrow(std::span<const float> values, DType type, std::byte* to) {
+    // In parts, so that the compiler sees two arrays.
+    constexpr size_t kPart = 1024;
+    std::array<uint16_t, kPart> part{};
+    for (size_t first = 0; first < values.size(); first += kPart) {
+        const size_t count = std::min(kPart, values.size() - first);
+        const std::span<const float> from = values.subspan(first, count);
+        std::ranges::transform(from, part.begin(), type == DType::bf16 ? to_bf16 : to_f16);
+        std::memcpy(to + 2 * first, part.data(), 2 * count);
+    }
+}
+
+void convert(std::span<const float> values, DType type, std::byte* to) {
+    if (type == DType::f32)
+        std::memcpy(to, values.data(), values.size_bytes());
+    else
+        narrow(values, type, to);
+}
+
+// Values of a tensor as they lie in the file, converted by the team's threads.
+void write_values(StreamedFile& file, const std::string& name, std::span<const float> values,
+                  DType type, Team& team) {
+    const auto width = static_cast<size_t>(size_of(type));
     if (type == DType::f16) check_range(values, name);
-    constexpr size_t kPiece = 1 << 16;
-    room.resize(kPiece);
-    for (size_t first = 0; first < values.size(); first += kPiece) {
-        const size_t count = std::min(kPiece, values.size() - first);
-        std::transform(values.begin() + static_cast<std::ptrdiff_t>(first),
-                       values.begin() + static_cast<std::ptrdiff_t>(first + count), room.begin(),
-                       type == DType::bf16 ? to_bf16 : to_f16);
-        file.write(std::as_bytes(std::span(room).first(count)));
+    while (!values.empty()) {
+        const std::span<std::byte> room = file.room();
+        const size_t count = std::min(room.size() / width, values.size());
+        constexpr size_t kPart = 64 * kKiB;
+        team.parallel(ceil_div(static_cast<int64_t>(count), int64_t{kPart}), [&](int64_t i) {
+            const size_t first = static_cast<size_t>(i) * kPart;
+            convert(values.subspan(first, std::min(kPart, count - first)), type,
+                    room.data() + first * width);
+        });
+        file.filled(static_cast<int64_t>(count * width));
+        values = values.subspan(count);
     }
 }
 
@@ -110,20 +137,26 @@ int64_t TensorInfo::count() const {
 void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
                        const Source& source, const Replaceable& replaceable) {
     const std::string header = header_of(tensors, type);
-    Draft file(path, kWhat, {}, replaceable);
+    Draft draft(path, kWhat, {}, replaceable);
     const uint64_t length = header.size();
+    int64_t bytes = 8 + std::ssize(header);
+    for (const TensorInfo& tensor : tensors) bytes += tensor.count() * size_of(type);
+    FileWriter writer;
+    StreamedFile file(writer, draft.descriptor(), path, kWhat, bytes);
     file.write(std::as_bytes(std::span(&length, 1)));
-    file.write(header);
-    std::vector<uint16_t> room;
+    file.write(std::as_bytes(std::span(header)));
+    Team team(static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     for (size_t i = 0; i < tensors.size(); ++i) {
         int64_t written = 0;
         source(i, [&](std::span<const float> values) {
-            write_values(file, tensors[i].name, values, type, room);
             written += std::ssize(values);
+            FERRY_CHECK(written <= tensors[i].count(), tensors[i].name);
+            write_values(file, tensors[i].name, values, type, team);
         });
         FERRY_CHECK(written == tensors[i].count(), tensors[i].name);
     }
-    file.publish();
+    file.finish();
+    draft.publish();
 }
 
 NewFiles::~NewFiles() {

@@ -163,7 +163,7 @@ const Key kKeys[] = {
     {FERRY_KEY(swap.save_inputs), integer, "blocks whose inputs stay on the device until backward; the others' go to host memory and come back. A number above the blocks: all. `auto`: all that fit; beside a GPU fewer where saved activations, weights or state shorten the predicted step more", {.low = 0, .high = 65536}, true},
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
-    {FERRY_KEY(checkpoint.durable_steps), boolean, "the run survives a kill and a power failure. `ferry train --resume` repeats the step under way and at most the two before it, with the same bits. All optimizer state is then on NVMe, in twice the space, and the files stay after the run; one rank only"},
+    {FERRY_KEY(checkpoint.durable_steps), boolean, "the run survives a kill and a power failure. `ferry train --resume` repeats the step under way and at most the two before it, with the same bits. All optimizer state is then on NVMe, in twice the space, and the files stay after the run. Several ranks then update after the clip factor is known alone"},
     {FERRY_KEY(checkpoint.dir), text, "directory for checkpoints (docs/checkpoints.md), made where it is missing. One is written at the end of the run, also when a signal ends it; `ferry train --resume` goes on from it. Without it there are none"},
     {FERRY_KEY(checkpoint.every), period, "how often one is written besides: every so many steps (`100`), or by time (`\"30s\"`, `\"10min\"`, `\"2h\"`). 0: at the end only", {.low = 0, .high = kMost}},
     {FERRY_KEY(checkpoint.keep.last), integer, "the newest checkpoints stay", kPositive},

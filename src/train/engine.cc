@@ -278,6 +278,7 @@ private:
             rows_->lanes.record(
                 schedule, planned_[static_cast<size_t>(previous_)][report.speculative ? 1 : 0],
                 executor_.now(), step_);
+        await_durable();
         store().append(schedule, sequence_, step_);
         if (plan_.durable) store().publish(committed_);
         store().run_to_outcome();
@@ -298,6 +299,14 @@ private:
         previous_ = !report.speculative ? Previous::not_speculative
                     : report.committed  ? Previous::committed
                                         : Previous::rolled_back;
+    }
+
+    // The updates that come now are written where the durable step before the last one lies. That
+    // one stays until all ranks have the last: whichever of them is killed, all have one in common.
+    void await_durable() {
+        if (!config_.checkpoint.durable_steps || !ranks_) return;
+        store().wait_published();
+        gather(*ranks_, executor_, step_, "durable steps");
     }
 
     void skip_or_stop(StepReport& report, const Outcome& outcome) {

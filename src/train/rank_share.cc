@@ -75,6 +75,8 @@ planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
     request.micro_batches /= world.ranks;
     request.budgets = budgets_of_rank(std::move(request.budgets), world);
     request.sharers = world.local_ranks;
+    // It would write before all ranks have the durable step before.
+    if (request.durable) request.swap.speculate = Speculate::off;
     return request;
 }
 

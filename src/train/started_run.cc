@@ -127,11 +127,12 @@ void StartedRun::make_plan(const Runtime& runtime) {
                      planning_measurements(request, measurements_, world_.local_ranks), ranks_,
                      executor_);
     stack_.plan(planner_->plan(ranks_, executor_));
+    if (ranks_ && config_.checkpoint.durable_steps) require_durable_alone(plan_);
     // Before memory is reserved and touched, which takes a minute where there is much.
     if (!executor_.simulated() && !runtime.resume) require_room(plan_, share_.budgets.nvme);
 }
 
-// All of its bytes, before memory is taken. The ranks read a part each.
+// As far as it can, before memory is taken; the rest as it is read. The ranks read a part each.
 void StartedRun::prove_first_state() {
     Team& team = stack_.teams().all();
     if (saved_) {
@@ -150,7 +151,6 @@ void StartedRun::prove_first_state() {
 }
 
 void StartedRun::require_same_start() const {
-    if (config_.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
     require_same_run(*ranks_, executor_, device_.kind() == DeviceKind::cpu ? ops::blas_core() : "",
                      numerics_text(config_, shape_, machine_text_, world_.ranks), loader_.info(),
                      saved_ ? saved_->text() : first_weights(loaded_.get(), shape_));
@@ -199,11 +199,11 @@ void StartedRun::first_contents(const Runtime& runtime) {
     if (resumes)
         resume_run(fill);
     else if (saved_)
-        resume_saved(saved_->contents(plan_, moment), {touch, lock});
+        resume_saved(saved_->contents(plan_, moment, stack_.teams().all()), {touch, lock});
     else if (imported_)
         import_state(runtime.imported, moment, {touch, lock});
     else
-        found_.frozen = state_->initialise({fill, moment}, {touch, lock}, start_up);
+        found_.frozen = state_->initialise(new_contents(fill, moment), {touch, lock}, start_up);
     if (loaded_) loaded_->log_rate(start_up.seconds());
     loaded_.reset();
     const bool restored = resumes || saved_ || imported_;
@@ -238,9 +238,22 @@ void StartedRun::reserve_checkpoint_room() {
                         format_bytes(bytes), format_bytes(std::ssize(checkpoint_room_))));
 }
 
+StateIo::Contents StartedRun::new_contents(const StateIo::Fill& fill,
+                                           const StateIo::FirstMoment& moment) {
+    StateIo::Contents contents{.master = fill, .first_moment = moment};
+    if (!loaded_) return contents;
+    contents.begin = [this](std::span<const StateIo::Part> parts) {
+        loaded_->begin(plan_, parts, stack_.teams().all());
+    };
+    contents.next = [this] { loaded_->next(); };
+    return contents;
+}
+
 void StartedRun::resume_run(const StateIo::Fill& fill) {
     if (!volume()) throw nothing_to_resume();
-    found_ = resume(store(), record_, [&] { return state_->restore(fill); });
+    const auto prove = [&] { return state_->restore(fill); };
+    found_ = ranks_ ? resume(store(), record_, prove, *ranks_, executor_)
+                    : resume(store(), record_, prove);
     log_info(resumed_text(found_.step, volume()->noted_step()));
 }
 

@@ -120,6 +120,7 @@ private:
     void reserve_checkpoint_room();
     void open(const Runtime& runtime);
     void first_contents(const Runtime& runtime);
+    StateIo::Contents new_contents(const StateIo::Fill& fill, const StateIo::FirstMoment& moment);
     void resume_run(const StateIo::Fill& fill);
     void resume_saved(const StateIo::Contents& contents, const StateIo::Watch& watch);
     void import_state(const Imported& imported, const StateIo::FirstMoment& moment,

@@ -113,6 +113,13 @@ class Saving(FerryTest):
                 for name, entry in entries.items() if name != "__metadata__"}
 
 
+def xxh3(data):
+    xxhash = ctypes.CDLL("libxxhash.so.0")
+    xxhash.XXH3_64bits.restype = ctypes.c_uint64
+    xxhash.XXH3_64bits.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+    return f"{xxhash.XXH3_64bits(data, len(data)):016x}"
+
+
 class CheckpointTest(Saving):
     # ------------------------------------------------------------ the same bits
 
@@ -261,13 +268,34 @@ class CheckpointTest(Saving):
     def newer(manifest):
         """The same manifest as a later ferry would write it: with its own version, and a checksum that holds."""
         digits, end = 16, '"\n}\n'
-        text = manifest.read_text(encoding="utf-8").replace('"version": 1', '"version": 2')
+        text = manifest.read_text(encoding="utf-8").replace('"version": 2', '"version": 3')
         body = text[:-digits - len(end)]
-        xxhash = ctypes.CDLL("libxxhash.so.0")
-        xxhash.XXH3_64bits.restype = ctypes.c_uint64
-        xxhash.XXH3_64bits.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
-        summed = xxhash.XXH3_64bits(body.encode(), len(body.encode()))
-        manifest.write_text(f"{body}{summed:016x}{end}", encoding="utf-8")
+        manifest.write_text(f"{body}{xxh3(body.encode())}{end}", encoding="utf-8")
+
+    def test_a_checkpoint_of_version_1(self):
+        """Its arrays and files were summed whole: all of it is proved first."""
+        whole = self.whole(precision="bf16")
+        self.ok(self.killed(self.saving(precision="bf16", checkpoint__every=4), steps=8, signal_=signal.SIGTERM))
+        path = pathlib.Path(self.dir_, self.steps()[-1])
+        file = path / "manifest.json"
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest["version"] = 1
+        for shard in manifest["shards"]:
+            data = (path / shard["file"]).read_bytes()
+            shard["checksum"], at = xxh3(data), len(data) - sum(array["bytes"] for array in shard["arrays"])
+            for array in shard["arrays"]:
+                del array["pieces"]
+                array["checksum"], at = xxh3(data[at:at + array["bytes"]]), at + array["bytes"]
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        body = text[:-16 - len('"\n}\n')]
+        file.write_text(f'{body}{xxh3(body.encode())}"\n}}\n', encoding="utf-8")
+        self.ok(self.ferry("ckpt", "verify", path))
+        words = self.command(self.saving(precision="bf16", checkpoint__every=4), "--resume", path)
+        name = os.path.join(path, "exp_avg.safetensors")
+        self.flip(name, os.path.getsize(name) - 5)
+        self.refused(IO, ["exp_avg.safetensors"], *words)
+        self.flip(name, os.path.getsize(name) - 5)
+        self.assertEqual(self.ok(self.ferry(*words)).hashes, whole.hashes)
 
     def test_damage_is_named(self):
         config = self.saving(precision="bf16", checkpoint__keep={"last": 3})
@@ -418,7 +446,7 @@ class CheckpointTest(Saving):
         # One wrong digit is damage, and so is what is no file.
         resuming = self.command(config, "--resume", "latest")
         whole = f"--resume {self.step(10)}"
-        manifest.write_text(text.replace('"version": 1', '"version": 3'), encoding="utf-8")
+        manifest.write_text(text.replace('"version": 2', '"version": 3'), encoding="utf-8")
         self.refused(IO, ["damaged", whole], *resuming)
         manifest.unlink()
         for make, undo in ((lambda: None, lambda: None), (manifest.mkdir, manifest.rmdir),

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import re
 import shutil
 import signal
@@ -288,6 +289,62 @@ class Ranks(FerryTest):
                 self.assertTrue(os.path.exists(trace))
                 self.assertIsNotNone(run.summary)
                 self.assertEqual(len(run.hashes), 1)
+
+    # ------------------------------------------------------------ durable steps
+
+    def killed_ranks(self, number, config, *arguments, steps, which=None, seconds=0.0):
+        """Starts a run, and kills all of its ranks so many seconds after so many steps, or one of them. With ("apart", rank)
+        all are killed a while after that one was stopped: the others may have come a durable step further."""
+        words = self.command(config, *arguments)
+        process = start([*MPIRUN, "-n", str(number), FERRY, *words], env=ENVIRONMENT)
+        out = ""
+        while out.count('"loss"') < steps:
+            line = process.stdout.readline()
+            self.assertTrue(line, "it ended before: " + process.stderr.read() if not line else "")
+            out += line
+        time.sleep(seconds)
+        if isinstance(which, tuple):
+            os.kill(self.ranks_of(words[1])[which[1]], signal.SIGSTOP)
+            time.sleep(0.3)
+        if which is None or isinstance(which, tuple):
+            self.kill_all_ranks()
+        else:
+            os.kill(self.ranks_of(words[1])[which], signal.SIGKILL)
+        rest, _ = process.communicate(timeout=120)
+        self.assertNotEqual(process.returncode, 0)
+        return [json.loads(line) for line in (out + rest).rpartition("\n")[0].splitlines() if '"loss"' in line]
+
+    def test_durable_steps_survive_kills(self):
+        rng = random.Random(7)
+        for number, kills, changes in (
+                (2, (None, 1, ("apart", 0), 0, ("apart", 1)), {"zero__stage": 3}),
+                (2, (0, None), {"zero__stage": 0, "precision": "bf16", "optimizer__master": "split"}),
+                (4, (3, ("apart", 2), None), {"zero__stage": 3, "precision": "fp16"})):
+            with self.subTest(ranks=number, **changes):
+                whole = self.ranks(number, self.config(steps=16, **changes))
+                self.assert_trained(whole)
+                losses = {line["step"]: line["loss"] for line in whole.steps}
+                shutil.rmtree(self.path("nvme"), ignore_errors=True)
+                os.mkdir(self.path("nvme"))
+                config = self.config(steps=16, checkpoint__durable_steps=True, budgets__nvme=[self.nvme()],
+                                     budgets__host=f"{number * 600}KiB", swap__chunk_elements=8192, **changes)
+                for turn, which in enumerate(kills):
+                    resume = ["--resume"] if turn > 0 else []
+                    for line in self.killed_ranks(number, config, *resume, steps=3, which=which,
+                                                  seconds=rng.uniform(0, 0.05)):
+                        self.assertEqual(line["loss"], losses[line["step"]], line)
+                run = self.ranks(number, config, "--resume")
+                self.assert_trained(run)
+                self.assertEqual(run.hashes, whole.hashes)
+                for line in run.steps:
+                    self.assertEqual(line["loss"], losses[line["step"]], line)
+
+    def test_durable_steps_want_a_rank_to_have_what_it_needs(self):
+        os.makedirs(self.path("nvme"), exist_ok=True)
+        run = self.ranks(2, self.config(zero__stage=2, checkpoint__durable_steps=True, budgets__nvme=[self.nvme()],
+                                        budgets__host="1200KiB", swap__chunk_elements=8192))
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("set zero.stage to 3", run.err)
 
     def test_what_a_run_of_more_ranks_left_is_told(self):
         config = self.config(budgets__nvme=[self.nvme(name="shared")], swap__state_on_nvme=1, io__direct=False)

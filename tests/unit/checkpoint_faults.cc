@@ -5,11 +5,13 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <liburing.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdarg>
@@ -18,6 +20,7 @@
 #include <set>
 
 #include "base/files.h"
+#include "base/log.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
 #include "checkpoint_sample.h"
@@ -26,17 +29,18 @@
 
 namespace {
 
-int g_left = -1;      // operations until the fault; below 0: none will come
-int g_error = 0;      // of the fault; 0: a kill
-bool g_once = false;  // it comes and goes, else everything fails from there on
+std::atomic<int> g_left = -1;  // operations until the fault; below 0: none will come
+int g_error = 0;               // of the fault; 0: a kill
+bool g_once = false;           // it comes and goes, else everything fails from there on
+// Transfers are the calls below then, and not a ring's, which nothing here can stop.
+bool g_no_ring = false;
 
 // Whether this operation fails.
 bool fails() {
-    if (g_left < 0) return false;
-    if (g_left > 0) {
-        --g_left;
-        return false;
+    int left = g_left;
+    while (left > 0 && !g_left.compare_exchange_weak(left, left - 1)) {
     }
+    if (left != 0) return false;
     if (g_error == 0) raise(SIGKILL);
     if (g_once) g_left = -1;
     errno = g_error;
@@ -54,6 +58,14 @@ Call next(const char* name) {
 extern "C" {
 ssize_t pwrite(int file, const void* from, size_t bytes, off_t offset) {
     return fails() ? -1 : next<decltype(&pwrite)>("pwrite")(file, from, bytes, offset);
+}
+int fallocate(int file, int mode, off_t offset, off_t bytes) {
+    return fails() ? -1 : next<decltype(&fallocate)>("fallocate")(file, mode, offset, bytes);
+}
+int io_uring_queue_init_params(unsigned entries, io_uring* ring, io_uring_params* params) {
+    using Call = decltype(&io_uring_queue_init_params);
+    if (g_no_ring) return -ENOSYS;
+    return next<Call>("io_uring_queue_init_params")(entries, ring, params);
 }
 // Nothing here loses power, and a thousand of them take minutes.
 int fsync(int) { return fails() ? -1 : 0; }
@@ -102,6 +114,9 @@ void run_in(const std::string& directory, int64_t first) {
 int run_with_fault(const std::function<void()>& run, int n, int error, bool once) {
     const pid_t child = fork();
     if (child == 0) {
+        static constexpr LogSink kQuiet{.line = [](LogLevel, std::string_view) {}};
+        set_log_sink(&kQuiet);
+        g_no_ring = true;
         g_left = n;
         g_error = error;
         g_once = once;

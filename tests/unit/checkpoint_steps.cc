@@ -4,6 +4,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include "base/checksum.h"
 #include "base/files.h"
 #include "checkpoint/array_file.h"
+#include "checkpoint/piece_sums.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
 #include "checkpoint_sample.h"
@@ -47,12 +49,14 @@ void flip(const std::string& path, int64_t at) {
     file.put(byte);
 }
 
+const uint64_t kSumOfFive = sum_of(std::array<uint64_t, 1>{5});
+
 TEST(Manifest, IsReadAsItWasWritten) {
     Manifest m = sample_manifest(17);
     m.last.loss = 0.1 + 0.2;
     m.last.gradient_norm = std::numeric_limits<double>::quiet_NaN();  // of a skipped step
     m.held_back = {17, 1e-300};
-    m.shards = {{"a.safetensors", 24, 0xfedcba9876543210, {{"w", 8, 1}}},
+    m.shards = {{"a.safetensors", 24, 0xfedcba9876543210, {{"w", 8, kSumOfFive, {5}}}},
                 {"config.json", 2, 3, {}}};
     const std::string text = write_manifest(m);
     const Manifest read = read_manifest(text, "m");
@@ -61,8 +65,20 @@ TEST(Manifest, IsReadAsItWasWritten) {
     EXPECT_TRUE(std::isnan(read.last.gradient_norm));
     EXPECT_EQ(read.held_back->loss, 1e-300);
     EXPECT_EQ(read.shards[0].checksum, 0xfedcba9876543210);
+    EXPECT_EQ(read.shards[0].arrays[0].pieces, std::vector<uint64_t>{5});
     EXPECT_EQ(read.training, m.training);
     EXPECT_EQ(read.bytes(), 26);
+}
+
+// Arrays were summed whole, and so was each file.
+TEST(Manifest, OfTheVersionBeforeIsRead) {
+    Manifest m = sample_manifest(17);
+    m.version = 1;
+    m.shards = {{"a.safetensors", 24, 9, {{"w", 8, 1, {}}}}};
+    const Manifest read = read_manifest(write_manifest(m), "m");
+    EXPECT_EQ(read.version, 1);
+    EXPECT_EQ(read.shards[0].arrays[0].checksum, 1);
+    EXPECT_FALSE(read.shards[0].in_pieces());
 }
 
 // One of before they were counted apart.
@@ -80,7 +96,7 @@ TEST(Manifest, WithoutACountOfMomentsHasTheWeights) {
 
 TEST(Manifest, EveryFlippedBitIsNoticed) {
     Manifest m = sample_manifest(3);
-    m.shards = {{"a.safetensors", 24, 7, {{"w", 8, 1}}}};
+    m.shards = {{"a.safetensors", 24, 7, {{"w", 8, kSumOfFive, {5}}}}};
     const std::string text = write_manifest(m);
     for (size_t at = 0; at < text.size(); ++at) {
         for (int bit = 0; bit < 8; ++bit) {
@@ -94,11 +110,11 @@ TEST(Manifest, EveryFlippedBitIsNoticed) {
 
 TEST(Manifest, OfANewerVersionIsRefusedByItsVersion) {
     Manifest m = sample_manifest(3);
-    m.version = 2;
+    m.version = 3;
     m.ferry = "9.1";
     const Error error = error_of([&] { read_manifest(write_manifest(m), "there"); });
     EXPECT_EQ(error.trouble(), Trouble::usage);
-    EXPECT_NE(std::string(error.what()).find("version 2"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("version 3"), std::string::npos);
     EXPECT_NE(std::string(error.what()).find("9.1"), std::string::npos);
 }
 

@@ -3,7 +3,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "base/files.h"
@@ -12,6 +15,7 @@
 #include "checkpoint/steps.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
+#include "ferry/team.h"
 #include "ferry/units.h"
 #include "train/state/saving.h"
 
@@ -29,48 +33,76 @@ double seconds_since(Nanos then, const Executor& executor) {
     return static_cast<double>(executor.now() - then) * 1e-9;
 }
 
-// A file as a checkpoint has them, flushed.
-void write_file(const std::string& path, int64_t bytes, std::span<const std::byte> room) {
-    checkpoint::ArrayFile file(path, {{"w", "U8", {bytes}, bytes}});
+// Files as a checkpoint has them, side by side and flushed.
+void write_files(const std::vector<std::string>& paths, int64_t bytes,
+                 std::span<const std::byte> room, Team& team) {
+    checkpoint::FileWriter writer;
+    std::vector<std::unique_ptr<checkpoint::ArrayFile>> files;
+    for (const std::string& path : paths)
+        files.push_back(std::make_unique<checkpoint::ArrayFile>(
+            writer, path, std::vector<checkpoint::ArrayInfo>{{"w", "U8", {bytes}, bytes}}));
     for (int64_t left = bytes; left > 0;) {
         const auto piece = room.first(static_cast<size_t>(std::min(left, std::ssize(room))));
-        file.write(piece);
+        std::vector<checkpoint::NextBytes> next;
+        for (const auto& file : files) next.push_back({file.get(), piece});
+        checkpoint::write_side_by_side(std::move(next), team);
         left -= std::ssize(piece);
     }
-    file.finish();
+    for (const auto& file : files) file->finish();
 }
 
 // As a checkpoint of so many bytes is written there. None, with a warning, where nothing can be.
-std::optional<WriteRate> rate_at(const std::string& directory, int64_t bytes) {
+std::optional<WriteRate> rate_at(const std::string& directory, int64_t bytes, Team& team) {
     constexpr double kLongest = 2;  // seconds
-    constexpr int64_t kPiece = 4 * kMiB, kFile = 256 * kMiB;
+    constexpr int64_t kPiece = 4 * kMiB, kFile = 128 * kMiB, kFiles = 4;
     const auto executor = make_thread_executor();
     try {
         // A kill leaves what the next run removes.
         const DraftDirectory draft(fs::path(directory) / checkpoint::name_of_step(0));
-        const auto file = [&](int number) {
-            return fs::path(draft.draft()) / fmt::format("model-{}.safetensors", number);
+        int64_t number = 0;
+        const auto names = [&](int64_t count) {
+            std::vector<std::string> paths;
+            while (std::ssize(paths) < count)
+                paths.push_back(fs::path(draft.draft()) / fmt::format("model-{}", number++));
+            return paths;
         };
         const std::vector<std::byte> room(kPiece, std::byte{0x5a});
         Nanos began = executor->now();
-        write_file(file(0), 1, room);
+        write_files(names(1), 1, room, team);
         WriteRate rate{.file_seconds = seconds_since(began, *executor)};
         int64_t written = 0;
-        int files = 0;
         began = executor->now();
-        while (files == 0 || (written < bytes && seconds_since(began, *executor) < kLongest)) {
-            const int64_t part = std::clamp<int64_t>(bytes - written, 1, kFile);
-            write_file(file(++files), part, room);
-            written += part;
+        while (written == 0 || (written < bytes && seconds_since(began, *executor) < kLongest)) {
+            const int64_t part = std::clamp<int64_t>(ceil_div(bytes - written, kFiles), 1, kFile);
+            write_files(names(kFiles), part, room, team);
+            written += kFiles * part;
         }
-        const double seconds = seconds_since(began, *executor) - files * rate.file_seconds;
-        rate.bytes_per_s = static_cast<double>(written) / std::max(seconds, 1e-6);
+        const double files = static_cast<double>(number - 1) * rate.file_seconds,
+                     seconds = seconds_since(began, *executor);
+        // A small checkpoint is nothing but its files.
+        rate.bytes_per_s =
+            static_cast<double>(written) / std::max({seconds - files, seconds / 10, 1e-6});
         return rate;
     } catch (const Error& error) {
         log_warn("how fast a checkpoint is written cannot be measured: " +
                  std::string(error.what()));
         return std::nullopt;
     }
+}
+
+// How fast the team's threads copy memory that no cache holds.
+double copied_per_second(int64_t bytes, Team& team) {
+    constexpr int64_t kPart = kMiB, kMost = 256 * kMiB;
+    const int64_t parts = ceil_div(std::min(bytes, kMost), kPart);
+    std::vector<std::byte> from(static_cast<size_t>(parts * kPart), std::byte{1});
+    std::vector<std::byte> to(from.size(), std::byte{2});
+    const auto executor = make_thread_executor();
+    const Nanos began = executor->now();
+    team.parallel(parts, [&](int64_t part) {
+        const auto at = static_cast<size_t>(part * kPart);
+        std::memcpy(&to[at], &from[at], static_cast<size_t>(kPart));
+    });
+    return static_cast<double>(std::ssize(from)) / std::max(seconds_since(began, *executor), 1e-6);
 }
 
 }  // namespace
@@ -87,10 +119,12 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
                         .stored = train::stored_checkpoint_bytes(plan)};
     const cost::Measurements* measured = found ? &found->measurements : nullptr;
     // Above a directory that is not there nobody would remove what a killed plan leaves.
-    const bool knows = measured && measured->dram_bytes_per_s > 0 &&
-                       kind_of(saved.dir) == FileKind::directory &&
+    const bool knows = measured && kind_of(saved.dir) == FileKind::directory &&
                        (cost.stored == 0 || measured->nvme_bytes_per_s > 0);
-    const auto rate = knows ? rate_at(saved.dir, bytes) : std::nullopt;
+    if (!knows) return cost;
+    Team team(config.threads.value_or(
+        static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))));
+    const auto rate = rate_at(saved.dir, bytes, team);
     if (!rate) return cost;
     const auto all = static_cast<double>(bytes);
     const double write =
@@ -104,8 +138,7 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
         return cost;
     }
     // Copied aside while the thread that writes is behind by no more than what is held.
-    constexpr double kReadAndWritten = 2;
-    const double copy = kReadAndWritten * all / measured->dram_bytes_per_s;
+    const double copy = all / copied_per_second(bytes, team);
     const double rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s;
     cost.waited_seconds = std::max(read + copy, rest);
     return cost;

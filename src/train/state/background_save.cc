@@ -1,5 +1,6 @@
 #include "background_save.h"
 
+#include <algorithm>
 #include <system_error>
 #include <utility>
 
@@ -24,6 +25,7 @@ BackgroundSave::BackgroundSave(const planner::Plan& plan, Unwritten unwritten, S
     : plan_(plan),
       unwritten_(std::move(unwritten)),
       saving_(std::move(saving)),
+      threads_(team.threads()),
       queue_(room, team),
       rows_(rows) {
     try {
@@ -38,10 +40,13 @@ BackgroundSave::~BackgroundSave() {
 }
 
 void BackgroundSave::write() {
+    constexpr int kFiles = 4;  // that are written side by side
     const int64_t step = unwritten_.manifest.step;
     try {
+        // Its own: a loop of training's would wait for a place in the team.
+        Team team(std::min(kFiles, threads_));
         rows_.begin(CheckpointRows::Row::write);
-        write_checkpoint(plan_, unwritten_, saving_,
+        write_checkpoint(plan_, unwritten_, saving_, team,
                          [&](int64_t layer, const model::Tensor&, const ArraySink& sink) {
                              const bool whole = queue_.take_tensor(
                                  [&](std::span<const std::span<const std::byte>> arrays) {

@@ -18,8 +18,8 @@ namespace ferry::train {
 class BackgroundSave {
 public:
     // Starts the thread that writes. `room` holds what waits for it, and the team's threads copy it
-    // there; plan, room and rows must outlive this. Throws does_not_fit where no thread can be
-    // made.
+    // there; plan, room, team and rows must outlive this. Throws does_not_fit where no
+    // thread can be made.
     BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
                    std::span<std::byte> room, Team& team, CheckpointRows& rows);
     ~BackgroundSave();  // waits until all is written
@@ -41,6 +41,7 @@ private:
     const planner::Plan& plan_;
     const Unwritten unwritten_;
     const Saving saving_;
+    const int threads_;
     PieceQueue queue_;
     CheckpointRows& rows_;
     std::optional<Error> failed_{};  // why the thread failed; read once it has ended

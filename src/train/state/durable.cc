@@ -1,14 +1,17 @@
 #include "durable.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <sstream>
 #include <type_traits>
 
 #include "base/log.h"
+#include "train/rank_agreement.h"
 
 namespace ferry::train {
 namespace {
@@ -30,13 +33,23 @@ std::string identity_of(const Config& config, const std::string& numerics,
                        tokens.count, tokens.checksum);
 }
 
-Error several_ranks_not_durable(int ranks) {
-    return {Trouble::usage,
-            {.what = "checkpoint.durable_steps supports one rank only",
-             .where = "checkpoint.durable_steps",
-             .measured = std::to_string(ranks) + " ranks",
-             .limit = "1",
-             .remedy = "set it to false, or run without mpirun or srun"}};
+void require_durable_alone(const planner::Plan& plan) {
+    const std::string rank =
+        fmt::format("rank {} of {}", plan.partition.rank, plan.partition.ranks);
+    if (!plan.durable)
+        throw Error(Trouble::usage,
+                    {.what = "a rank has no state that could outlive it",
+                     .where = "checkpoint.durable_steps",
+                     .measured = rank,
+                     .remedy = "start fewer ranks, or use checkpoints (checkpoint.dir)"});
+    if (std::ranges::none_of(plan.chunks, &planner::Chunk::replica)) return;
+    throw Error(Trouble::usage,
+                {.what = "checkpoint.durable_steps does not restore weights that a rank keeps of "
+                         "another one's shard",
+                 .where = "zero.stage",
+                 .measured = rank + " keeps some",
+                 .limit = "0, with all state on every rank, or 3, with none of another's",
+                 .remedy = "set zero.stage to 3, or use checkpoints (checkpoint.dir)"});
 }
 
 Error nothing_to_resume() {
@@ -179,34 +192,118 @@ Error not_resumed(const std::optional<Problem>& failed, const std::optional<Prob
 
 }  // namespace
 
-RunState resume(swap::Store& store, const RunRecord& record,
-                const std::function<uint64_t()>& prove) {
-    const auto from = [&](std::span<const std::byte> bytes) {
-        const RunState state = record.read(bytes);
-        if (prove() == state.frozen) return state;
+namespace {
+
+// Records that are tried one after the other, and what was wrong with them: the first of each kind.
+class Attempts {
+public:
+    Attempts(swap::Store& store, const RunRecord& record, const std::function<uint64_t()>& prove)
+        : store_(store), record_(record), prove_(prove) {}
+
+    // Whether `work` ended with a record as it was written. What else is wrong it throws.
+    template <class Work>
+    bool succeeds(const Work& work) {
+        try {
+            work();
+            return true;
+        } catch (const swap::TransferFailed& error) {
+            note(failed_, error);
+        } catch (const Error& error) {
+            if (error.trouble() != Trouble::io) throw;
+            note(wrong_, error);
+        }
+        return false;
+    }
+    // None: there is no n-th record.
+    std::optional<RunState> read(size_t n) const {
+        const auto bytes = store_.restore(n);
+        return bytes ? std::optional(record_.read(*bytes)) : std::nullopt;
+    }
+    // The state of the record that was read last.
+    void prove(const RunState& state) const {
+        if (prove_() == state.frozen) return;
         throw Error(Trouble::usage,
                     {.what = "the run cannot be resumed: its frozen weights are others",
                      .where = "model.path, freeze",
                      .remedy = "resume with the model directory it was started with"});
-    };
-    std::optional<Problem> failed, wrong;  // the first of each
-    const auto next = [&](std::optional<Problem>& kind, const Error& error) {
+    }
+    bool has_failed() const { return failed_ || wrong_; }
+    Error error() const { return not_resumed(failed_, wrong_); }
+
+private:
+    static void note(std::optional<Problem>& kind, const Error& error) {
         log_warn(std::string("a record of the durable state cannot be used: ") + error.what());
         if (!kind) kind = error.problem();
-    };
-    for (size_t n = 0;; ++n) {
-        try {
-            const auto bytes = store.restore(n);
-            if (!bytes) break;
-            return from(*bytes);
-        } catch (const swap::TransferFailed& error) {
-            next(failed, error);
-        } catch (const Error& error) {
-            if (error.trouble() != Trouble::io) throw;
-            next(wrong, error);
-        }
     }
-    throw not_resumed(failed, wrong);
+
+    swap::Store& store_;
+    const RunRecord& record_;
+    const std::function<uint64_t()>& prove_;
+    std::optional<Problem> failed_{}, wrong_{};
+};
+
+constexpr size_t kRecords = 2;                      // of a volume
+using StepsOfRank = std::array<int64_t, kRecords>;  // of its records; below 0: it cannot be used
+
+// Those that all ranks have, the newest first.
+std::vector<int64_t> in_common(std::span<const StepsOfRank> ranks) {
+    std::vector<int64_t> steps;
+    for (const int64_t step : ranks.front()) {
+        const bool all = std::ranges::all_of(ranks, [&](const StepsOfRank& rank) {
+            return std::ranges::find(rank, step) != rank.end();
+        });
+        if (step >= 0 && all) steps.push_back(step);
+    }
+    std::ranges::sort(steps, std::greater<>());
+    steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
+    return steps;
+}
+
+}  // namespace
+
+RunState resume(swap::Store& store, const RunRecord& record,
+                const std::function<uint64_t()>& prove) {
+    Attempts attempts(store, record, prove);
+    for (size_t n = 0;; ++n) {
+        std::optional<RunState> state;
+        const bool whole = attempts.succeeds([&] {
+            state = attempts.read(n);
+            if (state) attempts.prove(*state);
+        });
+        if (whole && state) return *state;
+        if (whole) throw attempts.error();
+    }
+}
+
+RunState resume(swap::Store& store, const RunRecord& record, const std::function<uint64_t()>& prove,
+                comm::Communicator& ranks, Executor& executor) {
+    Attempts attempts(store, record, prove);
+    StepsOfRank mine{};
+    mine.fill(-1);
+    for (size_t n = 0; n < kRecords; ++n)
+        attempts.succeeds([&] {
+            if (const auto state = attempts.read(n)) mine[n] = state->step;
+        });
+    const std::vector<StepsOfRank> all = gather(ranks, executor, mine, "durable steps");
+    for (const int64_t step : in_common(all)) {
+        const auto n = static_cast<size_t>(std::ranges::find(mine, step) - mine.begin());
+        std::optional<RunState> state;
+        const bool whole = attempts.succeeds([&] {
+            state = attempts.read(n);
+            FERRY_CHECK(state.has_value(), "a record is gone");
+            attempts.prove(*state);
+        });
+        const auto each = gather(ranks, executor, static_cast<uint8_t>(whole), "durable steps");
+        if (std::ranges::all_of(each, [](uint8_t rank) { return rank != 0; })) return *state;
+    }
+    if (attempts.has_failed()) throw attempts.error();
+    throw Error(Trouble::io,
+                {.what = "the run cannot be resumed: there is no durable step that all ranks have "
+                         "whole",
+                 .where = "rank " + std::to_string(ranks.rank()),
+                 .measured = fmt::format("steps {} here", fmt::join(mine, " and ")),
+                 .remedy = "see what the other ranks say; or start afresh, without --resume, after "
+                           "removing the ferry.* files in every rank's directory"});
 }
 
 bool has_ended(const aio::Volume& volume, const RunRecord& record, int64_t map_bytes,

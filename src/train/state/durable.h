@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/comm.h"
 #include "data/tokens.h"
 #include "ferry/aio.h"
 #include "ferry/config.h"
@@ -32,8 +33,9 @@ struct RunState {
 std::string identity_of(const Config& config, const std::string& numerics,
                         const TokenFileInfo& tokens);
 
-// Ranks do not publish their steps together: what one has durable, another may have lost.
-Error several_ranks_not_durable(int ranks);
+// A rank goes on from its own state alone. Throws usage where it has none, or keeps weights whose
+// state another rank has.
+void require_durable_alone(const planner::Plan& plan);
 Error nothing_to_resume();                                        // the run stores nothing on NVMe
 Error nothing_durable(const std::string& removed, int64_t step);  // seen after it
 
@@ -80,6 +82,9 @@ bool has_ended(const aio::Volume& volume, const RunRecord& record, int64_t map_b
 // record can be used: it says whether a transfer failed, or all of them are wrong.
 RunState resume(swap::Store& store, const RunRecord& record,
                 const std::function<uint64_t()>& prove);
+// The same of several ranks: from the newest step of which all of them have such a record.
+RunState resume(swap::Store& store, const RunRecord& record, const std::function<uint64_t()>& prove,
+                comm::Communicator& ranks, Executor& executor);
 
 // After which step a run goes on, and which steps it does again: those after it that its files have
 // noted as committed (-1: none noted).

@@ -5,18 +5,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <thread>
 
-#include "base/checksum.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/saved.h"
+#include "checkpoint/tensors_ahead.h"
 #include "ferry/export.h"
+#include "ferry/team.h"
 #include "loaded_weights.h"
 #include "model/huggingface.h"
 #include "planner/planner.h"
@@ -130,6 +133,51 @@ TensorSource told(const Exported& what, const TensorSource& source,
         });
     };
 }
+
+// All values of tensors, one after the other, read ahead on a thread of its own.
+class AllAhead {
+public:
+    explicit AllAhead(std::vector<checkpoint::TensorSource> tensors)
+        : tensors_(std::move(tensors)),
+          tensors_ahead_(team_),
+          ahead_(counts(), [this](size_t i, int64_t first, std::span<float> values) {
+              read(i, first, values);
+          }) {}
+
+    void give(size_t i, const Engine::Sink& sink) { ahead_.give(i, sink); }
+
+private:
+    // How many elements each has; all of them are wanted.
+    std::vector<int64_t> counts() {
+        std::vector<int64_t> all;
+        for (const checkpoint::TensorSource& tensor : tensors_) {
+            const int64_t count = all.emplace_back(tensor.stored->count());
+            const int64_t width = tensor.bytes / std::max<int64_t>(1, count);
+            for (int64_t first = 0; first < count; first += ReadAhead::kPieceMost) {
+                tensors_ahead_.want(tensor, first * width,
+                                    std::min(ReadAhead::kPieceMost, count - first) * width);
+                tensors_ahead_.end_step();
+            }
+        }
+        return all;
+    }
+    void read(size_t i, int64_t first, std::span<float> values) {
+        constexpr int64_t kPart = 64 * kKiB;
+        tensors_ahead_.next();
+        team_.parallel(ceil_div(std::ssize(values), kPart), [&](int64_t part) {
+            const int64_t at = part * kPart;
+            tensors_ahead_.read_floats(
+                *tensors_[i].stored, first + at,
+                values.subspan(static_cast<size_t>(at),
+                               static_cast<size_t>(std::min(kPart, std::ssize(values) - at))));
+        });
+    }
+
+    const std::vector<checkpoint::TensorSource> tensors_;
+    Team team_{static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
+    checkpoint::TensorsAhead tensors_ahead_;
+    ReadAhead ahead_;
+};
 
 void write(const Exported& what, const ExportOptions& options, const ExportDirectory& claimed,
            const TensorSource& from, const ExportProgress& progress) {
@@ -316,15 +364,11 @@ void export_weights(const std::string& weights, const Config& config, const Expo
     const LoadedWeights loaded(weights, shape, layers);
     const checkpoint::ModelFiles model = checkpoint::files_of_model(weights);
     for (const checkpoint::Shard& file : model.files)
-        checkpoint::check_shard(model.checkpoint, file, [](int64_t) {});
-    const std::vector<Read> reads = in_order(layers);
+        if (!file.in_pieces()) checkpoint::check_shard(model.checkpoint, file, [](int64_t) {});
     const Exported what = exported_of(layers, config, options, directory);
-    std::vector<int64_t> counts;
-    for (const Read& read : reads) counts.push_back(read.tensor->count);
-    ReadAhead ahead(counts, [&](size_t i, int64_t first, std::span<float> values) {
-        const Read& read = reads[i];
-        loaded.fill(layers[static_cast<size_t>(read.layer)], read.tensor->offset + first, values);
-    });
+    std::vector<checkpoint::TensorSource> tensors;
+    for (const Read& read : in_order(layers)) tensors.push_back(loaded.source_of(*read.tensor));
+    AllAhead ahead(std::move(tensors));
     write(
         what, options, directory, [&](size_t i, const Engine::Sink& sink) { ahead.give(i, sink); },
         progress);
@@ -337,10 +381,7 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
     std::vector<const checkpoint::Saved::Array*> arrays;
     for (const checkpoint::Shard& shard : saved.manifest().shards) {
         const std::filesystem::path file = std::filesystem::path(saved.path()) / shard.file;
-        if (shard.file == "config.json") {
-            checkpoint::check_shard(saved.path(), shard, [](int64_t) {});
-            description = read_text_file(file, kModelFile);
-        }
+        if (shard.file == "config.json") description = read_text_file(file, kModelFile);
         if (!shard.file.starts_with(kWeightFiles)) continue;
         for (const checkpoint::ArraySum& array : shard.arrays) {
             arrays.push_back(saved.find(array.name));
@@ -351,26 +392,15 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
     const DType computed = *arrays.front()->stored->type;
     what.type = options.type.value_or(computed);
     what.description = model::with_type(description, saved.path(), what.type);
-    const auto of = [&](size_t i) -> const checkpoint::Saved::Array& {
+    std::vector<checkpoint::TensorSource> tensors;
+    for (size_t i = 0; i < arrays.size(); ++i) {
         const auto* const master = saved.find(what.tensors[i].name + ".master");
-        return what.type != computed && master ? *master : *arrays[i];
-    };
-    std::vector<int64_t> counts;
-    for (const checkpoint::TensorInfo& tensor : what.tensors) counts.push_back(tensor.count());
-    std::optional<RunningChecksum> sum;  // of the tensor
-    ReadAhead ahead(counts, [&](size_t i, int64_t first, std::span<float> values) {
-        const auto& array = of(i);
-        if (first == 0) sum.emplace();
-        array.shard->read(*array.stored, first, values, &*sum);
-        if (first + std::ssize(values) < counts[i] || sum->value() == array.checksum) return;
-        throw Error(
-            Trouble::io,
-            {.what = "bytes of the checkpoint are not those that were written",
-             .where = array.shard->file_of(*array.stored) + ": " + array.stored->name,
-             .measured = fmt::format("checksum {:016x}", sum->value()),
-             .limit = fmt::format("{:016x}", array.checksum),
-             .remedy = "export another checkpoint: ferry ckpt verify says which are whole"});
-    });
+        tensors.push_back((what.type != computed && master ? *master : *arrays[i]).source());
+    }
+    if (!saved.in_pieces())
+        for (const checkpoint::Shard& shard : saved.manifest().shards)
+            checkpoint::check_shard(saved.path(), shard, [](int64_t) {});
+    AllAhead ahead(std::move(tensors));
     write(
         what, options, directory, [&](size_t i, const Engine::Sink& sink) { ahead.give(i, sink); },
         progress);

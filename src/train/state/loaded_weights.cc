@@ -39,7 +39,9 @@ std::unique_ptr<LoadedWeights> LoadedWeights::of(const ModelConfig& config,
 
 LoadedWeights::LoadedWeights(const std::string& path, const model::Shape& shape,
                              const std::vector<model::Layer>& layers)
-    : path_(path), weights_(path) {
+    : path_(path), weights_(path), proof_(checkpoint::files_of_model(path)) {
+    for (const checkpoint::Shard& file : proof_.files)
+        for (const checkpoint::ArraySum& array : file.arrays) pieces_[array.name] = array.pieces;
     const std::string_view prefix = model::optional_prefix(shape.family);
     std::string missing;
     int64_t count = 0;
@@ -105,10 +107,12 @@ void LoadedWeights::log_rate(double seconds) const {
 }
 
 void LoadedWeights::prove(Team& team, int part, int parts, StartUp& start_up) const {
-    const checkpoint::ModelFiles model = checkpoint::files_of_model(path_);
-    if (model.files.empty()) return;
+    std::vector<checkpoint::Shard> files;
+    for (const checkpoint::Shard& file : proof_.files)
+        if (!file.in_pieces()) files.push_back(file);  // texts, or all of them
+    if (files.empty()) return;
     try {
-        prove_files(model.checkpoint, model.files, team, part, parts, start_up);
+        prove_files(proof_.checkpoint, files, team, part, parts, start_up);
     } catch (const Error& error) {
         throw checkpoint::of_model(error);
     }
@@ -176,15 +180,56 @@ void LoadedWeights::check_copy(const model::Tensor& table) const {
     }
 }
 
+checkpoint::TensorSource LoadedWeights::source_of(const checkpoint::StoredTensor& stored) const {
+    const auto pieces = pieces_.find(stored.name);
+    return {.weights = &weights_,
+            .stored = &stored,
+            .bytes = stored.count() * size_of(stored.type.value_or(DType::f32)),
+            .pieces = pieces == pieces_.end() ? std::span<const uint64_t>() : pieces->second};
+}
+
+checkpoint::TensorSource LoadedWeights::source_of(const model::Tensor& tensor) const {
+    return source_of(*stored_.at(tensor.name));
+}
+
+void LoadedWeights::begin(const planner::Plan& plan, std::span<const StateIo::Part> parts,
+                          Team& team) {
+    ahead_ = std::make_unique<checkpoint::TensorsAhead>(team);
+    for (const StateIo::Part& part : parts) {
+        const model::Layer& layer = plan.layers[static_cast<size_t>(part.chunk->layer)];
+        const int64_t first = part.chunk->first + part.at, end = first + part.count;
+        for (const model::Tensor& t : layer.tensors) {
+            const int64_t from = std::max(first, t.offset), to = std::min(end, t.offset + t.count);
+            if (from >= to) continue;
+            const checkpoint::StoredTensor& stored = *stored_.at(t.name);
+            const int64_t width = size_of(stored.type.value_or(DType::f32));
+            ahead_->want(source_of(stored), (from - t.offset) * width, (to - from) * width);
+        }
+        ahead_->end_step();
+    }
+}
+
+void LoadedWeights::next() {
+    try {
+        ahead_->next();
+    } catch (const Error& error) {
+        throw proof_.files.empty() ? Error(error) : checkpoint::of_model(error);
+    }
+}
+
 void LoadedWeights::fill(const model::Layer& layer, int64_t first, std::span<float> out) const {
     const int64_t end = first + std::ssize(out);
     std::ranges::fill(out, 0.0f);
     for (const model::Tensor& t : layer.tensors) {
         const int64_t from = std::max(first, t.offset), to = std::min(end, t.offset + t.count);
         if (from >= to) continue;
-        weights_.read(
-            *stored_.at(t.name), from - t.offset,
-            out.subspan(static_cast<size_t>(from - first), static_cast<size_t>(to - from)));
+        const checkpoint::StoredTensor& stored = *stored_.at(t.name);
+        const std::span<float> part =
+            out.subspan(static_cast<size_t>(from - first), static_cast<size_t>(to - from));
+        if (ahead_)
+            ahead_->read_floats(stored, from - t.offset, part);
+        else
+            weights_.read(stored, from - t.offset, part);
     }
 }
 

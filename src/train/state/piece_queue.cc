@@ -18,15 +18,23 @@ int64_t PieceQueue::place_for(int64_t bytes) {
 
 void PieceQueue::copy(std::span<const std::span<const std::byte>> arrays, std::byte* to) {
     constexpr int64_t kPart = 1 * kMiB;
-    for (const std::span<const std::byte> array : arrays) {
-        const int64_t bytes = std::ssize(array);
-        team_.parallel(ceil_div(bytes, kPart), [&](int64_t part) {
-            const int64_t at = part * kPart;
-            std::memcpy(to + at, array.data() + at,
-                        static_cast<size_t>(std::min(kPart, bytes - at)));
-        });
-        to += bytes;
+    struct Part {
+        std::span<const std::byte> from{};
+        std::byte* to = nullptr;
+    };
+    std::vector<Part> parts;
+    for (std::span<const std::byte> array : arrays) {
+        while (!array.empty()) {
+            const auto part = array.first(static_cast<size_t>(std::min(kPart, std::ssize(array))));
+            parts.push_back({part, to});
+            array = array.subspan(part.size());
+            to += part.size();
+        }
     }
+    team_.parallel(std::ssize(parts), [&](int64_t i) {
+        const Part& part = parts[static_cast<size_t>(i)];
+        std::memcpy(part.to, part.from.data(), part.from.size());
+    });
 }
 
 void PieceQueue::add(Piece piece) {

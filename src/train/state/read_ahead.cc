@@ -12,8 +12,7 @@
 namespace ferry::train {
 namespace {
 
-constexpr int64_t kPieceMost = 2 * kMiB;  // elements
-constexpr size_t kAhead = 4;              // pieces
+constexpr size_t kAhead = 4;  // pieces
 
 }  // namespace
 

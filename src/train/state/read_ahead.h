@@ -11,11 +11,14 @@
 #include <thread>
 #include <vector>
 
+#include "ferry/units.h"
+
 namespace ferry::train {
 
 // A thread reads tensor after tensor, a few pieces ahead of who takes them.
 class ReadAhead {
 public:
+    static constexpr int64_t kPieceMost = 2 * kMiB;  // elements
     // Elements [first, first + values.size()) of tensor i, in order; called by that thread alone.
     using Read = std::function<void(size_t i, int64_t first, std::span<float> values)>;
     // `counts`: the elements of each tensor. Throws does_not_fit where no thread can be made.

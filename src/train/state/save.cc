@@ -165,21 +165,25 @@ public:
 
     // `read` gives an entry's arrays.
     template <class Read>
-    std::vector<checkpoint::Shard> write(const std::string& directory, const Read& read) {
+    std::vector<checkpoint::Shard> write(const std::string& directory, Team& team,
+                                         const Read& read) {
         std::vector<checkpoint::Shard> shards;
+        checkpoint::FileWriter writer;
         for (size_t g = 0; g < groups_.size(); ++g) {
             std::map<std::string_view, std::unique_ptr<ArrayFile>> files;
             for (auto& [file, arrays] : arrays_of(groups_[g])) {
                 written_ += checkpoint::header_bytes(arrays);
                 files[file] = std::make_unique<ArrayFile>(
-                    std::filesystem::path(directory) / name_of(file, g), std::move(arrays));
+                    writer, std::filesystem::path(directory) / name_of(file, g), std::move(arrays));
             }
             for (const Entry& entry : groups_[g])
                 read(entry, [&](std::span<const std::span<const std::byte>> arrays) {
+                    std::vector<checkpoint::NextBytes> next;
                     for (size_t a = 0; a < arrays.size(); ++a) {
-                        files.at(entry.arrays[a].file)->write(arrays[a]);
+                        next.push_back({files.at(entry.arrays[a].file).get(), arrays[a]});
                         written_ += std::ssize(arrays[a]);
                     }
+                    checkpoint::write_side_by_side(std::move(next), team);
                     if (saving_.progress) saving_.progress(written_, bytes_);
                 });
             for (auto& [file, array_file] : files) shards.push_back(array_file->finish());
@@ -255,7 +259,7 @@ int64_t stored_checkpoint_bytes(const Plan& plan) {
     return bytes;
 }
 
-void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& saving,
+void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& saving, Team& team,
                       const ReadArrays& read) {
     Writer writer(plan, saving);
     checkpoint::Steps& steps = *saving.directory;
@@ -263,7 +267,7 @@ void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& savin
     try {
         steps.add(unwritten.manifest, [&](const std::string& directory) {
             std::vector<checkpoint::Shard> shards =
-                writer.write(directory, [&](const Entry& entry, const ArraySink& sink) {
+                writer.write(directory, team, [&](const Entry& entry, const ArraySink& sink) {
                     read(entry.layer, *entry.tensor, sink);
                 });
             for (const auto& [name, text] :

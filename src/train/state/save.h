@@ -10,6 +10,7 @@
 #include "data/tokens.h"
 #include "durable.h"
 #include "ferry/config.h"
+#include "ferry/team.h"
 #include "ferry/train.h"
 #include "model/model.h"
 #include "planner/planner.h"
@@ -35,10 +36,11 @@ struct Unwritten {
     checkpoint::Manifest manifest{};  // but for the shards
     std::string description{};        // the model's config.json
 };
-// Writes the checkpoint of the manifest's step, durably. Whatever was there before is as it was
-// where io is thrown, which also says how many bytes have no room. Throws what `read` throws.
+// Writes the checkpoint of the manifest's step, durably; the team's threads copy and sum. Whatever
+// was there before is as it was where io is thrown, which also says how many bytes have no room.
+// Throws what `read` throws.
 void write_checkpoint(const planner::Plan& plan, Unwritten unwritten, const Saving& saving,
-                      const ReadArrays& read);
+                      Team& team, const ReadArrays& read);
 // Reads all of it, in the order in which it is written: what every rank but the first does.
 // `next` is called behind each tensor; false: no more is wanted.
 void read_checkpoint(const planner::Plan& plan, const ReadArrays& read, const ArraySink& sink,

@@ -115,7 +115,30 @@ void SavedRun::require(const model::Tensor& tensor, const StateArray& array) con
 }
 
 void SavedRun::prove(Team& team, int part, int parts, StartUp& start_up) const {
+    if (saved_->in_pieces()) return;
     naming_another([&] { prove_files(path_, manifest().shards, team, part, parts, start_up); });
+}
+
+// What the chunk is filled from; and what is not loaded but belongs to the checkpoint, once.
+void SavedRun::want(const Plan& plan, const StateIo::Part& part) {
+    const planner::Chunk& chunk = *part.chunk;
+    const model::Layer& layer = plan.layers[static_cast<size_t>(chunk.layer)];
+    const int64_t first = chunk.first + part.at;
+    for (const model::Tensor& tensor : layer.tensors) {
+        const auto [from, to] = common_of(tensor, first, part.count);
+        if (from >= to) continue;
+        for (const StateArray& array : state_arrays_of(plan, layer, tensor)) {
+            const bool is_cast = array.what == StateArray::What::weight && tensor.trainable;
+            const bool is_moment =
+                array.what != StateArray::What::weight && array.what != StateArray::What::master;
+            const bool loads = !is_cast && (!is_moment || chunk.trainable);
+            if (!loads && !plan.owns(chunk)) continue;
+            const int64_t begin = array.width.of(from - tensor.offset);
+            ahead_->want(saved_->find(tensor.name + std::string(array.suffix))->source(), begin,
+                         array.width.of(to - tensor.offset) - begin);
+        }
+    }
+    ahead_->end_step();
 }
 
 void SavedRun::fill(const model::Layer& layer, const StateArray& array, int64_t first,
@@ -125,15 +148,15 @@ void SavedRun::fill(const model::Layer& layer, const StateArray& array, int64_t 
     for (const model::Tensor& tensor : layer.tensors) {
         const auto [from, to] = common_of(tensor, first, count);
         if (from >= to) continue;
-        saved_->read(*saved_->find(tensor.name + std::string(array.suffix)),
+        ahead_->read(*saved_->find(tensor.name + std::string(array.suffix))->stored,
                      width.of(from - tensor.offset),
                      out.subspan(static_cast<size_t>(width.of(from - first)),
                                  static_cast<size_t>(width.of(to - from))));
     }
 }
 
-StateIo::Contents SavedRun::contents(const Plan& plan,
-                                     const StateIo::FirstMoment& first_moment) const {
+StateIo::Contents SavedRun::contents(const Plan& plan, const StateIo::FirstMoment& first_moment,
+                                     Team& team) {
     const bool narrow = plan.compute != DType::f32;
     return {.master =
                 [this, narrow](const model::Layer& layer, int64_t first, std::span<float> out) {
@@ -144,14 +167,22 @@ StateIo::Contents SavedRun::contents(const Plan& plan,
                         const bool master = narrow && tensor.trainable;
                         const auto* array =
                             saved_->find(master ? tensor.name + ".master" : tensor.name);
-                        array->shard->read(*array->stored, from - tensor.offset,
-                                           out.subspan(static_cast<size_t>(from - first),
-                                                       static_cast<size_t>(to - from)));
+                        ahead_->read_floats(*array->stored, from - tensor.offset,
+                                            out.subspan(static_cast<size_t>(from - first),
+                                                        static_cast<size_t>(to - from)));
                     }
                 },
             .first_moment = first_moment,
             .moments = [this](const model::Layer& layer, const StateArray& array, int64_t first,
-                              std::span<std::byte> out) { fill(layer, array, first, out); }};
+                              std::span<std::byte> out) { fill(layer, array, first, out); },
+            .begin =
+                [this, &plan, &team](std::span<const StateIo::Part> parts) {
+                    naming_another([&] {
+                        ahead_ = std::make_unique<checkpoint::TensorsAhead>(team);
+                        for (const StateIo::Part& part : parts) want(plan, part);
+                    });
+                },
+            .next = [this] { naming_another([this] { ahead_->next(); }); }};
 }
 
 }  // namespace ferry::train

@@ -8,6 +8,7 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/saved.h"
+#include "checkpoint/tensors_ahead.h"
 #include "ferry/team.h"
 #include "model/model.h"
 #include "planner/planner.h"
@@ -31,21 +32,25 @@ public:
     void require(const std::string& identity, int64_t steps) const;
     // Throws usage where an array of these layers is missing or of another kind.
     void require(const planner::Plan& plan) const;
-    // Reads part `part` of `parts` of it, whole; throws io as above.
+    // Where it can only be proved whole, reads part `part` of `parts` of it; throws io as above.
     void prove(Team& team, int part, int parts, StartUp& start_up) const;
-    // Padding's moments are as in a run that begins.
-    StateIo::Contents contents(const planner::Plan& plan,
-                               const StateIo::FirstMoment& first_moment) const;
+    // Padding's moments are as in a run that begins. Every byte is proved before it is given, and
+    // also that of arrays that are not wanted themselves, each by one rank. The team and this must
+    // outlive it.
+    StateIo::Contents contents(const planner::Plan& plan, const StateIo::FirstMoment& first_moment,
+                               Team& team);
 
 private:
     template <class Work>
     void naming_another(const Work& work) const;
     void require(const model::Tensor& tensor, const StateArray& array) const;
+    void want(const planner::Plan& plan, const StateIo::Part& part);
     void fill(const model::Layer& layer, const StateArray& array, int64_t first,
               std::span<std::byte> out) const;
 
     std::string path_;
     std::unique_ptr<checkpoint::Saved> saved_;
+    std::unique_ptr<checkpoint::TensorsAhead> ahead_{};
 };
 
 }  // namespace ferry::train

@@ -18,6 +18,8 @@ using planner::Chunk;
 namespace {
 
 constexpr int64_t kPartMost = 64 * optim::kLeaf;  // a thread's at a time: 1 MiB of fp32
+// By all threads, where it is read from files, and where it is given to a checkpoint.
+constexpr int64_t kFilledAtOnce = 512 * optim::kLeaf, kGivenAtOnce = 256 * optim::kLeaf;
 
 uint64_t fold(uint64_t hash, uint64_t sum) {
     const std::array<uint64_t, 2> pair{hash, sum};
@@ -160,13 +162,22 @@ int64_t StateIo::begin_put(const Chunk& chunk, const Staging& from) {
 }
 
 template <class Body>
-void StateIo::in_parts(const Chunk& chunk, const Body& body) {
-    const int64_t share =
-        round_up(ceil_div(chunk.count, int64_t{2} * team_.threads()), optim::kLeaf);
+void StateIo::in_parts(int64_t first, int64_t count, const Body& body) const {
+    const int64_t share = round_up(ceil_div(count, int64_t{2} * team_.threads()), optim::kLeaf);
     const int64_t part = std::min(share, kPartMost);
-    team_.parallel(ceil_div(chunk.count, part), [&](int64_t index) {
-        body(index * part, std::min(part, chunk.count - index * part));
+    team_.parallel(ceil_div(count, part), [&](int64_t index) {
+        body(first + index * part, std::min(part, count - index * part));
     });
+}
+
+std::vector<StateIo::Part> StateIo::parts_of(std::span<const size_t> turns) const {
+    std::vector<Part> parts;
+    for (const size_t index : turns) {
+        const Chunk& chunk = plan_.chunks[index];
+        for (int64_t at = 0; at < chunk.count; at += kFilledAtOnce)
+            parts.push_back({&chunk, at, std::min(kFilledAtOnce, chunk.count - at)});
+    }
+    return parts;
 }
 
 // Beside each chunk that a drive takes, its share of the others: the drives write all the time.
@@ -205,7 +216,11 @@ uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, Start
     auto to_copy = std::ranges::count_if(
         plan_.chunks, [&](const Chunk& chunk) { return lies_on(swap::Tier::device, chunk); });
     if (to_copy == 0) watch.copied();
-    for (const size_t index : in_turns()) {
+    const std::vector<size_t> turns = in_turns();
+    const std::vector<Part> parts = parts_of(turns);
+    auto part = parts.begin();
+    if (contents.begin) contents.begin(parts);
+    for (const size_t index : turns) {
         const Chunk& chunk = plan_.chunks[index];
         const bool put = !lies_in_host(chunk);
         if (put) {
@@ -216,8 +231,12 @@ uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, Start
         const Staging place = place_of(chunk, staging_[turn]);
         watch.before_filled(place.state);
         watch.before_filled(place.weight);
-        in_parts(chunk,
-                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, contents); });
+        for (; part != parts.end() && part->chunk == &chunk; ++part) {
+            if (contents.next) contents.next();
+            in_parts(part->at, part->count, [&](int64_t at, int64_t count) {
+                fill_part(chunk, place, at, count, contents);
+            });
+        }
         if (!chunk.trainable) sums[index] = checksum(place.weight);
         if (put) begun[turn] = begin_put(chunk, place);
         if (lies_on(swap::Tier::device, chunk) && --to_copy == 0) watch.copied();
@@ -236,7 +255,7 @@ uint64_t StateIo::restore(const Fill& fill) {
         const Staging place = brought(chunk, true, plan_.state.split);
         if (plan_.state.split) continue;  // the weight is half of what is stored
         const auto* p = reinterpret_cast<const float*>(place.state.data());
-        in_parts(chunk, [&](int64_t at, int64_t count) {
+        in_parts(0, chunk.count, [&](int64_t at, int64_t count) {
             optim::recast(p + at, count, plan_.compute,
                           place.weight.data() + at * size_of(plan_.compute));
         });
@@ -247,7 +266,7 @@ uint64_t StateIo::restore(const Fill& fill) {
     for (const Chunk& chunk : plan_.chunks) {
         if (chunk.trainable) continue;
         const Staging place = place_of(chunk, staging_[0]);
-        in_parts(chunk,
+        in_parts(0, chunk.count,
                  [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, {fill}); });
         frozen = fold(frozen, place.weight);
         begin_put(chunk, place);
@@ -341,7 +360,7 @@ uint64_t StateIo::hash() {
         const optim::Span arrays =
             state_span(chunk.format, chunk.count, place.state.data(), place.state.data());
         sums.assign(static_cast<size_t>(chunk.count / optim::kLeaf), {});
-        in_parts(chunk, [&](int64_t at, int64_t count) {
+        in_parts(0, chunk.count, [&](int64_t at, int64_t count) {
             std::array<float, optim::kLeaf> p;
             const auto sum_of = [](const void* array, int64_t leaf, int64_t leaf_bytes) {
                 const auto* from = static_cast<const std::byte*>(array) + leaf * leaf_bytes;
@@ -412,29 +431,39 @@ void StateIo::read_arrays(int64_t layer, int64_t first, int64_t count, const Arr
                                               : brought(chunk, chunk.trainable,
                                                         !chunk.trainable || plan_.state.split);
         held_ = &chunk;
-        for (int64_t at = begin; at < end; at += kPartMost)
-            give_arrays(chunk, place, at, std::min(kPartMost, end - at), sink);
+        for (int64_t at = begin; at < end; at += kGivenAtOnce)
+            give_arrays(chunk, place, at, std::min(kGivenAtOnce, end - at), sink);
     }
 }
 
 void StateIo::give_arrays(const Chunk& chunk, const Staging& from, int64_t at, int64_t count,
-                          const ArraySink& sink) const {
+                          const ArraySink& sink) {
     const optim::Span state =
         state_span(chunk.format, chunk.count, from.state.data(), from.state.data());
-    std::vector<float> master(chunk.trainable ? static_cast<size_t>(count) : 0);
-    if (chunk.trainable) load_master(from, at, master);
-    std::vector<std::byte> cast;
+    const int64_t width = size_of(plan_.compute);
+    const bool casts = chunk.trainable && !plan_.state.split;
+    if (chunk.trainable && plan_.state.split) {
+        master_.resize(static_cast<size_t>(count));
+        in_parts(at, count, [&](int64_t first, int64_t elements) {
+            load_master(from, first,
+                        std::span(master_).subspan(static_cast<size_t>(first - at),
+                                                   static_cast<size_t>(elements)));
+        });
+    }
+    const float* const master =
+        casts ? reinterpret_cast<const float*>(from.state.data()) + at : master_.data();
     const auto weight = [&]() -> const std::byte* {
-        if (!chunk.trainable || plan_.state.split)
-            return from.weight.data() + at * size_of(plan_.compute);
-        cast.resize(static_cast<size_t>(count * size_of(plan_.compute)));
-        optim::recast(master.data(), count, plan_.compute, cast.data());
-        return cast.data();
+        if (!casts) return from.weight.data() + at * width;
+        cast_.resize(static_cast<size_t>(count * width));
+        in_parts(0, count, [&](int64_t first, int64_t elements) {
+            optim::recast(master + first, elements, plan_.compute, cast_.data() + first * width);
+        });
+        return cast_.data();
     };
     const auto stored = [&](const StateArray& array) {
         if (array.what == StateArray::What::weight) return weight();
         if (array.what == StateArray::What::master)
-            return std::as_bytes(std::span<const float>(master)).data();
+            return reinterpret_cast<const std::byte*>(master);
         const auto* const all = static_cast<const std::byte*>(moments_in(state, array.what));
         return all + array.width.of(at);
     };

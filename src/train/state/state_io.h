@@ -50,6 +50,11 @@ public:
     // The state's first contents: the master, or a frozen weight; the first moment at the same
     // value everywhere and the second at zero, or both as `moments` says, in the type they are kept
     // in.
+    // A run of a chunk's elements.
+    struct Part {
+        const planner::Chunk* chunk = nullptr;
+        int64_t at = 0, count = 0;
+    };
     struct Contents {
         Fill master{};
         FirstMoment first_moment{};
@@ -57,6 +62,10 @@ public:
         std::function<void(const model::Layer&, const StateArray& array, int64_t first,
                            std::span<std::byte> out)>
             moments{};
+        // Who reads ahead hears of all parts in the order in which they are filled, and then of
+        // each before it is.
+        std::function<void(std::span<const Part>)> begin{};
+        std::function<void()> next{};
     };
     // Weights in the compute type, each chunk to its home. The hash of the frozen weights.
     struct Watch {
@@ -96,9 +105,11 @@ private:
     std::vector<size_t> in_turns() const;
     // Those of the two that do not lie there already; how many.
     int64_t begin_put(const planner::Chunk& chunk, const Staging& from);
-    // Calls body(first element, elements) for parts of a chunk, on the team's threads.
+    // Calls body(first element, elements) for parts of a run, on the team's threads.
     template <class Body>
-    void in_parts(const planner::Chunk& chunk, const Body& body);
+    void in_parts(int64_t first, int64_t count, const Body& body) const;
+    // What initialise() fills at a time, in its order.
+    std::vector<Part> parts_of(std::span<const size_t> turns) const;
     // Elements [at, at + count) of a chunk.
     void fill_part(const planner::Chunk& chunk, const Staging& to, int64_t at, int64_t count,
                    const Contents& contents) const;
@@ -106,7 +117,7 @@ private:
                       const Contents& contents) const;
     // Gives elements [at, at + count) of a fetched chunk to the sink.
     void give_arrays(const planner::Chunk& chunk, const Staging& from, int64_t at, int64_t count,
-                     const ArraySink& sink) const;
+                     const ArraySink& sink);
     void load_master(const Staging& from, int64_t at, std::span<float> p) const;
     static void fill_moments(void* array, float* scales, MomentType type, int64_t at, int64_t count,
                              const FirstMoment& moment);
@@ -119,6 +130,8 @@ private:
     Team& team_;
     const std::vector<Staging> staging_;
     const planner::Chunk* held_ = nullptr;  // by the staging memory, in a pass over all arrays
+    std::vector<float> master_{};           // of the elements that such a pass gives
+    std::vector<std::byte> cast_{};         // and their weights
 };
 
 }  // namespace ferry::train

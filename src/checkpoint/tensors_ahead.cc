@@ -1,0 +1,224 @@
+#include "tensors_ahead.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "base/checksum.h"
+#include "ferry/error.h"
+#include "piece_sums.h"
+
+namespace ferry::checkpoint {
+namespace {
+
+constexpr int kOperations = 256, kFilesMost = 4096;
+
+}  // namespace
+
+TensorsAhead::TensorsAhead(Team& team, int64_t memory)
+    : team_(team),
+      memory_(round_up(memory, kBlock)),
+      kept_(round_down(memory / 4, kBlock)),
+      executor_(make_thread_executor()),
+      operations_(kOperations),
+      steps_(1) {
+    files_ =
+        aio::UserFiles::open({.operations_max = kOperations, .files_max = kFilesMost}, *executor_);
+    for (size_t i = operations_.size(); i-- > 0;) free_operations_.push_back(i);
+}
+
+TensorsAhead::~TensorsAhead() = default;
+
+int64_t TensorsAhead::begin_in_file(const Piece& piece) {
+    return round_down(piece.stored->offset + piece.first, kBlock);
+}
+
+int64_t TensorsAhead::room_of(const Piece& piece) {
+    const int64_t end = piece.stored->offset + piece.first + piece.bytes;
+    return round_up(end, kBlock) - begin_in_file(piece);
+}
+
+const std::byte* TensorsAhead::bytes_of(const Piece& piece) const {
+    const auto at = static_cast<size_t>(piece.at % std::ssize(ring_->bytes()));
+    return ring_->bytes().data() + at + piece.stored->offset + piece.first - begin_in_file(piece);
+}
+
+void TensorsAhead::want(const TensorSource& tensor, int64_t first, int64_t bytes) {
+    FERRY_CHECK(!started_ && first >= 0 && first + bytes <= tensor.bytes, tensor.stored->name);
+    const int descriptor = tensor.weights->descriptor_of(*tensor.stored);
+    auto number = numbers_.find(descriptor);
+    if (number == numbers_.end())
+        number = numbers_.emplace(descriptor, files_->add(descriptor)).first;
+    for (int64_t at = round_down(first, kSummedBytes); at < first + bytes; at += kSummedBytes) {
+        const auto [found, is_new] =
+            found_.try_emplace(std::pair(tensor.stored, at), pieces_.size());
+        const int64_t end = ends_.empty() ? 0 : ends_.back();
+        if (!is_new && end - ends_[found->second] <= kept_) {
+            Piece& known = pieces_[found->second];
+            if (known.last_step != steps_.size() - 1) steps_.back().push_back(found->second);
+            known.last_step = steps_.size() - 1;
+            continue;
+        }
+        found->second = pieces_.size();
+        const auto index = static_cast<size_t>(at / kSummedBytes);
+        pieces_.push_back({.stored = tensor.stored,
+                           .weights = tensor.weights,
+                           .file = number->second,
+                           .first = at,
+                           .bytes = std::min(kSummedBytes, tensor.bytes - at),
+                           .sum = tensor.pieces.empty() ? nullptr : &tensor.pieces[index],
+                           .last_step = steps_.size() - 1});
+        step_room_ += room_of(pieces_.back());
+        ends_.push_back(end + room_of(pieces_.back()));
+        steps_.back().push_back(pieces_.size() - 1);
+    }
+}
+
+void TensorsAhead::end_step() {
+    largest_step_ = std::max(largest_step_, std::exchange(step_room_, 0));
+    steps_.emplace_back();
+}
+
+void TensorsAhead::begin() {
+    started_ = true;
+    found_.clear();
+    // Room for the largest step with what is kept before it, wherever the ring's end lies.
+    const int64_t least = largest_step_ + kept_ + 2 * (kSummedBytes + 2 * kBlock);
+    const int64_t all = ends_.empty() ? kBlock : ends_.back();
+    ring_ = std::make_unique<IoMemory>(std::max(std::min(all, memory_), std::min(all, least)) +
+                                       kSummedBytes + 2 * kBlock);
+}
+
+void TensorsAhead::read_more() {
+    const int64_t size = std::ssize(ring_->bytes());
+    while (begun_ < pieces_.size() && !free_operations_.empty()) {
+        Piece& piece = pieces_[begun_];
+        const int64_t room = room_of(piece), at = tail_ % size;
+        const int64_t first = at + room > size ? tail_ + size - at : tail_;  // never around the end
+        if (first + room - head_ > size) return;
+        piece.at = first;
+        tail_ = first + room;
+        const size_t slot = free_operations_.back();
+        free_operations_.pop_back();
+        const int64_t begin = begin_in_file(piece),
+                      end = piece.stored->offset + piece.first + piece.bytes,
+                      whole = std::min(begin + room, files_->size_bytes(piece.file));
+        if (whole < end) piece.weights->check_unchanged(*piece.stored);  // it was cut: throws
+        operations_[slot] = {.kind = aio::Kind::read,
+                             .slot = piece.file,
+                             .offset = begin,
+                             .buffer = ring_->bytes().subspan(static_cast<size_t>(first % size),
+                                                              static_cast<size_t>(whole - begin)),
+                             .tag = begun_};
+        FERRY_CHECK(files_->try_submit(operations_[slot]), "more transfers than operations");
+        ++begun_;
+    }
+}
+
+void TensorsAhead::land_one() {
+    aio::Operation* ended = files_->poll();
+    while (ended == nullptr) {
+        executor_->wait(kForever);
+        ended = files_->poll();
+    }
+    Piece& piece = pieces_[ended->tag];
+    if (ended->state != aio::State::done) {
+        Problem problem = aio::to_error(*files_, *ended).problem();
+        problem.what = "the weights cannot be read";
+        problem.where = piece.weights->file_of(*piece.stored) + ": " + piece.stored->name;
+        throw Error(Trouble::io, std::move(problem));
+    }
+    piece.landed = true;
+    free_operations_.push_back(static_cast<size_t>(ended - operations_.data()));
+}
+
+// The pieces that no step from step_ on wants, from the oldest to the first that one does.
+void TensorsAhead::release() {
+    while (released_ < begun_ && pieces_[released_].last_step < step_) ++released_;
+    head_ = released_ < begun_ ? pieces_[released_].at : tail_;
+}
+
+void TensorsAhead::next() {
+    if (!started_) begin();
+    FERRY_CHECK(step_ < steps_.size(), "a step more than was wanted");
+    release();
+    const std::vector<size_t>& wanted = steps_[step_];
+    for (;;) {
+        read_more();
+        const bool there =
+            std::ranges::all_of(wanted, [&](size_t piece) { return pieces_[piece].landed; });
+        if (there) break;
+        FERRY_CHECK(files_->in_flight() > 0, "a step that has no room");
+        land_one();
+    }
+    prove(wanted);
+    ++step_;
+}
+
+void TensorsAhead::prove(std::span<const size_t> pieces) {
+    std::mutex mutex;
+    size_t worst = pieces_.size();
+    uint64_t sum = 0;
+    team_.parallel(std::ssize(pieces), [&](int64_t i) {
+        const size_t index = pieces[static_cast<size_t>(i)];
+        Piece& piece = pieces_[index];
+        if (piece.proved || piece.sum == nullptr) return;
+        const uint64_t found = checksum({bytes_of(piece), static_cast<size_t>(piece.bytes)});
+        piece.proved = found == *piece.sum;
+        if (piece.proved) return;
+        const std::lock_guard lock(mutex);
+        if (index > worst) return;
+        worst = index;
+        sum = found;
+    });
+    if (worst < pieces_.size()) {
+        const Piece& piece = pieces_[worst];
+        throw Error(Trouble::io,
+                    {.what = "bytes of the checkpoint are not those that were written",
+                     .where = piece.weights->file_of(*piece.stored) + ": " + piece.stored->name,
+                     .measured = fmt::format("checksum {:016x} of {} bytes from {} on", sum,
+                                             piece.bytes, piece.first),
+                     .limit = fmt::format("{:016x}", *piece.sum),
+                     .remedy = "use another checkpoint: ferry ckpt verify says which are whole"});
+    }
+    // Where nothing is proved by a checksum, nobody may have written meanwhile.
+    const StoredTensor* last = nullptr;
+    for (const size_t index : pieces) {
+        if (pieces_[index].stored == last) continue;
+        last = pieces_[index].stored;
+        pieces_[index].weights->check_unchanged(*last);
+    }
+}
+
+void TensorsAhead::read(const StoredTensor& tensor, int64_t first, std::span<std::byte> out) const {
+    FERRY_CHECK(step_ > 0, tensor.name);
+    const std::vector<size_t>& wanted = steps_[step_ - 1];
+    while (!out.empty()) {
+        const auto found = std::ranges::find_if(wanted, [&](size_t index) {
+            const Piece& piece = pieces_[index];
+            return piece.stored == &tensor && first >= piece.first &&
+                   first < piece.first + piece.bytes;
+        });
+        FERRY_CHECK(found != wanted.end(), tensor.name);
+        const Piece& piece = pieces_[*found];
+        const auto part =
+            static_cast<size_t>(std::min(std::ssize(out), piece.first + piece.bytes - first));
+        std::memcpy(out.data(), bytes_of(piece) + (first - piece.first), part);
+        out = out.subspan(part);
+        first += static_cast<int64_t>(part);
+    }
+}
+
+void TensorsAhead::read_floats(const StoredTensor& tensor, int64_t first,
+                               std::span<float> out) const {
+    FERRY_CHECK(tensor.type.has_value(), tensor.name);
+    const int64_t count = std::ssize(out), width = size_of(*tensor.type);
+    std::byte* const narrow =
+        reinterpret_cast<std::byte*>(out.data()) + count * (int64_t{sizeof(float)} - width);
+    read(tensor, first * width, {narrow, static_cast<size_t>(count * width)});
+    widen_in_place(*tensor.type, out);
+}
+
+}  // namespace ferry::checkpoint

@@ -1,0 +1,171 @@
+// What is read ahead is what lies in the files, in any order of what is wanted and in little
+// memory; what was damaged, cut or written to is named before a byte of it is given.
+#include "checkpoint/tensors_ahead.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "checkpoint/array_file.h"
+#include "ferry/error.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry::checkpoint {
+namespace {
+
+const std::vector<int64_t> kBytes{1, 2, 4095, 4096, 3 * kMiB + 2, 100, 2 * kMiB, 9 * kMiB + 6};
+
+// Byte `at` of tensor `t`.
+std::byte byte_of(size_t t, int64_t at) {
+    return static_cast<std::byte>((at * 7 + at / 4096 + static_cast<int64_t>(t) * 31) & 0xff);
+}
+
+class TensorsAheadTest : public testing::Test {
+protected:
+    void SetUp() override {
+        std::vector<ArrayInfo> arrays;
+        for (size_t t = 0; t < kBytes.size(); ++t)
+            arrays.push_back({name(t), "U8", {kBytes[t]}, kBytes[t]});
+        ArrayFile file(path_, arrays);
+        for (size_t t = 0; t < kBytes.size(); ++t) {
+            std::vector<std::byte> bytes(static_cast<size_t>(kBytes[t]));
+            for (size_t at = 0; at < bytes.size(); ++at)
+                bytes[at] = byte_of(t, static_cast<int64_t>(at));
+            file.write(bytes);
+        }
+        shard_ = file.finish();
+    }
+    static std::string name(size_t t) { return std::to_string(t) + ".weight"; }
+    TensorSource source(const Weights& weights, size_t t, bool proved = true) const {
+        return {&weights, weights.find(name(t)), kBytes[t],
+                proved ? std::span(shard_.arrays[t].pieces) : std::span<const uint64_t>()};
+    }
+    void flip(int64_t at) const {
+        std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekg(at);
+        const int was = file.get();
+        file.seekp(at);
+        file.put(static_cast<char>(was ^ 1));
+    }
+    // What all of tensor `t` throws.
+    std::string refused(const Weights& weights, size_t t, bool proved) {
+        TensorsAhead ahead(team_);
+        ahead.want(source(weights, t, proved), 0, kBytes[t]);
+        ahead.end_step();
+        try {
+            ahead.next();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::io);
+            return error.what();
+        }
+        return {};
+    }
+
+    const TemporaryDirectory directory_{};
+    const std::string path_ = directory_.path() + "/model.safetensors";
+    Shard shard_{};
+    Team team_{3};
+};
+
+TEST_F(TensorsAheadTest, GivesAnyOrderInLittleMemory) {
+    const Weights weights(path_);
+    struct Run {
+        size_t tensor = 0;
+        int64_t first = 0, bytes = 0;
+    };
+    for (const int64_t memory : {int64_t{1}, 6 * kMiB, 256 * kMiB}) {
+        std::mt19937 random(static_cast<unsigned>(memory));
+        const auto below = [&](int64_t end) {
+            return static_cast<int64_t>(random() % static_cast<uint64_t>(end));
+        };
+        std::vector<std::vector<Run>> steps(200);
+        TensorsAhead ahead(team_, memory);
+        for (auto& runs : steps) {
+            for (int64_t i = below(4); i > 0; --i) {
+                const auto tensor = static_cast<size_t>(below(std::ssize(kBytes)));
+                const int64_t first = below(kBytes[tensor]);
+                runs.push_back({tensor, first, 1 + below(kBytes[tensor] - first)});
+                ahead.want(source(weights, tensor), first, runs.back().bytes);
+            }
+            ahead.end_step();
+        }
+        for (const auto& runs : steps) {
+            ahead.next();
+            for (const Run& run : runs) {
+                std::vector<std::byte> bytes(static_cast<size_t>(run.bytes));
+                ahead.read(*weights.find(name(run.tensor)), run.first, bytes);
+                int64_t wrong = 0;
+                for (int64_t at = 0; at < run.bytes; ++at)
+                    wrong += bytes[static_cast<size_t>(at)] != byte_of(run.tensor, run.first + at);
+                ASSERT_EQ(wrong, 0) << name(run.tensor) << " from " << run.first;
+            }
+        }
+    }
+}
+
+TEST_F(TensorsAheadTest, NamesTheTensorOfAFlippedBit) {
+    int64_t header = shard_.bytes;
+    for (const ArraySum& array : shard_.arrays) header -= array.bytes;
+    int64_t begin = header;
+    for (size_t t = 0; t < kBytes.size(); ++t) {
+        for (const int64_t at : {int64_t{0}, kBytes[t] / 2, kBytes[t] - 1}) {
+            flip(begin + at);
+            const Weights weights(path_);
+            EXPECT_THAT(refused(weights, t, true), testing::HasSubstr(path_ + ": " + name(t)));
+            EXPECT_EQ(refused(weights, t, false), "");  // nothing is known of it
+            flip(begin + at);
+        }
+        const Weights weights(path_);
+        EXPECT_EQ(refused(weights, t, true), "");
+        begin += kBytes[t];
+    }
+}
+
+TEST_F(TensorsAheadTest, NoticesThatTheFileWasWrittenToOrCut) {
+    const Weights weights(path_);
+    flip(shard_.bytes - 1);
+    EXPECT_THAT(refused(weights, 0, false), testing::HasSubstr("changed while they were read"));
+    std::filesystem::resize_file(path_, static_cast<uintmax_t>(shard_.bytes - 4 * kMiB));
+    EXPECT_THAT(refused(weights, kBytes.size() - 1, false), testing::HasSubstr(path_));
+}
+
+// Given up in the middle, transfers under way.
+TEST_F(TensorsAheadTest, MayBeLeft) {
+    const Weights weights(path_);
+    TensorsAhead ahead(team_);
+    for (size_t t = 0; t < kBytes.size(); ++t) {
+        ahead.want(source(weights, t), 0, kBytes[t]);
+        ahead.end_step();
+    }
+    ahead.next();
+}
+
+TEST_F(TensorsAheadTest, FilesAreWrittenSideBySide) {
+    FileWriter writer;
+    std::vector<std::unique_ptr<ArrayFile>> files;
+    std::vector<NextBytes> next;
+    std::vector<std::vector<std::byte>> bytes;
+    for (size_t t = 0; t < kBytes.size(); ++t) {
+        const std::string file = directory_.path() + "/" + name(t);
+        files.push_back(std::make_unique<ArrayFile>(
+            writer, file, std::vector<ArrayInfo>{{name(t), "U8", {kBytes[t]}, kBytes[t]}}));
+        bytes.emplace_back();
+        for (int64_t at = 0; at < kBytes[t]; ++at) bytes.back().push_back(byte_of(t, at));
+    }
+    for (size_t t = 0; t < kBytes.size(); ++t) next.push_back({files[t].get(), bytes[t]});
+    write_side_by_side(std::move(next), team_);
+    for (size_t t = 0; t < kBytes.size(); ++t) {
+        const Shard shard = files[t]->finish();
+        EXPECT_EQ(shard.arrays.front().pieces, shard_.arrays[t].pieces);
+        const Weights weights(directory_.path() + "/" + name(t));
+        std::vector<std::byte> read(bytes[t].size());
+        weights.read_bytes(*weights.find(name(t)), 0, read);
+        EXPECT_EQ(read, bytes[t]);
+    }
+}
+
+}  // namespace
+}  // namespace ferry::checkpoint
