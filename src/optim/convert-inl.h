@@ -20,10 +20,12 @@ using ferry::HWY_NAMESPACE::F;
 using ferry::HWY_NAMESPACE::H;
 using ferry::HWY_NAMESPACE::I;
 using ferry::HWY_NAMESPACE::load_as_f32;
+using ferry::HWY_NAMESPACE::load_f16;
 using ferry::HWY_NAMESPACE::magnitude_of;
 using ferry::HWY_NAMESPACE::U;
 using ferry::HWY_NAMESPACE::VF;
 using ferry::HWY_NAMESPACE::VU;
+using ferry::HWY_NAMESPACE::widen_f16;
 
 // To nearest, ties to even, in the high half of a lane; a NaN stays one (the carry could turn it
 // into an infinity).
