@@ -3,7 +3,9 @@
 #pragma once
 
 #include <bitset>
+#include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "operation.h"
@@ -13,6 +15,8 @@ namespace ferry::comm {
 struct Place {
     int rank = 0, size = 1, local_rank = 0, local_size = 1, host = 0;
 };
+
+class Watch;
 
 // Moves the bytes of operations. All calls come from the comm thread, but for the constructor, the
 // destructor, kind() and place().
@@ -36,6 +40,11 @@ public:
     virtual std::vector<int> awaited(size_t slot) const = 0;
     // After a failure: nothing else is called any more, and nothing that was started may hang on.
     virtual void abort() noexcept {}
+
+    // Communicator::group, whose ranks are `of`: on the caller's thread, beside the comm thread.
+    virtual std::unique_ptr<Transport> group(Communicator& of, std::span<const int> members) = 0;
+    // Of the communicator by which these ranks met; null: there is none.
+    virtual Watch* watch() const { return nullptr; }
 };
 
 // A message between ranks beside the operations. Its bytes travel as they are.
@@ -80,6 +89,8 @@ public:
     virtual void give_up(std::span<const int> ranks, std::string_view how) noexcept = 0;
     // The first failure that was found or heard of.
     virtual std::optional<Error> failure() const = 0;
+    // The number by which the run knows a rank.
+    virtual int name_of(int rank) const noexcept = 0;
 };
 
 }  // namespace ferry::comm

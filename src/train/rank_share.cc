@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 
 #include "base/checksum.h"
@@ -20,13 +21,16 @@ constexpr std::string_view kRankDirectory = "rank-";  // and its number
 
 int64_t share_of(int64_t bytes, int parts) { return bytes == kUnlimited ? bytes : bytes / parts; }
 
-void check_batch(int64_t all, std::optional<int64_t> groups, int ranks) {
+void check_batch(int64_t all, std::optional<int64_t> groups, const World& world) {
+    const int ranks = world.replicas();
     const int64_t each = all / ranks;
     if (all % ranks != 0) {
         throw Error(Trouble::usage,
                     {.what = "the micro-batches of a step cannot be divided among the ranks",
                      .where = "batch.micro_batches",
-                     .measured = fmt::format("{} micro-batches, {} ranks", all, ranks),
+                     .measured = fmt::format(
+                         "{} micro-batches, {} ranks{}", all, world.ranks,
+                         world.sequence > 1 ? fmt::format(" in groups of {}", world.sequence) : ""),
                      .remedy = fmt::format("set batch.micro_batches to {}, or start a number of "
                                            "ranks that divides it",
                                            round_up(all, ranks))});
@@ -68,21 +72,35 @@ BudgetConfig budgets_of_rank(BudgetConfig budgets, const World& world) {
 
 }  // namespace
 
+void require_groups(int ranks, int sequence) {
+    if (ranks % sequence == 0) return;
+    throw Error(
+        Trouble::usage,
+        {.what = "the ranks cannot be cut into groups that share sequences",
+         .where = "parallel.sequence",
+         .measured = fmt::format("groups of {}, {} rank{}", sequence, ranks, ranks == 1 ? "" : "s"),
+         .limit = "a divisor of the ranks",
+         .remedy = fmt::format("start {} ranks, or set parallel.sequence to {}",
+                               round_up(ranks, sequence), std::gcd(ranks, sequence))});
+}
+
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
+    require_groups(world.ranks, world.sequence);
     if (world.ranks == 1) return request;
-    check_batch(request.micro_batches, request.swap.groups, world.ranks);
-    request.micro_batches /= world.ranks;
+    check_batch(request.micro_batches, request.swap.groups, world);
+    request.micro_batches /= world.replicas();
     request.budgets = budgets_of_rank(std::move(request.budgets), world);
     request.sharers = world.local_ranks;
     return request;
 }
 
 Config config_of_rank(const Config& config, const World& world) {
+    require_groups(world.ranks, world.sequence);
     if (world.ranks == 1) return config;
-    check_batch(config.batch.micro_batches, config.swap.groups, world.ranks);
+    check_batch(config.batch.micro_batches, config.swap.groups, world);
     Config of_rank = config;
-    of_rank.batch.micro_batches /= world.ranks;
-    of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.ranks);
+    of_rank.batch.micro_batches /= world.replicas();
+    of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.replicas());
     of_rank.budgets = budgets_of_rank(config.budgets, world);
     if (config.threads) of_rank.threads = std::max(1, *config.threads / world.local_ranks);
     return of_rank;

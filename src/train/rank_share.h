@@ -15,10 +15,17 @@ namespace ferry::train {
 // A rank among those of the run and among those of its host.
 struct World {
     int rank = 0, ranks = 1, local_ranks = 1;
+    int sequence = 1;  // neighbours that share each sequence
+    // Those that share sequences have the same micro-batches, and each a part of them.
+    int replicas() const { return ranks / sequence; }
+    int replica() const { return rank / sequence; }
+    int part() const { return rank % sequence; }
 };
+// Throws usage where the ranks cannot be cut into such groups.
+void require_groups(int ranks, int sequence);
 
 // The configuration as one of its ranks goes by it: its micro-batches, and its part of what the
-// ranks of a host share. Throws usage where the micro-batches cannot be divided.
+// ranks of a host share. Throws usage where ranks or micro-batches cannot be divided.
 Config config_of_rank(const Config& config, const World& world);
 // The same of what a plan of the whole run is asked for. Throws usage as well.
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <numeric>
 
 #include "ferry/device.h"
 #include "ferry/team.h"
@@ -33,7 +34,9 @@ class Predictor::ModelOnDevice {
 public:
     ModelOnDevice(const Config& config, const RankCount& count,
                   const std::optional<AbsentDevice>& absent)
-        : world_{.ranks = count.ranks, .local_ranks = count.on_a_host},
+        : world_{.ranks = count.ranks,
+                 .local_ranks = count.on_a_host,
+                 .sequence = config.parallel.sequence},
           gpu_(count.gpu),
           partition_(zero::partition_of(config.zero.stage, 0, count.ranks, codecs_of(config))),
           config_(config),
@@ -143,6 +146,7 @@ public:
     bool is_here() const { return !absent_; }
     RankCount count() const { return {world_.ranks, world_.local_ranks, gpu_}; }
 
+    int parts() const { return world_.sequence; }
     // Whether sequences so long fit, on the same device by the same measurements.
     bool sequence_fits(int64_t sequence) const {
         Config config = config_;
@@ -184,6 +188,7 @@ private:
                 .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
                 .overhead = absent.needs.overhead,
                 .lists = decoder.pattern_bytes(),
+                .exchanged = decoder.exchanged_bytes(),
                 .saved = saved_bytes(decoder),
                 .saved_flops = saved_flops(decoder),
                 .maps_host = true};
@@ -347,17 +352,18 @@ cost::Measurements Predictor::with_assumed_kernels(cost::Measurements known,
 int Predictor::threads() const { return model_->threads(); }
 
 int64_t Predictor::longest_sequence() const {
+    const int64_t unit = std::lcm(kSequenceUnit, int64_t{model_->parts()});
     int64_t fits = 0, units = 1;
-    while (units * kSequenceUnit <= kSequenceMost && model_->sequence_fits(units * kSequenceUnit)) {
+    while (units * unit <= kSequenceMost && model_->sequence_fits(units * unit)) {
         fits = units;
         units *= 2;
     }
-    if (units * kSequenceUnit > kSequenceMost) return kSequenceMost;
+    if (units * unit > kSequenceMost) return round_down(kSequenceMost, unit);
     while (units - fits > 1) {
         const int64_t middle = fits + (units - fits) / 2;
-        (model_->sequence_fits(middle * kSequenceUnit) ? fits : units) = middle;
+        (model_->sequence_fits(middle * unit) ? fits : units) = middle;
     }
-    return fits * kSequenceUnit;
+    return fits * unit;
 }
 
 bool check_token_header(const Config& config) {
