@@ -666,7 +666,7 @@ TEST(PlansOfRanks, AreRefusedWhereTheyExchangeInAnotherOrder) {
                 step.tasks.push_back({.lane = swap::Lane::comm, .bytes = bytes});
             }
             const swap::Schedule* const all[] = {&step};
-            require_same_exchanges(ranks, executor, all);
+            require_same_exchanges(ranks, executor, all, false);
         });
     for (const std::exception_ptr& error : said) {
         ASSERT_TRUE(error);

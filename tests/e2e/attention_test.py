@@ -228,7 +228,7 @@ class AttentionTest(FerryTest):
     def test_plan_says_how_long_a_sequence_fits_several_ranks(self):
         found = []
         for ranks in (1, 2, 4):
-            config = self.masked(budgets__device="12MiB", parallel__sequence=ranks)
+            config = self.masked(budgets__device="48MiB", parallel__sequence=ranks)
             name = self.command(config)[1]
             plan = self.ferry("plan", name, "--no-prediction", "--longest-sequence", "--json", "--ranks", str(ranks))
             self.assertEqual(plan.code, 0, plan.err)

@@ -252,7 +252,6 @@ class Ranks(FerryTest):
                     self.assertEqual((mine["tokens"], mine["targets"]), (theirs["tokens"], theirs["targets"]))
                 for here, there in zip(several.evaluations, one.evaluations):
                     self.assertAlmostEqual(here["evaluation_loss"], there["evaluation_loss"], delta=1e-5)
-                    self.assertEqual(here["targets"], there["targets"])
 
     def test_what_ranks_of_a_sequence_send_is_counted_and_changes_no_bit(self):
         shared = {"parallel__sequence": 2, "batch__sequence": 32}
@@ -273,7 +272,7 @@ class Ranks(FerryTest):
                 (3, {"parallel__sequence": 2}, ("parallel.sequence", "groups of 2, 3 ranks", "start 4 ranks")),
                 (1, {"parallel__sequence": 2}, ("parallel.sequence", "groups of 2, 1 rank", "start 2 ranks")),
                 (2, {"parallel__sequence": 2, "batch__sequence": 25}, ("equal parts", "set batch.sequence to 26")),
-                (2, {"parallel__sequence": 0}, ("parallel.sequence", "1 to 4096")),
+                (2, {"parallel__sequence": 0}, ("parallel.sequence", "at least 1, at most 4096")),
                 (4, {"parallel__sequence": 2, "batch__micro_batches": 3},
                  ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4"))):
             with self.subTest(ranks=number, **changes):
