@@ -240,7 +240,7 @@ class AttentionTest(FerryTest):
             self.assertIn(f"longest sequence that fits: {found[-1]} tokens", text)
             self.assertEqual(f"over {ranks} ranks each" in text, ranks > 1, text)
         self.assertGreater(found[1], 1.5 * found[0])
-        self.assertGreater(found[2], 1.5 * found[1])
+        self.assertGreater(found[2], 1.2 * found[1])  # a rank has one of two heads of keys either way
 
     def test_plan_says_how_long_a_sequence_fits_a_gpu_that_is_not_here(self):
         config = self.masked(PATTERNS["window"], device="cuda", precision="bf16", budgets__device="2GiB")
