@@ -133,7 +133,7 @@ function(ferry_tests)
         foreach(ranks RANGE 2 4)
             add_test(NAME train_mpi_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
                      --bind-to none -n ${ranks} $<TARGET_FILE:test_train>
-                     --gtest_filter=Ranks.AllSkip*:Ranks.GiveTheSameBitsAgain:numbers/*:golden/TorchRanks*)
+                     --gtest_filter=Ranks.AllSkip*:Ranks.GiveTheSameBitsAgain:numbers/*:shared/Sequences.FollowTheRunOfOne/*:golden/TorchRanks*)
             set_tests_properties(train_mpi_${ranks} PROPERTIES LABELS script TIMEOUT 300 PROCESSORS 2)
         endforeach()
     endif()

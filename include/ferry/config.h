@@ -195,6 +195,11 @@ struct ZeroConfig {
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange
 };
 
+// What several ranks do together beside sharing the state.
+struct ParallelConfig {
+    int sequence = 1;  // ranks that share each sequence: docs/attention.md
+};
+
 struct NumericsConfig {
     std::optional<DType> residual{};                      // empty: bf16 for bf16, else fp32
     std::optional<DType> wire{};                          // of gradients; empty: the compute type
@@ -218,6 +223,7 @@ struct Config {
     IoConfig io{};
     NumericsConfig numerics{};
     ZeroConfig zero{};
+    ParallelConfig parallel{};
     std::vector<std::string> freeze{};  // glob patterns over tensor names
     double clip_norm = 0;               // 0: no clipping
     uint32_t seed = 0;

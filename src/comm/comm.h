@@ -1,6 +1,7 @@
 // The ranks of a run and the few things that they send each other. All gather shards of weights,
-// all exchange parts of gradients, and all agree on small facts. Nothing here adds numbers: sums
-// have an order (docs/numerics.md), and the owner of a shard makes them.
+// all exchange parts of gradients, and all agree on small facts; groups of them do the same.
+// Nothing here adds numbers: sums have an order (docs/numerics.md), and the owner of a shard makes
+// them.
 //
 // Every rank makes the same calls in the same order; the order is that of the schedule's comm lane,
 // which the hash of the plan covers. A communicator makes all these calls of its library on one
@@ -16,6 +17,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ferry/device.h"
 #include "ferry/executor.h"
@@ -71,6 +73,13 @@ public:
     // failed: check() then throws.
     virtual void signal(std::atomic<uint64_t>& counter) = 0;
 
+    // Some of these ranks as a communicator of their own, whose calls have an order of their own
+    // beside this one's. `members`: this one's ranks, rising, this rank among them; its rank r is
+    // members[r]. All ranks call it at once at start-up, each with its own group; groups of one
+    // call have no rank in common. A group has no groups. It ends before this one does. What it
+    // fails by ends this one as well, and the reverse; errors name ranks by their numbers here.
+    virtual std::unique_ptr<Communicator> group(std::span<const int> members) = 0;
+
     // Throws the first failure: a rank that ended or did not take part in time (Trouble::rank_lost,
     // naming the rank, the operation and the step), or the library's own error. After a failure
     // nothing waits for the other ranks any more.
@@ -83,6 +92,27 @@ public:
 // all_gather_host, waited for; at start-up and after a drain. `all`: size() * mine.size().
 void agree(Communicator& communicator, Executor& executor, std::span<const std::byte> mine,
            std::span<std::byte> all, Topic topic);
+
+// The ranks that share something with `rank`, where `ranks` are cut into runs of `size` neighbours.
+std::vector<int> run_of(int rank, int size);
+// The ranks that stand where `rank` does in their runs.
+std::vector<int> across_runs(int rank, int size, int ranks);
+
+// Exchanges that a kernel makes in its midst, with the ranks of a group.
+class StreamExchange {
+public:
+    virtual ~StreamExchange() = default;
+    virtual int rank() const noexcept = 0;
+    virtual int size() const noexcept = 0;
+    // As Communicator::exchange, in the order of the compute stream: called in a job of it, by all
+    // ranks of the group in the same order. What the stream did before has written `to`; what it
+    // does next finds `from` written. Throws the group's failure.
+    virtual void exchange(const Exchange& parts, Topic topic) = 0;
+};
+// On a CPU device a call comes back when its parts are there; its thread is the stream's. Throws
+// usage on CUDA, where no such exchange exists yet.
+std::unique_ptr<StreamExchange> make_stream_exchange(Device& device, Executor& executor,
+                                                     std::unique_ptr<Communicator> group);
 
 // A value that must be equal on all ranks: the configuration's hash, the binary's version.
 struct Fact {

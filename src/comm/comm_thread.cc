@@ -45,9 +45,10 @@ std::vector<int> ranks_in(const News& news) {
 CommThread::CommThread(Executor& executor, const CommOptions& options,
                        std::unique_ptr<Transport> transport, Sources sources)
     : executor_(executor),
+      options_(options),
       timeout_(static_cast<Nanos>(options.timeout_seconds * 1e9)),
       transport_(std::move(transport)),
-      sources_(sources),
+      sources_(std::move(sources)),
       place_(transport_->place()),
       operations_(kDepth),
       waits_(static_cast<size_t>(place_.size)),
@@ -98,6 +99,43 @@ void CommThread::abandon(std::string_view why) noexcept {
     give_up({&place_.rank, 1}, "it ended with an error: " + std::string(why));
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kFarewell, [this] { return failure_.has_value(); });
+}
+
+std::unique_ptr<Communicator> CommThread::group(std::span<const int> members) {
+    FERRY_CHECK(sources_.members.empty(), "a group has no groups");
+    FERRY_CHECK(std::ranges::is_sorted(members) && std::ranges::count(members, rank()) == 1);
+    std::unique_ptr<Transport> transport = transport_->group(*this, members);
+    Sources sources{.watch = transport->watch()};
+    if (!sources.watch) sources = {.watch = this, .members = {members.begin(), members.end()}};
+    return std::make_unique<CommThread>(executor_, options_, std::move(transport),
+                                        std::move(sources));
+}
+
+void CommThread::set_waiting(bool waiting) noexcept {
+    if (sources_.watch) return sources_.watch->set_waiting(waiting);
+    asked_waiting_ += waiting ? 1 : -1;
+}
+
+bool CommThread::waits(int rank) const noexcept {
+    if (sources_.watch) return sources_.watch->waits(watched(rank));
+    return waits_[static_cast<size_t>(rank)];
+}
+
+int CommThread::name_of(int rank) const noexcept {
+    return sources_.watch ? sources_.watch->name_of(watched(rank)) : rank;
+}
+
+std::vector<int> CommThread::watched(std::span<const int> ranks) const {
+    std::vector<int> found;
+    for (const int rank : ranks) found.push_back(watched(rank));
+    return found;
+}
+
+Error CommThread::lost_here(std::span<const int> ranks, const std::string& how,
+                            const std::string& where, const std::string& remedy) const {
+    std::vector<int> names;
+    for (const int rank : ranks) names.push_back(name_of(rank));
+    return lost(names, how, where, remedy);
 }
 
 void CommThread::interrupt() {
@@ -200,7 +238,7 @@ void CommThread::take_news() {
     }
     if (given_up) {
         const auto& [ranks, how] = *given_up;
-        return fail_and_tell(lost(ranks, how, where(), ""), ranks, how);
+        return fail_and_tell(lost_here(ranks, how, where(), ""), ranks, how);
     }
     if (sources_.watch) {
         if (const auto error = sources_.watch->failure()) {
@@ -211,7 +249,7 @@ void CommThread::take_news() {
         return;
     }
     if (!sources_.wire) return;
-    if (first_ == started_) announce(asked_waiting_);
+    if (first_ == started_) announce(asked_waiting_ > 0);
     while (true) {
         const std::optional<Wire::Heard> heard = sources_.wire->hear();
         if (!heard) return;
@@ -240,7 +278,7 @@ void CommThread::heed_what_was_told() {
 }
 
 void CommThread::keep_watch() {
-    if (first_ == started_ && !asked_waiting_) return;
+    if (first_ == started_ && asked_waiting_ == 0) return;
     const Nanos now = executor_.now();
     look_for_ended(now);
     if (over_ || first_ == started_) return;
@@ -267,26 +305,26 @@ void CommThread::run_out_of_time() {
     // A rank that waits itself is not to blame.
     std::vector<int> silent;
     std::ranges::copy_if(awaited, std::back_inserter(silent),
-                         [this](int rank) { return !watch().waits(rank); });
+                         [this](int rank) { return !waits(rank); });
     const std::string within = " within " + seconds_text(static_cast<double>(timeout_) * 1e-9);
     const std::string how =
         silent.empty() && !awaited.empty()
             ? "every rank is in the " + where() + ", which does not end" + within
             : "took no part in the " + where() + within;
-    fail_and_tell(lost(silent, how, where(),
-                       "see what that rank said last, and the network between the ranks; raise "
-                       "zero.timeout_seconds if a step may take so long"),
+    fail_and_tell(lost_here(silent, how, where(),
+                            "see what that rank said last, and the network between the ranks; "
+                            "raise zero.timeout_seconds if a step may take so long"),
                   silent, how);
 }
 
 bool CommThread::others_wait() const {
     for (int other = 0; other < size(); ++other)
-        if (other != rank() && watch().waits(other)) return true;
+        if (other != rank() && waits(other)) return true;
     return false;
 }
 
 void CommThread::announce(bool waiting) {
-    waiting = waiting || asked_waiting_;
+    waiting = waiting || asked_waiting_ > 0;
     if (waiting == announced_) return;
     announced_ = waiting;
     if (sources_.watch) {
@@ -297,7 +335,15 @@ void CommThread::announce(bool waiting) {
 }
 
 std::string CommThread::where() const {
-    return first_ < started_ ? operations_[first_ % kDepth].text() : "";
+    return first_ < started_ ? operations_[first_ % kDepth].text() + among() : "";
+}
+
+// Of a group, who is in it.
+std::string CommThread::among() const {
+    std::string text;
+    for (const int member : sources_.members)
+        text += (text.empty() ? " among ranks " : ", ") + std::to_string(member);
+    return text;
 }
 
 void CommThread::fail(const Error& error) {
@@ -318,7 +364,7 @@ void CommThread::fail_and_tell(const Error& error, std::span<const int> ranks,
                                std::string_view how) {
     if (over_) return;
     if (sources_.watch) {
-        sources_.watch->give_up(ranks, how);
+        sources_.watch->give_up(watched(ranks), how);
     } else if (sources_.wire) {
         sources_.wire->tell(news_of(News::Kind::lost, ranks, how));
         sources_.wire->flush();
@@ -349,22 +395,22 @@ std::optional<Error> CommThread::judge(Nanos stuck) const {
     const std::optional<Error> cause = known();
     if (!cause && stuck - kGrace < timeout_) return std::nullopt;
     const std::string operation = oldest(), library(transport_->kind());
-    return Error(
-        Trouble::rank_lost,
-        {.what = cause ? cause->problem().what
-                       : "lost a rank: a call of " + library + " does not return",
-         .where = "rank " + std::to_string(rank()) + (operation.empty() ? "" : ": ") + operation,
-         .measured =
-             "in a call of " + library + " for " + seconds_text(static_cast<double>(stuck) * 1e-9),
-         .limit = "zero.timeout_seconds, or 5 s once a rank is known to be lost",
-         .remedy = "see what the other ranks said last"});
+    return Error(Trouble::rank_lost,
+                 {.what = cause ? cause->problem().what
+                                : "lost a rank: a call of " + library + " does not return",
+                  .where = "rank " + std::to_string(name_of(rank())) +
+                           (operation.empty() ? "" : ": ") + operation,
+                  .measured = "in a call of " + library + " for " +
+                              seconds_text(static_cast<double>(stuck) * 1e-9),
+                  .limit = "zero.timeout_seconds, or 5 s once a rank is known to be lost",
+                  .remedy = "see what the other ranks said last"});
 }
 
 // That a rank is lost, as far as this can be learnt beside the comm thread.
 std::optional<Error> CommThread::known() const {
     {
         const std::lock_guard lock(mutex_);
-        if (given_up_) return lost(given_up_->first, given_up_->second, "", "");
+        if (given_up_) return lost_here(given_up_->first, given_up_->second, "", "");
     }
     if (sources_.watch) return sources_.watch->failure();
     const std::optional<int> rank = sources_.wire ? sources_.wire->ended() : std::nullopt;
@@ -377,7 +423,7 @@ std::string CommThread::oldest() const {
     const std::lock_guard lock(mutex_);
     for (uint64_t number = ended_; number < posted_; ++number) {
         const Operation& operation = operations_[number % kDepth];
-        if (!operation.counter) return operation.text();
+        if (!operation.counter) return operation.text() + among();
     }
     return "";
 }

@@ -13,10 +13,12 @@ namespace ferry::comm {
 class CommThread final : public OperationQueue, private Service {
 public:
     // The transport's own wire, or the communicator by which it was made and which goes on watching
-    // the other ranks; not both. With neither, a failure names no rank.
+    // the other ranks; not both. With neither, a failure names no rank. `members`: the ranks of
+    // that communicator, where it has more.
     struct Sources {
         Wire* wire = nullptr;
         CommThread* watch = nullptr;
+        std::vector<int> members{};
     };
     CommThread(Executor& executor, const CommOptions& options, std::unique_ptr<Transport> transport,
                Sources sources);
@@ -32,17 +34,20 @@ public:
 
     void check() override;
     void abandon(std::string_view why) noexcept override;
+    std::unique_ptr<Communicator> group(std::span<const int> members) override;
 
     // ---- as the watch of another; any thread
 
     // Whether this rank is in an operation for long.
-    void set_waiting(bool waiting) noexcept { asked_waiting_ = waiting; }
+    void set_waiting(bool waiting) noexcept;
     // Whether that rank said so of itself.
-    bool waits(int rank) const noexcept { return waits_[static_cast<size_t>(rank)]; }
+    bool waits(int rank) const noexcept;
     // Tells the others that `ranks` are lost, unless something failed before.
     void give_up(std::span<const int> ranks, std::string_view how) noexcept;
     // The first failure that was found or heard of.
     std::optional<Error> failure() const;
+    // The number by which the run knows a rank.
+    int name_of(int rank) const noexcept;
 
 private:
     static constexpr uint64_t kDepth = 1024;  // operations enqueued and not ended
@@ -68,11 +73,15 @@ private:
     void look_for_ended(Nanos now);
     void run_out_of_time();
     bool others_wait() const;
-    const CommThread& watch() const {
-        if (sources_.watch) return *sources_.watch;
-        return *this;
+    // A rank as the watch counts; all of them.
+    int watched(int rank) const {
+        return sources_.members.empty() ? rank : sources_.members[static_cast<size_t>(rank)];
     }
+    std::vector<int> watched(std::span<const int> ranks) const;
+    Error lost_here(std::span<const int> ranks, const std::string& how, const std::string& where,
+                    const std::string& remedy) const;
     std::string where() const;
+    std::string among() const;
     void fail(const Error& error);
     void fail_and_tell(const Error& error, std::span<const int> ranks, std::string_view how);
     void rest();
@@ -83,9 +92,10 @@ private:
     std::string oldest() const;
 
     Executor& executor_;
+    const CommOptions options_;
     const Nanos timeout_;
     std::unique_ptr<Transport> transport_;
-    Sources sources_;
+    const Sources sources_;
     Place place_;
 
     mutable std::mutex mutex_;
@@ -106,7 +116,7 @@ private:
     Nanos told_at_ = 0;
     bool announced_ = false, over_ = false;
 
-    std::atomic<bool> asked_waiting_ = false;  // by whoever this is the watch of
+    std::atomic<int> asked_waiting_ = 0;  // by those that this is the watch of
     std::vector<std::atomic<bool>> waits_;
 
     Watchdog watchdog_;  // watches the comm thread's turns; that thread watches the rest

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
+#include <mutex>
 
 #include "alike.h"
 #include "base/threads.h"
@@ -22,6 +23,7 @@ namespace ferry::comm {
 namespace {
 
 constexpr int kOperationTag = 1, kNewsTag = 2;
+constexpr int kGroupTag = 3;  // the first group's, and so on
 constexpr Nanos kFlush = 200'000'000;
 
 void demand(int status, const std::string& call) {
@@ -100,37 +102,21 @@ struct Letter {
     MPI_Request request = MPI_REQUEST_NULL;
 };
 
-class Mpi final : public Transport, public Wire {
+// MPI is initialised for one call at a time, and every communicator has a thread.
+std::mutex one_call;
+using Turn = std::lock_guard<std::mutex>;
+
+// Operations as messages between the ranks of an MPI communicator, or some of them.
+class Messages : public Transport {
 public:
-    Mpi(Executor& executor, const CommOptions& options)
-        : executor_(executor),
-          message_bytes_(options.message_bytes),
-          meet_until_(executor.now() + static_cast<Nanos>(options.timeout_seconds * 1e9)) {
-        MPI_Request copied = MPI_REQUEST_NULL;
-        demand(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
-               "MPI_Comm_set_errhandler");
-        demand(MPI_Comm_idup(MPI_COMM_WORLD, &world_, &copied), "MPI_Comm_idup");
-        meet(copied);
-        demand(MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-        demand(MPI_Comm_rank(world_, &place_.rank), "MPI_Comm_rank");
-        demand(MPI_Comm_size(world_, &place_.size), "MPI_Comm_size");
-        introduce();
-        listen();
-    }
-    ~Mpi() override {
-        for (const pollfd& process : processes_) close(process.fd);
-        if (broken) return;
-        flush();
-        cancel(hearing_);
-        MPI_Comm_free(&world_);
-    }
-    Mpi(const Mpi&) = delete;
-    Mpi& operator=(const Mpi&) = delete;
+    Messages(const Messages&) = delete;
+    Messages& operator=(const Messages&) = delete;
 
     std::string_view kind() const noexcept override { return "mpi"; }
     Place place() const noexcept override { return place_; }
 
     void start(const Operation& operation, size_t slot) override {
+        const Turn turn(one_call);
         Flight& flight = flights_[slot];
         flight.parts.clear();
         flight.requests.clear();
@@ -150,6 +136,7 @@ public:
     }
 
     bool finished(size_t slot) override {
+        const Turn turn(one_call);
         Flight& flight = flights_[slot];
         int count = 0;
         const int status =
@@ -179,14 +166,149 @@ public:
 
     // A receive that has not begun never will: its memory may be given back.
     void abort() noexcept override {
+        const Turn turn(one_call);
         broken = true;
         for (Flight& flight : flights_)
             for (size_t i = 0; i < flight.requests.size(); ++i)
                 if (flight.parts[i].arrives) cancel(flight.requests[i]);
+    }
+
+protected:
+    Messages(int64_t message_bytes, int tag) : message_bytes_(message_bytes), tag_(tag) {}
+
+    static void cancel(MPI_Request& request) noexcept {
+        if (request == MPI_REQUEST_NULL) return;
+        MPI_Cancel(&request);
+        MPI_Request_free(&request);
+    }
+    template <class Each>
+    void for_others(Each each) const {
+        for (int step = 1; step < place_.size; ++step) each((place_.rank + step) % place_.size);
+    }
+
+    const int64_t message_bytes_;
+    MPI_Comm world_ = MPI_COMM_NULL;
+    Place place_{};
+    std::vector<int> members_{};  // of `world_`, by rank; empty: all of them
+
+private:
+    struct Part {
+        int rank;
+        int bytes;
+        bool arrives;
+    };
+    // The messages of one operation. Nothing of it shrinks.
+    struct Flight {
+        std::vector<Part> parts{};
+        std::vector<MPI_Request> requests{};
+        std::vector<int> indices{};
+        std::vector<MPI_Status> statuses{};
+    };
+
+    int in_world(int rank) const {
+        return members_.empty() ? rank : members_[static_cast<size_t>(rank)];
+    }
+    std::string text_of(const Part& part) const {
+        return "message " + std::string(part.arrives ? "from" : "to") + " rank " +
+               std::to_string(in_world(part.rank)) + " of " + std::to_string(part.bytes) + " bytes";
+    }
+    void check_count(const Part& part, const MPI_Status& status) const {
+        int count = 0;
+        demand(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
+        if (count == part.bytes) return;
+        throw Error(Trouble::internal, {.what = "the ranks make different calls",
+                                        .where = text_of(part),
+                                        .measured = std::to_string(count) + " bytes"});
+    }
+
+    // MPI counts in an int; both sides cut alike.
+    template <class Each>
+    void cut(Flight& flight, int64_t bytes, int rank, bool arrives, Each each) const {
+        for (int64_t at = 0; at < bytes; at += message_bytes_) {
+            const int part = static_cast<int>(std::min(bytes - at, message_bytes_));
+            flight.parts.push_back({rank, part, arrives});
+            each(at, part, &flight.requests.emplace_back(MPI_REQUEST_NULL));
+        }
+    }
+    void receive(Flight& flight, const Transfer& transfer, int rank) {
+        std::byte* place = transfer.in + rank * transfer.bytes;
+        cut(flight, transfer.bytes, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
+            demand(MPI_Irecv(place + at, bytes, MPI_BYTE, in_world(rank), tag_, world_, request),
+                   "MPI_Irecv");
+        });
+    }
+    void send(Flight& flight, const std::byte* from, int64_t all, int rank) {
+        cut(flight, all, rank, false, [&](int64_t at, int bytes, MPI_Request* request) {
+            demand(MPI_Isend(from + at, bytes, MPI_BYTE, in_world(rank), tag_, world_, request),
+                   "MPI_Isend");
+        });
+    }
+
+    const int tag_;
+    std::array<Flight, kWindow> flights_{};
+};
+
+// A group of the run's ranks: its messages are told from theirs by a tag, so nobody waits for
+// anybody when it is made.
+class GroupMessages final : public Messages {
+public:
+    GroupMessages(MPI_Comm world, Place place, std::span<const int> members, int64_t message_bytes,
+                  int tag)
+        : Messages(message_bytes, tag) {
+        world_ = world;
+        place_ = place;
+        members_.assign(members.begin(), members.end());
+    }
+    std::unique_ptr<Transport> group(Communicator&, std::span<const int>) override {
+        bug("a group has no groups");
+    }
+};
+
+class Mpi final : public Messages, public Wire {
+public:
+    Mpi(Executor& executor, const CommOptions& options)
+        : Messages(options.message_bytes, kOperationTag),
+          executor_(executor),
+          meet_until_(executor.now() + static_cast<Nanos>(options.timeout_seconds * 1e9)) {
+        MPI_Request copied = MPI_REQUEST_NULL;
+        demand(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+               "MPI_Comm_set_errhandler");
+        demand(MPI_Comm_idup(MPI_COMM_WORLD, &world_, &copied), "MPI_Comm_idup");
+        meet(copied);
+        demand(MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+        demand(MPI_Comm_rank(world_, &place_.rank), "MPI_Comm_rank");
+        demand(MPI_Comm_size(world_, &place_.size), "MPI_Comm_size");
+        introduce();
+        listen();
+    }
+    ~Mpi() override {
+        for (const pollfd& process : processes_) close(process.fd);
+        if (broken) return;
+        flush();
+        const Turn turn(one_call);
+        cancel(hearing_);
+        MPI_Comm_free(&world_);
+    }
+
+    std::unique_ptr<Transport> group(Communicator&, std::span<const int> members) override {
+        std::vector<uint64_t> machines;
+        int own = 0;
+        for (const int member : members) {
+            if (member == place_.rank) own = static_cast<int>(std::ssize(machines));
+            machines.push_back(machines_[static_cast<size_t>(member)]);
+        }
+        return std::make_unique<GroupMessages>(world_, place_among(machines, own), members,
+                                               message_bytes_, kGroupTag + groups_++);
+    }
+
+    void abort() noexcept override {
+        Messages::abort();
+        const Turn turn(one_call);
         cancel(hearing_);
     }
 
     void tell(const News& news) noexcept override {
+        const Turn turn(one_call);
         for_others([&](int rank) {
             Letter& letter = letters_.emplace_back(Letter{.news = news});
             MPI_Isend(&letter.news, sizeof(News), MPI_BYTE, rank, kNewsTag, world_,
@@ -196,12 +318,17 @@ public:
     }
 
     void flush() noexcept override {
+        const auto under_way = [this] {
+            const Turn turn(one_call);
+            return forget_sent();
+        };
         const Nanos start = executor_.now();
-        for (Nanos now = start; forget_sent() && now - start < kFlush; now = executor_.now())
+        for (Nanos now = start; under_way() && now - start < kFlush; now = executor_.now())
             nap_after(now - start);
     }
 
     std::optional<Heard> hear() override {
+        const Turn turn(one_call);
         int arrived = 0;
         MPI_Status status{};
         demand(MPI_Test(&hearing_, &arrived, &status), "MPI_Test for news");
@@ -219,65 +346,6 @@ public:
     }
 
 private:
-    struct Part {
-        int rank;
-        int bytes;
-        bool arrives;
-    };
-    // The messages of one operation. Nothing of it shrinks.
-    struct Flight {
-        std::vector<Part> parts{};
-        std::vector<MPI_Request> requests{};
-        std::vector<int> indices{};
-        std::vector<MPI_Status> statuses{};
-    };
-
-    static std::string text_of(const Part& part) {
-        return "message " + std::string(part.arrives ? "from" : "to") + " rank " +
-               std::to_string(part.rank) + " of " + std::to_string(part.bytes) + " bytes";
-    }
-    static void check_count(const Part& part, const MPI_Status& status) {
-        int count = 0;
-        demand(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
-        if (count == part.bytes) return;
-        throw Error(Trouble::internal, {.what = "the ranks make different calls",
-                                        .where = text_of(part),
-                                        .measured = std::to_string(count) + " bytes"});
-    }
-    static void cancel(MPI_Request& request) noexcept {
-        if (request == MPI_REQUEST_NULL) return;
-        MPI_Cancel(&request);
-        MPI_Request_free(&request);
-    }
-
-    template <class Each>
-    void for_others(Each each) const {
-        for (int step = 1; step < place_.size; ++step) each((place_.rank + step) % place_.size);
-    }
-
-    // MPI counts in an int; both sides cut alike.
-    template <class Each>
-    void cut(Flight& flight, int64_t bytes, int rank, bool arrives, Each each) const {
-        for (int64_t at = 0; at < bytes; at += message_bytes_) {
-            const int part = static_cast<int>(std::min(bytes - at, message_bytes_));
-            flight.parts.push_back({rank, part, arrives});
-            each(at, part, &flight.requests.emplace_back(MPI_REQUEST_NULL));
-        }
-    }
-    void receive(Flight& flight, const Transfer& transfer, int rank) {
-        std::byte* place = transfer.in + rank * transfer.bytes;
-        cut(flight, transfer.bytes, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
-            demand(MPI_Irecv(place + at, bytes, MPI_BYTE, rank, kOperationTag, world_, request),
-                   "MPI_Irecv");
-        });
-    }
-    void send(Flight& flight, const std::byte* from, int64_t all, int rank) {
-        cut(flight, all, rank, false, [&](int64_t at, int bytes, MPI_Request* request) {
-            demand(MPI_Isend(from + at, bytes, MPI_BYTE, rank, kOperationTag, world_, request),
-                   "MPI_Isend");
-        });
-    }
-
     void listen() {
         demand(
             MPI_Irecv(&heard_, sizeof(News), MPI_BYTE, MPI_ANY_SOURCE, kNewsTag, world_, &hearing_),
@@ -321,6 +389,7 @@ private:
         std::vector<uint64_t> machines(cards.size());
         std::ranges::transform(cards, machines.begin(), &Card::machine);
         place_ = place_among(machines, place_.rank);
+        machines_ = std::move(machines);
         for (int rank = 0; rank < place_.size; ++rank) {
             const Card& card = cards[static_cast<size_t>(rank)];
             if (card.machine != own.machine || card.processes != own.processes) continue;
@@ -335,12 +404,10 @@ private:
     }
 
     Executor& executor_;
-    const int64_t message_bytes_;
     const Nanos meet_until_;
-    MPI_Comm world_ = MPI_COMM_NULL;
-    Place place_{};
-    std::array<Flight, kWindow> flights_{};
-    std::vector<pollfd> processes_{};  // the other ranks' of this machine
+    std::vector<uint64_t> machines_{};  // of the ranks
+    int groups_ = 0;                    // made so far, on every rank alike
+    std::vector<pollfd> processes_{};   // the other ranks' of this machine
     std::vector<int> process_ranks_{};
     News heard_{};
     MPI_Request hearing_ = MPI_REQUEST_NULL;

@@ -63,7 +63,9 @@ public:
     // With `bootstrap`, `ranks` is not looked at.
     Nccl(Device& device, Executor& executor, std::unique_ptr<CommThread> bootstrap, NcclRanks ranks,
          const CommOptions& options)
-        : executor_(executor),
+        : device_(device),
+          executor_(executor),
+          options_(options),
           bootstrap_(std::move(bootstrap)),
           until_(executor.now() + static_cast<Nanos>(options.timeout_seconds * 1e9)) {
         FERRY_CHECK(device.kind() == DeviceKind::cuda, "NCCL moves a GPU's memory");
@@ -80,7 +82,25 @@ public:
 
     std::string_view kind() const noexcept override { return "nccl"; }
     Place place() const noexcept override { return place_; }
-    CommThread* watch() const { return bootstrap_.get(); }
+    CommThread* watch() const override { return bootstrap_.get(); }
+
+    std::unique_ptr<Transport> group(Communicator& of, std::span<const int> members) override {
+        if (bootstrap_) {
+            auto* met = static_cast<CommThread*>(bootstrap_->group(members).release());
+            return std::make_unique<Nccl>(device_, executor_, std::unique_ptr<CommThread>(met),
+                                          NcclRanks{}, options_);
+        }
+        const auto own = std::ranges::find(members, place_.rank) - members.begin();
+        ncclUniqueId id{};
+        if (own == 0) demand(ncclGetUniqueId(&id), "ncclGetUniqueId");
+        std::vector<ncclUniqueId> ids(static_cast<size_t>(place_.size));
+        agree(of, executor_, std::as_bytes(std::span(&id, 1)),
+              std::as_writable_bytes(std::span(ids)), kMeeting);
+        NcclRanks ranks{.rank = static_cast<int>(own), .size = static_cast<int>(members.size())};
+        std::memcpy(ranks.unique_id.data(), &ids[static_cast<size_t>(members.front())],
+                    sizeof(ncclUniqueId));
+        return std::make_unique<Nccl>(device_, executor_, nullptr, ranks, options_);
+    }
 
     // NCCL launches on a thread of its own; what comes after it on the stream must wait for that.
     bool ready() override {
@@ -351,7 +371,9 @@ private:
         return static_cast<size_t>(place_.size * flight.host->bytes);
     }
 
+    Device& device_;
     Executor& executor_;
+    const CommOptions options_;
     std::atomic<uint64_t> host_done_ = 0;  // by the bootstrap, which ends before it
     uint64_t host_posted_ = 0;
     std::unique_ptr<CommThread> bootstrap_;

@@ -20,6 +20,10 @@ public:
     int host() const noexcept override { return 0; }
 
     void check() override {}
+    std::unique_ptr<Communicator> group(std::span<const int> members) override {
+        FERRY_CHECK(members.size() == 1 && members[0] == 0);
+        return make_solo(executor_);
+    }
     void abandon(std::string_view) noexcept override {}
 
 private:

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <bitset>
+#include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "operation.h"
@@ -13,6 +15,8 @@ namespace ferry::comm {
 struct Place {
     int rank = 0, size = 1, local_rank = 0, local_size = 1, host = 0;
 };
+
+class CommThread;
 
 // Moves the bytes of operations. All calls come from the comm thread, but for the constructor, the
 // destructor, kind() and place().
@@ -36,6 +40,11 @@ public:
     virtual std::vector<int> awaited(size_t slot) const = 0;
     // After a failure: nothing else is called any more, and nothing that was started may hang on.
     virtual void abort() noexcept {}
+
+    // Communicator::group, whose ranks are `of`: on the caller's thread, beside the comm thread.
+    virtual std::unique_ptr<Transport> group(Communicator& of, std::span<const int> members) = 0;
+    // Of the communicator by which these ranks met; null: there is none.
+    virtual CommThread* watch() const { return nullptr; }
 };
 
 // A message between ranks beside the operations. Its bytes travel as they are.

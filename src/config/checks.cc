@@ -351,6 +351,18 @@ void check_compression(const Config& c, const Given& given) {
         log_warn(given.place_of(key + "block") + " does nothing where nothing is compressed");
 }
 
+void check_parallel(const Config& c, const Given& given) {
+    const int parts = c.parallel.sequence;
+    demand(given,
+           {{c.batch.sequence % parts == 0, "parallel.sequence",
+             "a sequence cannot be cut into equal parts, one a rank",
+             show("batch.sequence", c.batch.sequence) + ", " + show("parts", int64_t{parts}),
+             "set batch.sequence to " + std::to_string(round_up(c.batch.sequence, parts)) +
+                 ", or parallel.sequence to a divisor"},
+            {parts == 1 || c.device == DeviceKind::cpu, "parallel.sequence",
+             "GPUs do not share sequences yet", "device cuda", "set it to 1, or device to cpu"}});
+}
+
 void check_checkpoint(const Config& c, const Given& given) {
     const CheckpointConfig& k = c.checkpoint;
     for (const auto& [key, place] : given.keys) {
@@ -396,6 +408,7 @@ void resolve_defaults(Config& config, const Given& given) {
     check_steps(config, given);
     check_tiers(config, given);
     check_compression(config, given);
+    check_parallel(config, given);
     check_checkpoint(config, given);
 }
 

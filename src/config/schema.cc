@@ -59,6 +59,7 @@ const Section kSections[] = {
      "Several ranks; docs/ranks.md says how to start them. `budgets.host`, `threads` and the sizes "
      "in `budgets.nvme` are a host's, and its ranks get equal parts. `budgets.device` is a "
      "rank's."},
+    {"parallel", "What several ranks do together. Part of the numerics record."},
     {"numerics", "What orders floating-point operations. Part of the numerics record."},
 };
 
@@ -114,7 +115,7 @@ const Key kKeys[] = {
 
     {FERRY_KEY(batch.sequence), integer, "tokens a sequence", kWidth, {}, true},
     {FERRY_KEY(batch.micro_batch), integer, "sequences that a kernel works on at once", kWidth},
-    {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step, a multiple of the ranks; each rank takes an equal share", kWidth},
+    {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step, a multiple of the ranks; each rank takes an equal share. Ranks that share sequences (`parallel.sequence`) count as one", kWidth},
 
     {FERRY_CHOICE(optimizer.method, kMethods), choice, "AdamW, Adam, SGD, Lion, Adagrad, or Muon (Jordan et al. 2024, as torch.optim.Muon): it orthogonalises the updates of the blocks' matrices, and AdamW updates all else, which are embeddings, head, norms and biases. State a parameter besides the fp32 weight: 8 B for the first two and for what Muon leaves to AdamW, 4 B for the others and Muon's matrices, none for `sgd` without momentum. The device that computes the model orthogonalises; with several ranks each updates whole matrices"},
     {FERRY_KEY(optimizer.lr), number, "peak learning rate", {.low = 0, .high = 1e6}},
@@ -184,6 +185,8 @@ const Key kKeys[] = {
     {FERRY_CHOICE(zero.compress.weights, kWeightCodecs), choice, "the same of the weights that `zero.stage` 3 gathers. Every rank then computes with what the codes say, their owner too"},
     {FERRY_KEY(zero.compress.block), integer, "elements that share a scale, a power of two", {.low = 64, .high = 2048}},
     {FERRY_KEY(zero.timeout_seconds), number, "how long a rank waits for the others in one exchange, the slowest rank's lag included, before it ends the run", {.low = 0, .high = 1e9, .above_low = true}},
+
+    {FERRY_KEY(parallel.sequence), integer, "ranks that share each sequence, a divisor of the ranks and of `batch.sequence`: each has a contiguous part of its tokens, and of attention some heads over all of them (docs/attention.md). On the CPU alone", {.low = 1, .high = 4096}},
 
     {FERRY_CHOICE(numerics.residual, kNarrow), choice, "type of the residual stream, fp32 or the compute type. `auto`: the compute type, with fp16 fp32"},
     {FERRY_CHOICE(numerics.wire, kNarrow), choice, "type in which gradients travel. `auto`: the compute type"},

@@ -44,6 +44,15 @@ Cost update_cost(double update_s, const Cost& checks) {
     return {seconds, {share(checks.part[0]), 0, share(checks.part[2])}};
 }
 
+// Of what a block's kernels exchange within. Backward computes forward again.
+double exchange_seconds(const Task& task, const WorkOf& work_of, const Measurements& measured) {
+    const auto op = static_cast<Op>(task.op);
+    if (op != Op::forward && op != Op::backward) return 0;
+    const int64_t bytes = work_of(task).exchanged_bytes, passes = op == Op::backward ? 2 : 1;
+    if (bytes == 0) return 0;
+    return comm_seconds(static_cast<double>(passes * bytes), 2 * passes, measured);
+}
+
 }  // namespace
 
 swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
@@ -65,7 +74,9 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
                     return {bytes_of_update(task, work_of) / measured.device_bytes_per_s +
                                 products_s(work_of(task).products, measured),
                             {on_host, 0, on_host}};
-                return {measured.kernels.of(task, work_of), {on_host, 0, 0}};
+                return {
+                    measured.kernels.of(task, work_of) + exchange_seconds(task, work_of, measured),
+                    {on_host, 0, 0}};
             case swap::Lane::h2d:
             case swap::Lane::d2h:
                 return {link_seconds(bytes, measured.copy_bytes_per_s, copy_passes, measured),

@@ -149,6 +149,7 @@ struct TokenLoader::Impl {
                                      .remedy = "the mask is 1 where a token is no target"});
     }
 
+    int64_t part_length() const { return options.sequence / options.parts; }
     int64_t sequences_per_rank() const { return options.micro_batch * options.micro_batches; }
     int64_t sequences_per_step() const { return sequences_per_rank() * options.ranks; }
 
@@ -194,19 +195,28 @@ struct TokenLoader::Impl {
 
     // Row `row` of a micro-batch: the sequence that begins at this token.
     void fill_row(int64_t first_token, int64_t row, const MicroBatch& out) const {
-        const auto length = static_cast<size_t>(options.sequence);
+        const auto whole = static_cast<size_t>(options.sequence);
+        const auto length = static_cast<size_t>(part_length());
         const size_t at = static_cast<size_t>(row) * length;
-        copy_sequence(first_token, out.tokens.subspan(at, length), out.targets.subspan(at, length));
-        if (options.isolates_documents)
-            copy_documents(first_token, out.document_start.subspan(at, length),
-                           out.document_end.subspan(at, length));
+        copy_sequence(first_token + options.part * part_length(), out.tokens.subspan(at, length),
+                      out.targets.subspan(at, length));
+        if (!options.isolates_documents) return;
+        const auto start = out.document_start.subspan(static_cast<size_t>(row) * whole, whole);
+        copy_documents(first_token, start,
+                       out.document_end.subspan(static_cast<size_t>(row) * whole, whole));
+        if (options.parts == 1) return;
+        const auto before = static_cast<int32_t>(options.part * part_length());
+        for (size_t t = 0; t < length; ++t)
+            out.part_start[at + t] = start[static_cast<size_t>(before) + t] - before;
     }
 
     void check(const MicroBatch& out) const {
-        const auto size = static_cast<size_t>(options.micro_batch * options.sequence);
+        const auto size = static_cast<size_t>(options.micro_batch * part_length());
         FERRY_CHECK(out.tokens.size() == size && out.targets.size() == size);
-        const size_t documents = options.isolates_documents ? size : 0;
+        const auto parts = static_cast<size_t>(options.parts);
+        const size_t documents = options.isolates_documents ? size * parts : 0;
         FERRY_CHECK(out.document_start.size() == documents && out.document_end.size() == documents);
+        FERRY_CHECK(out.part_start.size() == (parts > 1 && documents > 0 ? size : 0));
     }
 
     Options options;
@@ -218,6 +228,8 @@ struct TokenLoader::Impl {
 TokenLoader::TokenLoader(Options options) {
     FERRY_CHECK(options.sequence > 0 && options.micro_batch > 0 && options.micro_batches > 0);
     FERRY_CHECK(options.rank >= 0 && options.rank < options.ranks);
+    FERRY_CHECK(options.part >= 0 && options.part < options.parts);
+    FERRY_CHECK(options.sequence % options.parts == 0);
     impl_ = std::make_unique<Impl>(std::move(options));
 }
 
@@ -251,7 +263,7 @@ void TokenLoader::fill_evaluation(int64_t micro_batch_index, MicroBatch out) con
     const Options& o = impl_->options;
     FERRY_CHECK(impl_->evaluation > 0 && micro_batch_index >= 0);
     impl_->check(out);
-    const auto length = static_cast<size_t>(o.sequence);
+    const auto length = static_cast<size_t>(impl_->part_length());
     for (int64_t i = 0; i < o.micro_batch; ++i) {
         const int64_t number = micro_batch_index * o.micro_batch + i;
         const size_t row = static_cast<size_t>(i) * length;

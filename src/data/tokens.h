@@ -60,13 +60,16 @@ private:
 void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,
                   std::span<const uint8_t> mask, std::span<const uint64_t> documents = {});
 
-// One micro-batch. All are [micro_batch, sequence]; target -1 is not real.
+// One micro-batch, or a rank's part of each of its sequences: [micro_batch, sequence / parts];
+// target -1 is not real.
 struct MicroBatch {
     std::span<int32_t> tokens{};
     std::span<int32_t> targets{};
-    // Where in its row a token's document begins and where it has ended; empty unless documents are
-    // isolated.
+    // Where in its row a token's document begins and where it has ended, of all parts:
+    // [micro_batch, sequence]; empty unless documents are isolated.
     std::span<int32_t> document_start{}, document_end{};
+    // Where the documents of the part's own tokens begin, from its first; empty of whole sequences.
+    std::span<int32_t> part_start{};
 };
 
 // Checks the file whole (header, size, checksum, every token below the vocabulary and below
@@ -76,7 +79,7 @@ struct MicroBatch {
 // Sequences start at multiples of `sequence` tokens. An epoch visits every training sequence
 // once, in an order that is a function of (seed, epoch). Global sequence s of the run is number
 // s % n of epoch s / n. So a step's batch is a function of (seed, step, rank) alone, and a run
-// restarts anywhere.
+// restarts anywhere. A part's targets go on into the next part.
 //
 // Isolated documents do not see each other, and the last token of one has no target. What a row's
 // end cuts off goes on in the next row as a document of its own.
@@ -92,6 +95,7 @@ public:
         bool isolates_documents = false;
         uint32_t seed = 0;
         int rank = 0, ranks = 1;
+        int part = 0, parts = 1;  // of each sequence
     };
     explicit TokenLoader(Options options);
     ~TokenLoader();

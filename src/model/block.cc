@@ -24,8 +24,9 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
       ops_(ops),
       mask_(mask),
       index_(memory.layer().index),
-      query_(shape.heads * shape.head_dim),
-      key_(shape.kv_heads * shape.head_dim),
+      all_(heads(shape.kv_heads)),
+      own_(heads(head_share(shape.kv_heads, numerics.parts, numerics.part).count)),
+      most_(heads(ceil_div(shape.kv_heads, numerics.parts))),
       norm1_{memory(Role::attention_norm), memory(Role::attention_norm_bias), shape.norm_eps},
       norm2_{memory(Role::mlp_norm), memory(Role::mlp_norm_bias), shape.norm_eps},
       query_norm_{memory(Role::query_norm), {}, shape.norm_eps},
@@ -46,10 +47,20 @@ int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const
     return carver.peak();
 }
 
+Block::Heads Block::heads(int64_t of_keys) const {
+    const int64_t queries = of_keys * (shape_.heads / shape_.kv_heads);
+    return {queries, of_keys, queries * shape_.head_dim, of_keys * shape_.head_dim};
+}
+
+View Block::of_heads(Carver& carver, int64_t columns, int64_t most) const {
+    const View room = carver.matrix(numerics_.compute, numerics_.whole_tokens(), most);
+    return View::of(room.data, room.type, room.rows, columns);
+}
+
 void Block::cut_attention(Carver& carver, Buffers& b) const {
-    const int64_t tokens = numerics_.tokens();
-    b.attended = output_.input(carver, tokens);
-    b.lse = carver.floats(shape_.heads * tokens);
+    b.attended = shares() ? of_heads(carver, own_.query, most_.query)
+                          : output_.input(carver, numerics_.tokens());
+    b.lse = carver.floats(most_.queries * numerics_.whole_tokens());
 }
 
 void Block::cut_saved(Saved what, Carver& carver, Buffers& b) const {
@@ -81,29 +92,36 @@ int64_t Block::mlp_tile() const {
 Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
     const int64_t hidden = shape_.hidden;
-    const int64_t normed = shape_.head_norms ? tokens : 0;
+    const int64_t normed = shape_.head_norms ? numerics_.whole_tokens() : 0;
     const DType compute = numerics_.compute;
     Buffers b;
     b.n1 = qkv_.input(carver, tokens);
-    b.qkv = carver.matrix(compute, tokens, query_ + 2 * key_);
-    b.normed = carver.matrix(compute, normed, query_ + key_);
+    b.qkv = of_heads(carver, own_.all(), most_.all());
+    if (shape_.head_norms) b.normed = of_heads(carver, own_.seen(), most_.seen());
     cut_attention(carver, b);
+    if (shares()) {
+        b.all_heads = carver.matrix(compute, tokens, all_.all());
+        b.all_attended = output_.input(carver, tokens);
+        const int64_t parcels = numerics_.parts * parcel_bytes(Columns::queries_keys_values);
+        b.sent = carver.bytes(parcels);
+        b.received = carver.bytes(parcels);
+    }
     b.x_mid = carver.matrix(numerics_.residual, tokens, hidden);
     b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
     b.dn = carver.matrix(compute, tokens, hidden);
     b.stats1 = carver.floats(norm1_.stats_floats(tokens));
-    b.query_rstd = carver.floats(normed * shape_.heads);
-    b.key_rstd = carver.floats(normed * shape_.kv_heads);
+    b.query_rstd = carver.floats(normed * most_.queries);
+    b.key_rstd = carver.floats(normed * most_.keys);
     if (shape_.head_norms)
-        b.angles = carver.floats(ops_.rope_angles_floats(rope(shape_.heads, false)));
+        b.angles = carver.floats(ops_.rope_angles_floats(rope(most_.queries, false)));
     const int64_t shared = carver.mark();
     b.n2 = up_.input(carver, tile);
     b.inner = carver.matrix(compute, tile, up_.outputs());
     b.active = down_.input(carver, tile);
     b.stats2 = carver.floats(norm2_.stats_floats(tile));
     carver.rewind(shared);
-    b.dattended = carver.matrix(compute, tokens, query_);
-    b.dqkv = carver.matrix(compute, tokens, query_ + 2 * key_);
+    b.dattended = of_heads(carver, own_.query, most_.query);
+    b.dqkv = of_heads(carver, own_.all(), most_.all());
     carver.rewind(carver.peak());
     b.ops = carver.bytes(op_scratch_bytes);
     return b;
@@ -113,13 +131,14 @@ int64_t Block::op_scratch_bytes() const {
     const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
     const DType compute = numerics_.compute, residual = numerics_.residual;
     int64_t most = std::max(
-        {ops_.attention_forward_scratch_bytes(attention()),
-         ops_.attention_backward_scratch_bytes(attention()), norm1_.scratch_bytes(tokens, ops_),
-         norm2_.scratch_bytes(tile, ops_), qkv_.scratch_bytes(ops_, tokens, compute),
-         output_.scratch_bytes(ops_, tokens, residual), up_.scratch_bytes(ops_, tile, compute),
-         down_.scratch_bytes(ops_, tile, residual)});
+        {ops_.attention_forward_scratch_bytes(attention(most_)),
+         ops_.attention_backward_scratch_bytes(attention(most_)),
+         norm1_.scratch_bytes(tokens, ops_), norm2_.scratch_bytes(tile, ops_),
+         qkv_.scratch_bytes(ops_, tokens, compute), output_.scratch_bytes(ops_, tokens, residual),
+         up_.scratch_bytes(ops_, tile, compute), down_.scratch_bytes(ops_, tile, residual)});
     if (shape_.head_norms)
-        most = std::max(most, query_norm_.scratch_bytes(tokens * shape_.heads, ops_));
+        most = std::max(most,
+                        query_norm_.scratch_bytes(numerics_.whole_tokens() * most_.queries, ops_));
     return most;
 }
 
@@ -132,16 +151,16 @@ ConstView Block::in_compute_type(ConstView x, View room) {
     return copy;
 }
 
-ops::Attention Block::attention() const {
-    const int64_t window = shape_.window_of(index_);
+ops::Attention Block::attention(const Heads& heads) const {
+    const int64_t window = shape_.window_of(index_), sequence = numerics_.whole_sequence();
     return {.sequences = numerics_.micro_batch,
-            .sequence = numerics_.sequence,
-            .heads = shape_.heads,
-            .kv_heads = shape_.kv_heads,
+            .sequence = sequence,
+            .heads = heads.queries,
+            .kv_heads = heads.keys,
             .head_dim = shape_.head_dim,
             .scale = 1 / std::sqrt(static_cast<double>(shape_.head_dim)),
             .type = numerics_.compute,
-            .window = window < numerics_.sequence ? window : 0,
+            .window = window < sequence ? window : 0,
             .pattern = mask_.pattern,
             .blocks = mask_.lists,
             .documents = numerics_.documents,
@@ -150,7 +169,7 @@ ops::Attention Block::attention() const {
 }
 
 ops::Rope Block::rope(int64_t heads, bool inverse) const {
-    return {.sequence = numerics_.sequence,
+    return {.sequence = numerics_.whole_sequence(),
             .heads = heads,
             .head_dim = shape_.head_dim,
             .frequencies = rope_.frequencies.data(),
@@ -162,10 +181,11 @@ ops::Rope Block::rope(int64_t heads, bool inverse) const {
 // Norms of queries' and keys' heads, where the family has them, and their rotation.
 void Block::turn_heads() {
     FERRY_CHECK(!shape_.head_norms || !rope_.frequencies.empty());
-    if (rope_.frequencies.empty()) return;  // the embedding knows the positions
+    // The embedding knows the positions, or other ranks have all heads.
+    if (rope_.frequencies.empty() || own_.keys == 0) return;
     // Queries and keys lie side by side, so one rotation turns both.
-    if (!shape_.head_norms) return ops_.rope(seen(), rope(shape_.heads + shape_.kv_heads, false));
-    const ops::Rope of_queries = rope(shape_.heads, false), of_keys = rope(shape_.kv_heads, false);
+    if (!shape_.head_norms) return ops_.rope(seen(), rope(own_.queries + own_.keys, false));
+    const ops::Rope of_queries = rope(own_.queries, false), of_keys = rope(own_.keys, false);
     ops_.rope_angles(of_queries, b_.angles);
     ops_.norm_rope_forward(queries(b_.qkv), query_norm_.weight.value, query_norm_.eps,
                            queries(b_.normed), b_.query_rstd, of_queries, b_.angles);
@@ -175,32 +195,97 @@ void Block::turn_heads() {
 
 // dqkv holds the gradients of what turn_heads gave, and receives those of what it took.
 void Block::turn_heads_back() {
-    if (rope_.frequencies.empty()) return;
+    if (rope_.frequencies.empty() || own_.keys == 0) return;
     if (!shape_.head_norms) {
-        return ops_.rope(b_.dqkv.col_range(0, query_ + key_),
-                         rope(shape_.heads + shape_.kv_heads, true));
+        return ops_.rope(b_.dqkv.col_range(0, own_.seen()), rope(own_.queries + own_.keys, true));
     }
     ops_.norm_rope_backward(queries(b_.dqkv), queries(b_.qkv), query_norm_.weight.value,
-                            b_.query_rstd, query_norm_.weight.gradient, rope(shape_.heads, true),
+                            b_.query_rstd, query_norm_.weight.gradient, rope(own_.queries, true),
                             b_.angles, b_.ops);
     ops_.norm_rope_backward(keys(b_.dqkv), keys(b_.qkv), key_norm_.weight.value, b_.key_rstd,
-                            key_norm_.weight.gradient, rope(shape_.kv_heads, true), b_.angles,
-                            b_.ops);
+                            key_norm_.weight.gradient, rope(own_.keys, true), b_.angles, b_.ops);
+}
+
+// ---------------------------------------------------------------- ranks of a sequence
+
+// each(first column among all heads', first among the part's own, columns), for queries, keys and
+// values in turn.
+template <class Each>
+void Block::for_heads(int part, Columns columns, const Each& each) const {
+    const HeadShare share = head_share(shape_.kv_heads, numerics_.parts, part);
+    const Heads before = heads(share.first), its = heads(share.count);
+    each(before.query, int64_t{0}, its.query);
+    if (columns == Columns::queries) return;
+    each(all_.query + before.key, its.query, its.key);
+    each(all_.query + all_.key + before.key, its.query + its.key, its.key);
+}
+
+// Of what goes from one rank to another; of all of them the same.
+int64_t Block::parcel_bytes(Columns columns) const {
+    const int64_t width = columns == Columns::queries ? most_.query : most_.all();
+    return numerics_.tokens() * width * size_of(numerics_.compute);
+}
+
+void Block::share_heads(ConstView from, View to, Columns columns) {
+    const int64_t bytes = parcel_bytes(columns), rows = numerics_.sequence;
+    for (int part = 0; part < numerics_.parts; ++part) {
+        const HeadShare share = head_share(shape_.kv_heads, numerics_.parts, part);
+        const Heads its = heads(share.count);
+        const View parcel = View::of(b_.sent + part * bytes, from.type, from.rows,
+                                     columns == Columns::queries ? its.query : its.all());
+        for_heads(part, columns, [&](int64_t column, int64_t at, int64_t count) {
+            if (count > 0)
+                ops_.copy_out(from.col_range(column, count), parcel.col_range(at, count));
+        });
+    }
+    if (mask_.ranks) mask_.ranks->exchange(b_.sent, b_.received, bytes, index_);
+    for (int part = 0; part < numerics_.parts && to.cols > 0; ++part) {
+        const ConstView parcel =
+            ConstView::of(b_.received + part * bytes, to.type, numerics_.tokens(), to.cols);
+        for (int64_t i = 0; i < numerics_.micro_batch; ++i) {
+            ops_.copy_out(parcel.row_range(i * rows, rows),
+                          to.row_range((i * numerics_.parts + part) * rows, rows));
+        }
+    }
+}
+
+void Block::share_tokens(ConstView from, View to, Columns columns) {
+    const int64_t bytes = parcel_bytes(columns), rows = numerics_.sequence;
+    for (int part = 0; part < numerics_.parts && from.cols > 0; ++part) {
+        const View parcel =
+            View::of(b_.sent + part * bytes, from.type, numerics_.tokens(), from.cols);
+        for (int64_t i = 0; i < numerics_.micro_batch; ++i) {
+            ops_.copy_out(from.row_range((i * numerics_.parts + part) * rows, rows),
+                          parcel.row_range(i * rows, rows));
+        }
+    }
+    if (mask_.ranks) mask_.ranks->exchange(b_.sent, b_.received, bytes, index_);
+    for (int part = 0; part < numerics_.parts; ++part) {
+        const Heads its = heads(head_share(shape_.kv_heads, numerics_.parts, part).count);
+        const ConstView parcel = ConstView::of(b_.received + part * bytes, to.type, to.rows,
+                                               columns == Columns::queries ? its.query : its.all());
+        for_heads(part, columns, [&](int64_t column, int64_t at, int64_t count) {
+            if (count > 0) ops_.copy_out(parcel.col_range(at, count), to.col_range(column, count));
+        });
+    }
 }
 
 // ---------------------------------------------------------------- passes
 
 void Block::attend(ConstView x_in, View x_mid) {
     norm1_.forward(ops_, x_in, b_.n1, b_.stats1);
-    qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
+    qkv_.apply(ops_, b_.n1, qkv_of_tokens(), {}, b_.ops);
+    if (shares()) share_heads(b_.all_heads, b_.qkv, Columns::queries_keys_values);
     turn_heads();
     if (!known_[at(Saved::attention)]) attention_forward();
-    output_.apply(ops_, b_.attended, x_mid, x_in, b_.ops);
+    if (shares()) share_tokens(b_.attended, b_.all_attended, Columns::queries);
+    output_.apply(ops_, attended_of_tokens(), x_mid, x_in, b_.ops);
 }
 
 void Block::attention_forward() {
-    ops_.attention_forward(attention(), queries(seen()), keys(seen()), values(b_.qkv), b_.attended,
-                           b_.lse, b_.ops);
+    if (own_.keys == 0) return;
+    ops_.attention_forward(attention(own_), queries(seen()), keys(seen()), values(b_.qkv),
+                           b_.attended, b_.lse, b_.ops);
 }
 
 View Block::inner_of(int64_t first, int64_t tokens) const {
@@ -294,16 +379,24 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, bool needs_mid
 // dx holds d(x_mid) and receives d(x_in).
 void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into_qkv) {
     const ConstView dy = in_compute_type(dx, b_.dy);
-    output_.add_gradient(ops_, dy, b_.attended, b_.ops);
+    output_.add_gradient(ops_, dy, attended_of_tokens(), b_.ops);
     if (!into_qkv) return;
-    output_.apply_transposed(ops_, dy, b_.dattended, b_.ops);
-    ops_.attention_backward(attention(), queries(seen()), keys(seen()), values(b_.qkv), b_.attended,
-                            b_.dattended, b_.lse, queries(b_.dqkv), keys(b_.dqkv), values(b_.dqkv),
-                            b_.ops);
+    // Where ranks share sequences, all heads' queries, keys and values have left by now.
+    const View dattended = shares()
+                               ? View::of(b_.all_heads.data, numerics_.compute, dy.rows, all_.query)
+                               : b_.dattended;
+    output_.apply_transposed(ops_, dy, dattended, b_.ops);
+    if (shares()) share_heads(dattended, b_.dattended, Columns::queries);
+    if (own_.keys > 0)
+        ops_.attention_backward(attention(own_), queries(seen()), keys(seen()), values(b_.qkv),
+                                b_.attended, b_.dattended, b_.lse, queries(b_.dqkv), keys(b_.dqkv),
+                                values(b_.dqkv), b_.ops);
     turn_heads_back();
-    qkv_.add_gradient(ops_, b_.dqkv, b_.n1, b_.ops);
+    if (shares()) share_tokens(b_.dqkv, b_.all_heads, Columns::queries_keys_values);
+    const View dqkv = shares() ? b_.all_heads : b_.dqkv;
+    qkv_.add_gradient(ops_, dqkv, b_.n1, b_.ops);
     if (!needs_dx && !norm1_.trains()) return;
-    qkv_.apply_transposed(ops_, b_.dqkv, b_.dn, b_.ops);
+    qkv_.apply_transposed(ops_, dqkv, b_.dn, b_.ops);
     norm1_.backward(ops_, b_.dn, x_in, b_.stats1, needs_dx ? ConstView(dx) : ConstView{},
                     needs_dx ? dx : View{}, b_.ops);
 }

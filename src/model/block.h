@@ -5,6 +5,10 @@
 //   or, without a gate, gelu(up) Wd
 // The shape decides on the parts in brackets. T tokens, H hidden, Q = heads * head_dim,
 // K = kv_heads * head_dim, I intermediate, M tokens of a tile of the MLP.
+//
+// Ranks that share the sequences have T tokens each of W = T * ranks. Attention, with the norms and
+// rotation of heads, is of W tokens and the rank's own heads; all else is of its T tokens and all
+// heads. Exchanges lie between (share_heads, share_tokens).
 #pragma once
 
 #include "carver.h"
@@ -33,7 +37,11 @@ public:
 private:
     // Buffers of a pass; the two groups below share memory, for they are never alive together.
     struct Buffers {
-        ops::View n1{}, qkv{}, attended{}, x_mid{};        // [T, H], [T, Q + 2 K], [T, Q], [T, H]
+        ops::View n1{}, qkv{}, attended{}, x_mid{};  // [T, H], [T, Q + 2 K], [T, Q], [T, H]
+        // Of ranks that share sequences, which have the two before of their own heads and W tokens:
+        // the same of all heads; and what they send and receive.
+        ops::View all_heads{}, all_attended{};
+        std::byte *sent = nullptr, *received = nullptr;
         ops::View normed{};                                // [T, Q + K], where heads have norms
         ops::View dy{}, dn{};                              // [T, H] both, in the compute type
         float *stats1 = nullptr, *lse = nullptr;           // norm1's; log-sum-exp, [heads * T]
@@ -56,13 +64,36 @@ private:
     void cut_saved(Saved what, Carver& carver, Buffers& b) const;
     int64_t op_scratch_bytes() const;
     int64_t mlp_tile() const;
-    ops::View queries(const ops::View& of) const { return of.col_range(0, query_); }
-    ops::View keys(const ops::View& of) const { return of.col_range(query_, key_); }
-    ops::View values(const ops::View& of) const { return of.col_range(query_ + key_, key_); }
+    // Of this rank's heads.
+    ops::View queries(const ops::View& of) const { return of.col_range(0, own_.query); }
+    ops::View keys(const ops::View& of) const { return of.col_range(own_.query, own_.key); }
+    ops::View values(const ops::View& of) const {
+        return of.col_range(own_.query + own_.key, own_.key);
+    }
     // Queries and keys, side by side, as attention sees them.
     ops::View seen() const {
-        return shape_.head_norms ? b_.normed : b_.qkv.col_range(0, query_ + key_);
+        return shape_.head_norms ? b_.normed : b_.qkv.col_range(0, own_.query + own_.key);
     }
+
+    // Heads, and the columns of their queries and of their keys.
+    struct Heads {
+        int64_t queries = 0, keys = 0, query = 0, key = 0;
+        int64_t seen() const { return query + key; }
+        int64_t all() const { return query + 2 * key; }
+    };
+    Heads heads(int64_t of_keys) const;
+    bool shares() const { return numerics_.parts > 1; }
+    // Rows of heads, with room for as many as any rank has: a plan is every rank's.
+    ops::View of_heads(Carver& carver, int64_t columns, int64_t most) const;
+    enum class Columns : uint8_t { queries_keys_values, queries };
+    template <class Each>
+    void for_heads(int part, Columns columns, const Each& each) const;
+    int64_t parcel_bytes(Columns columns) const;
+    // [T, all heads] to [W, own heads], and back.
+    void share_heads(ops::ConstView from, ops::View to, Columns columns);
+    void share_tokens(ops::ConstView from, ops::View to, Columns columns);
+    ops::View qkv_of_tokens() const { return shares() ? b_.all_heads : b_.qkv; }
+    ops::View attended_of_tokens() const { return shares() ? b_.all_attended : b_.attended; }
 
     void attend(ops::ConstView x_in, ops::View x_mid);
     void attention_forward();
@@ -77,7 +108,7 @@ private:
     void turn_heads();
     void turn_heads_back();
     ops::ConstView in_compute_type(ops::ConstView x, ops::View room);
-    ops::Attention attention() const;
+    ops::Attention attention(const Heads& heads) const;
 
     const Shape& shape_;
     const Numerics& numerics_;
@@ -85,8 +116,8 @@ private:
     ops::Ops& ops_;
     const Mask mask_;
     OfSaved<bool> saved_{}, known_{};
-    int64_t index_;        // of the block
-    int64_t query_, key_;  // columns: Q, K
+    int64_t index_;           // of the block
+    Heads all_, own_, most_;  // most_: of any rank
     Norm norm1_, norm2_, query_norm_, key_norm_;
     Projection qkv_, output_, up_, down_;
     Buffers b_;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include "block.h"
 #include "carver.h"
@@ -97,31 +98,63 @@ void head_tile(ops::Ops& ops, const Head& h, const HeadBuffers& buffers, ConstVi
 
 }  // namespace
 
-Decoder::Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops::Ops& ops)
+HeadShare head_share(int64_t kv_heads, int parts, int part) {
+    const int64_t first = kv_heads * part / parts;
+    return {first, kv_heads * (part + 1) / parts - first};
+}
+
+namespace {
+
+// By block, each of those that blocks share once.
+std::vector<std::shared_ptr<const ops::BlockLists>> patterns_of_heads(const Shape& shape,
+                                                                      const Numerics& numerics) {
+    if (numerics.parts == 1) return shape.patterns;
+    const int64_t group = shape.heads / shape.kv_heads;
+    const HeadShare share = head_share(shape.kv_heads, numerics.parts, numerics.part);
+    std::map<const ops::BlockLists*, std::shared_ptr<const ops::BlockLists>> made;
+    std::vector<std::shared_ptr<const ops::BlockLists>> found;
+    for (const auto& pattern : shape.patterns) {
+        auto& own = made[pattern.get()];
+        if (pattern && !own)
+            own = std::make_shared<ops::BlockLists>(
+                pattern->of_heads(share.first * group, share.count * group));
+        found.push_back(own);
+    }
+    return found;
+}
+
+}  // namespace
+
+Decoder::Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops::Ops& ops,
+                 SequenceRanks* ranks)
     : shape_(std::move(shape)),
       numerics_(numerics),
-      rope_(rope_table(shape_, numerics.sequence)),
+      rope_(rope_table(shape_, numerics.whole_sequence())),
       layers_(std::move(layers)),
+      patterns_(patterns_of_heads(shape_, numerics)),
+      ranks_(ranks),
       ops_(ops) {
+    FERRY_CHECK(numerics_.part >= 0 && numerics_.part < numerics_.parts);
     FERRY_CHECK(static_cast<int64_t>(layers_.size()) == shape_.layers + 2);
     FERRY_CHECK(shape_.kv_heads > 0 && shape_.heads % shape_.kv_heads == 0);
     FERRY_CHECK(shape_.head_dim > 0);
-    FERRY_CHECK(shape_.learned_positions == 0 || shape_.learned_positions >= numerics_.sequence);
+    FERRY_CHECK(shape_.learned_positions == 0 ||
+                shape_.learned_positions >= numerics_.whole_sequence());
     FERRY_CHECK(numerics_.tokens() > 0 && numerics_.head_tile > 0 && numerics_.mlp_tile >= 0);
     FERRY_CHECK(shape_.patterns.empty() || std::ssize(shape_.patterns) == shape_.layers);
-    for (const auto& pattern : shape_.patterns)  // until they have their place
+    for (const auto& pattern : patterns_)  // until they have their place
         lists_.push_back(pattern ? pattern->view() : ops::BlockListsView{});
 }
 
 namespace {
 
 // Each of the patterns once, by the first block that has it.
-std::vector<size_t> first_blocks(const Shape& shape) {
+std::vector<size_t> first_blocks(
+    const std::vector<std::shared_ptr<const ops::BlockLists>>& patterns) {
     std::vector<size_t> blocks;
-    for (size_t i = 0; i < shape.patterns.size(); ++i) {
-        const auto first = std::ranges::find(shape.patterns, shape.patterns[i]);
-        if (shape.patterns[i] && static_cast<size_t>(first - shape.patterns.begin()) == i)
-            blocks.push_back(i);
+    for (size_t i = 0; i < patterns.size(); ++i) {
+        const auto first = std::ranges::find(patterns, patterns[i]);
+        if (patterns[i] && static_cast<size_t>(first - patterns.begin()) == i) blocks.push_back(i);
     }
     return blocks;
 }
@@ -130,23 +163,22 @@ std::vector<size_t> first_blocks(const Shape& shape) {
 
 int64_t Decoder::pattern_bytes() const {
     int64_t bytes = 0;
-    for (const size_t block : first_blocks(shape_))
-        bytes += round_up(shape_.patterns[block]->memory_bytes(), 64);
+    for (const size_t block : first_blocks(patterns_))
+        bytes += round_up(patterns_[block]->memory_bytes(), 64);
     return bytes;
 }
 
 void Decoder::place_patterns(std::byte* memory, const Copy& copy) {
-    for (const size_t first : first_blocks(shape_)) {
-        const ops::BlockLists& lists = *shape_.patterns[first];
+    for (const size_t first : first_blocks(patterns_)) {
+        const ops::BlockLists& lists = *patterns_[first];
         std::byte* at = memory;
         for (const auto* list :
              {&lists.row_starts, &lists.columns, &lists.column_starts, &lists.rows}) {
             copy(at, std::as_bytes(std::span(*list)));
             at += std::ssize(*list) * int64_t{sizeof(int32_t)};
         }
-        for (size_t block = first; block < shape_.patterns.size(); ++block) {
-            if (shape_.patterns[block] == shape_.patterns[first])
-                lists_[block] = lists.view_at(memory);
+        for (size_t block = first; block < patterns_.size(); ++block) {
+            if (patterns_[block] == patterns_[first]) lists_[block] = lists.view_at(memory);
         }
         memory += round_up(lists.memory_bytes(), 64);
     }
@@ -155,10 +187,12 @@ void Decoder::place_patterns(std::byte* memory, const Copy& copy) {
 Mask Decoder::mask_of(int64_t block, const Documents& documents) const {
     FERRY_CHECK(numerics_.documents == (documents.start != nullptr) &&
                 numerics_.documents == (documents.end != nullptr));
-    const ops::BlockLists* pattern = shape_.pattern_of(block);
+    const auto at = static_cast<size_t>(block);
+    const ops::BlockLists* pattern = patterns_.empty() ? nullptr : patterns_[at].get();
     return {.pattern = pattern,
-            .lists = pattern ? lists_[static_cast<size_t>(block)] : ops::BlockListsView{},
-            .documents = documents};
+            .lists = pattern ? lists_[at] : ops::BlockListsView{},
+            .documents = documents,
+            .ranks = ranks_};
 }
 
 int64_t Decoder::activation_bytes() const {
@@ -182,13 +216,35 @@ int64_t Decoder::saved_bytes(Saved what) const {
     return Block::saved_bytes(shape_, numerics_, rope_, ops_, layers_[1], what);
 }
 
+int64_t Decoder::exchanged_bytes() const {
+    const int64_t heads = ceil_div(shape_.kv_heads, numerics_.parts);
+    const int64_t group = shape_.heads / shape_.kv_heads;
+    const int64_t columns = heads * shape_.head_dim * (2 * group + 2);  // q, k, v and the output
+    return (numerics_.parts - 1) * numerics_.tokens() * columns * size_of(numerics_.compute);
+}
+
+namespace {
+
+// Positions of a part begin behind those of the parts before it, which documents count themselves.
+int64_t first_position(const Numerics& numerics, const Documents& documents) {
+    return documents.start ? 0 : numerics.part * numerics.sequence;
+}
+const int32_t* starts_in_part(const Numerics& numerics, const Documents& documents) {
+    return numerics.parts > 1 ? documents.part_start : documents.start;
+}
+
+}  // namespace
+
 void Decoder::embed(const int32_t* tokens, const void* weights, void* x,
                     const Documents& documents) const {
     const LayerMemory memory(layers_.front(), numerics_.compute, weights, nullptr);
     const Parameter positions = memory(Role::position_table);
     const ConstView of_sequence =
-        positions.exists() ? positions.value.row_range(0, numerics_.sequence) : ConstView{};
-    ops_.embed(tokens, memory(Role::token_table).value, of_sequence, documents.start,
+        positions.exists()
+            ? positions.value.row_range(first_position(numerics_, documents), numerics_.sequence)
+            : ConstView{};
+    ops_.embed(tokens, memory(Role::token_table).value, of_sequence,
+               starts_in_part(numerics_, documents),
                View::of(x, numerics_.residual, numerics_.tokens(), shape_.hidden));
 }
 
@@ -203,8 +259,9 @@ void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradi
                        shape_.hidden * size_of(DType::f32));
     }
     if (positions.trains())
-        ops_.positions_backward(d, numerics_.sequence, documents.start, positions.gradient,
-                                scratch);
+        ops_.positions_backward(
+            d, numerics_.sequence, starts_in_part(numerics_, documents),
+            positions.gradient + first_position(numerics_, documents) * shape_.hidden, scratch);
 }
 
 namespace {

@@ -66,12 +66,21 @@ struct Shape {
 // The settings that order or round a floating-point operation (numerics.md). Nothing else may.
 struct Numerics {
     int64_t sequence = 0, micro_batch = 0;  // tokens a sequence; sequences a kernel
-    int64_t head_tile = 1024;               // tokens a tile of the fused head and loss
-    int64_t mlp_tile = 0;                   // tokens a tile of the MLP; 0: whole micro-batch
-    bool documents = false;                 // a sequence holds some that do not see each other
-    DType compute = DType::f32;             // weights and GEMM inputs
+    // Ranks may share each sequence: `sequence` is then this rank's part of it, the part-th.
+    int parts = 1, part = 0;
+    int64_t head_tile = 1024;    // tokens a tile of the fused head and loss
+    int64_t mlp_tile = 0;        // tokens a tile of the MLP; 0: whole micro-batch
+    bool documents = false;      // a sequence holds some that do not see each other
+    DType compute = DType::f32;  // weights and GEMM inputs
     DType residual = DType::f32, wire = DType::f32;  // wire: gradients, rounded once
     int64_t tokens() const { return sequence * micro_batch; }
+    int64_t whole_sequence() const { return sequence * parts; }
+    int64_t whole_tokens() const { return tokens() * parts; }
+    // int32 of a micro-batch's tokens, targets and, where there are some, documents.
+    int64_t token_numbers() const {
+        const int64_t of_documents = 2 * whole_tokens() + (parts > 1 ? tokens() : 0);
+        return 2 * tokens() + (documents ? of_documents : 0);
+    }
 };
 
 // The role of a tensor, in the order in which a layer's buffer holds them. A bias follows its
@@ -169,24 +178,45 @@ std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> fr
                              const MuonMatrices& muon = {});
 
 // Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Empty where
-// positions are learned. To dynamic and longrope a text is as long as a sequence, always.
+// positions are learned. To dynamic and longrope a text is as long as a whole sequence, always.
 struct RopeTable {
     std::vector<double> frequencies{};  // [head_dim / 2]
     double amplitude = 1;
 };
 RopeTable rope_table(const Shape& shape, int64_t sequence);
 
-// A micro-batch's documents, by token, as ops::Attention has them; null: numerics has none.
+// A micro-batch's documents as ops::Attention has them, by token of the whole sequences; null:
+// numerics has none. `part_start`: of this rank's tokens, counted from the first of its part, which
+// may be behind it.
 struct Documents {
     const int32_t* start = nullptr;
     const int32_t* end = nullptr;
+    const int32_t* part_start = nullptr;
 };
+
+// The ranks that share a micro-batch's sequences. Between its products of tokens and its attention
+// a block gives each of them the heads that are theirs, and gets all tokens of its own.
+class SequenceRanks {
+public:
+    virtual ~SequenceRanks() = default;
+    // Sends the r-th `bytes` of `to` to rank r, and receives its into the same place of `from`, in
+    // the order of the compute stream. `block`: for whoever must be told.
+    virtual void exchange(const std::byte* to, std::byte* from, int64_t bytes, int64_t block) = 0;
+};
+
+// Heads of keys and values of which one of these ranks has all tokens, with the queries' heads that
+// read them. Where ranks do not divide the heads, some have one more.
+struct HeadShare {
+    int64_t first = 0, count = 0;
+};
+HeadShare head_share(int64_t kv_heads, int parts, int part);
 
 // What a block's attention sees of the tokens before.
 struct Mask {
     const ops::BlockLists* pattern = nullptr;
     ops::BlockListsView lists{};
     Documents documents{};
+    SequenceRanks* ranks = nullptr;
 };
 
 // Every method is called inside a job of the compute stream; pointers are device memory, laid out
@@ -194,7 +224,10 @@ struct Mask {
 // `scratch` has scratch_bytes(). Nothing allocates.
 class Decoder {
 public:
-    Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops::Ops& ops);
+    // `ranks` has the other parts of the sequences. Null where there are none, or nothing but time
+    // and memory is asked for: then what they would send is whatever lies there.
+    Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops::Ops& ops,
+            SequenceRanks* ranks = nullptr);
     const Shape& shape() const noexcept { return shape_; }
     const Numerics& numerics() const noexcept { return numerics_; }
     const std::vector<Layer>& layers() const noexcept { return layers_; }
@@ -202,6 +235,9 @@ public:
     int64_t activation_bytes() const;       // of one block input of one micro-batch
     int64_t scratch_bytes() const;          // the largest of any call below
     int64_t saved_bytes(Saved what) const;  // of a block and micro-batch
+    // Bytes that a block's forward pass sends to the other ranks of a sequence, in two exchanges;
+    // backward twice as many, in four.
+    int64_t exchanged_bytes() const;
     // Bytes of the patterns' lists, each once. Operations read them in device memory: before the
     // first one, place_patterns gets so much of that memory, and copies the lists by `copy`.
     int64_t pattern_bytes() const;
@@ -251,7 +287,10 @@ private:
     Numerics numerics_;
     RopeTable rope_;
     std::vector<Layer> layers_;
-    std::vector<ops::BlockListsView> lists_{};  // by block: its pattern, in the device's memory
+    // By block: its pattern for this rank's heads, and the same in the device's memory.
+    std::vector<std::shared_ptr<const ops::BlockLists>> patterns_{};
+    std::vector<ops::BlockListsView> lists_{};
+    SequenceRanks* ranks_;
     ops::Ops& ops_;
 };
 

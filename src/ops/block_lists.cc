@@ -64,6 +64,21 @@ void BlockLists::transpose() {
     }
 }
 
+BlockLists BlockLists::of_heads(int64_t first, int64_t count) const {
+    if (heads == 1) return *this;
+    BlockLists part{.block = block, .heads = static_cast<int>(count), .blocks = blocks};
+    part.row_starts.push_back(0);
+    for (int64_t head = first; head < first + count; ++head) {
+        for (int64_t row = 0; row < blocks; ++row) {
+            const std::span<const int32_t> keys = keys_of(head, row);
+            part.columns.insert(part.columns.end(), keys.begin(), keys.end());
+            part.row_starts.push_back(static_cast<int32_t>(part.columns.size()));
+        }
+    }
+    part.transpose();
+    return part;
+}
+
 int64_t BlockLists::memory_bytes() const {
     return 2 * static_cast<int64_t>((row_starts.size() + columns.size()) * sizeof(int32_t));
 }

@@ -63,6 +63,8 @@ struct BlockLists {
 
     // column_starts and rows, from row_starts and columns.
     void transpose();
+    // The lists of these query heads alone; shared ones as they are.
+    BlockLists of_heads(int64_t first, int64_t count) const;
 
     // Where all lists stand when they lie behind each other: row_starts, columns, column_starts,
     // rows. `memory` has memory_bytes(), or is null.

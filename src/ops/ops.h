@@ -170,7 +170,8 @@ public:
     virtual void gelu_backward(View dy, View x) = 0;
 
     // x[t] = table[tokens[t]] + positions[t % positions.rows - document_start[t]]; positions
-    // optional; document_start as Attention's, null: all 0.
+    // optional; document_start as Attention's, null: all 0. Of a part of a sequence it may be below
+    // 0: then `positions` has more rows behind those that it says.
     virtual void embed(const int32_t* tokens, ConstView table, ConstView positions,
                        const int32_t* document_start, View x) = 0;
     // gradient[tokens[t]] += dx[t], in the order of t. gradient: fp32 [vocab, hidden].

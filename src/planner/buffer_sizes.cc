@@ -81,7 +81,7 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return work.needs.saved[at(model::Saved::mlp)];
         case Class::tokens:
         case Class::host_tokens:
-            return work.numerics.tokens() * (work.numerics.documents ? 4 : 2) * 4;
+            return work.numerics.token_numbers() * int64_t{sizeof(int32_t)};
         case Class::lists:
             return work.needs.lists;
         case Class::scratch:

@@ -60,6 +60,15 @@ MetRanks& MetRanks::operator=(MetRanks&&) noexcept = default;
 MetRanks::~MetRanks() = default;
 
 void ComputeContext::open(const Config& config, Runtime& runtime) {
+    open_device(config, runtime);
+    if (!ranks || config.parallel.sequence == 1) return;
+    require_groups(ranks->size(), config.parallel.sequence);
+    Executor& executor = *runtime.executor;
+    auto group = ranks->group(comm::run_of(ranks->rank(), config.parallel.sequence));
+    sequence = comm::make_stream_exchange(*device, executor, std::move(group));
+}
+
+void ComputeContext::open_device(const Config& config, Runtime& runtime) {
     Executor& executor = *runtime.executor;
     std::unique_ptr<comm::Communicator>& met = runtime.ranks.communicator;
     if (met && met->size() > 1) ranks = std::move(met);
@@ -84,9 +93,9 @@ void ComputeContext::open(const Config& config, Runtime& runtime) {
     }
 }
 
-World ComputeContext::world() const {
-    if (!ranks) return {};
-    return {ranks->rank(), ranks->size(), ranks->local_size()};
+World ComputeContext::world(const Config& config) const {
+    if (!ranks) return {.sequence = config.parallel.sequence};
+    return {ranks->rank(), ranks->size(), ranks->local_size(), config.parallel.sequence};
 }
 
 void ComputeContext::abandon(const char* why) const noexcept {

@@ -154,15 +154,17 @@ private:
     void measure_anew() {
         store().reset_report();
         if (lane_) lane_->count_anew();
+        if (exchange_) exchange_->count_anew();
     }
 
     RunReport so_far() {
         drain();
         RunReport report = totals_;
-        report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.sequence,
+        report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.whole_sequence(),
                                                plan_.micro_batches * numerics_.tokens());
         add_links(report.links, store(), world_.ranks);
-        if (lane_) add_collectives(report.collectives, *lane_);
+        if (lane_) add_collectives(report.collectives, lane_->collectives());
+        if (exchange_) add_collectives(report.collectives, {exchange_->sent()});
         report.reserved = stack_.reserved();
         if (volume()) report.paths = volume()->counters();
         look_for_files();
@@ -201,7 +203,7 @@ private:
         HeldBack mine;
         for (int64_t done = 0; done < micro_batches; done += schedules_.evaluation_size) {
             kernels().states()[++sequence_] = {
-                .step = step_, .held_back_before = world_.rank * micro_batches + done};
+                .step = step_, .held_back_before = world_.replica() * micro_batches + done};
             store().append(schedules_.evaluation, sequence_, step_);
             store().drain();
             mine.add(judge_->held_back(schedules_.evaluation_size));

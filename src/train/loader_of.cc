@@ -9,19 +9,21 @@
 namespace ferry::train {
 
 TokenLoader::Options loader_options(const Config& config, const model::Shape& shape, bool trains,
-                                    const zero::Partition& partition) {
+                                    const World& world) {
     return {.path = config.data.tokens,
             .sequence = config.batch.sequence,
             .micro_batch = config.batch.micro_batch,
-            .micro_batches = config.batch.micro_batches / partition.ranks,
+            .micro_batches = config.batch.micro_batches / world.replicas(),
             .model_vocab = shape.vocab,
             .held_back = config.data.held_back,
             .trains = trains,
             .evaluation_micro_batches = config.evaluate.micro_batches,
             .isolates_documents = config.data.isolate_documents,
             .seed = config.seed,
-            .rank = partition.rank,
-            .ranks = partition.ranks};
+            .rank = world.replica(),
+            .ranks = world.replicas(),
+            .part = world.part(),
+            .parts = world.sequence};
 }
 
 int64_t evaluation_sequences(const Config& config) {

@@ -5,14 +5,14 @@
 #include "ferry/config.h"
 #include "model/huggingface.h"
 #include "model/model.h"
-#include "zero/zero.h"
+#include "rank_share.h"
 
 namespace ferry::train {
 
 // `config` is the run's. The loader gives one rank's share of its micro-batches. `trains` false: it
 // evaluates on the whole file.
 TokenLoader::Options loader_options(const Config& config, const model::Shape& shape, bool trains,
-                                    const zero::Partition& partition = {});
+                                    const World& world = {});
 // Warns where sequences are longer than those that the model was made for.
 void warn_of_text(const Config& config, const model::Description& made);
 // Refuses tokens that can hardly be those of the tokenizer that loaded weights go with, unless the

@@ -68,7 +68,8 @@ int64_t head_tile_of(const Config& config, const model::Shape& shape) {
     constexpr int64_t kLogitsOfWords = 5LL << 26;  // 2,048 tokens of the largest vocabularies
     if (config.numerics.head_tile) return *config.numerics.head_tile;
     if (config.device != DeviceKind::cuda) return kLeast;
-    const int64_t tokens = config.batch.sequence * config.batch.micro_batch;
+    const int64_t tokens =
+        config.batch.sequence / config.parallel.sequence * config.batch.micro_batch;
     const int64_t of_mlp = std::min(config.numerics.mlp_tile.value_or(tokens), tokens);
     const int64_t logits =
         std::max(mostly_words(shape) ? kLogitsOfWords : kLogits, of_mlp * shape.intermediate);
@@ -102,11 +103,13 @@ model::Description model_of(const Config& config) {
     return own;
 }
 
-model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
+model::Numerics numerics_of(const Config& config, const model::Shape& shape, int part) {
     const DType compute = config.precision;
     return {
-        .sequence = config.batch.sequence,
+        .sequence = config.batch.sequence / config.parallel.sequence,
         .micro_batch = config.batch.micro_batch,
+        .parts = config.parallel.sequence,
+        .part = part,
         .head_tile = head_tile_of(config, shape),
         .mlp_tile = config.numerics.mlp_tile.value_or(0),
         .documents = config.data.isolate_documents,

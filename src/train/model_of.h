@@ -30,7 +30,8 @@ model::CodedMoments coded_moments_of(const Config& config);
 std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers, int ranks);
 // Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of
 // device.
-model::Numerics numerics_of(const Config& config, const model::Shape& shape);
+// `part`: which of each sequence, where ranks share them.
+model::Numerics numerics_of(const Config& config, const model::Shape& shape, int part = 0);
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer);
 
 }  // namespace ferry::train

@@ -68,10 +68,10 @@ void require_same_run(comm::Communicator& ranks, Executor& executor, const std::
 }
 
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
-                            std::span<const swap::Schedule* const> schedules) {
+                            std::span<const swap::Schedule* const> schedules, bool in_kernels) {
     std::vector<std::array<int64_t, 3>> all;
     for (const swap::Schedule* schedule : schedules) {
-        const auto its = exchanges_of(*schedule);
+        const auto its = exchanges_of(*schedule, in_kernels);
         all.insert(all.end(), its.begin(), its.end());
     }
     const comm::Fact order{"the plan: the order of the exchanges", hex(hash_of(all))};

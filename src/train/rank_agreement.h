@@ -30,8 +30,9 @@ void require_same_config(comm::Communicator& ranks, Executor& executor, const Co
 void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& kernels,
                       const std::string& numerics, const TokenFileInfo& tokens,
                       const std::string& first_weights);
-// The same for what the ranks will say to each other, of all schedules.
+// The same for what the ranks will say to each other, of all schedules; `in_kernels`: from within
+// those of blocks as well.
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
-                            std::span<const swap::Schedule* const> schedules);
+                            std::span<const swap::Schedule* const> schedules, bool in_kernels);
 
 }  // namespace ferry::train

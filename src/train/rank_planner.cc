@@ -19,12 +19,13 @@ RankPlanner::RankPlanner(const planner::PlanRequest& request, const Device& devi
     possible_.budgets.device_bytes = device_bytes_within(request.budgets.device_bytes, device);
     if (!ranks) return;
     struct Memory {
-        int64_t budget = 0, overhead = 0;
+        int64_t budget = 0, overhead = 0, lists = 0;
     };
-    const Memory mine{possible_.budgets.device_bytes, needs_.overhead};
+    const Memory mine{possible_.budgets.device_bytes, needs_.overhead, needs_.lists};
     for (const Memory& memory : gather(*ranks, executor, mine, "device memory")) {
         possible_.budgets.device_bytes = std::min(possible_.budgets.device_bytes, memory.budget);
         needs_.overhead = std::max(needs_.overhead, memory.overhead);
+        needs_.lists = std::max(needs_.lists, memory.lists);
     }
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -21,13 +22,16 @@ constexpr std::string_view kRankDirectory = "rank-";  // and its number
 
 int64_t share_of(int64_t bytes, int parts) { return bytes == kUnlimited ? bytes : bytes / parts; }
 
-void check_batch(int64_t all, std::optional<int64_t> groups, int ranks) {
+void check_batch(int64_t all, std::optional<int64_t> groups, const World& world) {
+    const int ranks = world.replicas();
     const int64_t each = all / ranks;
     if (all % ranks != 0) {
         throw Error(Trouble::usage,
                     {.what = "the micro-batches of a step cannot be divided among the ranks",
                      .where = "batch.micro_batches",
-                     .measured = fmt::format("{} micro-batches, {} ranks", all, ranks),
+                     .measured = fmt::format(
+                         "{} micro-batches, {} ranks{}", all, world.ranks,
+                         world.sequence > 1 ? fmt::format(" in groups of {}", world.sequence) : ""),
                      .remedy = fmt::format("set batch.micro_batches to {}, or start a number of "
                                            "ranks that divides it",
                                            round_up(all, ranks))});
@@ -69,10 +73,23 @@ BudgetConfig budgets_of_rank(BudgetConfig budgets, const World& world) {
 
 }  // namespace
 
+void require_groups(int ranks, int sequence) {
+    if (ranks % sequence == 0) return;
+    throw Error(
+        Trouble::usage,
+        {.what = "the ranks cannot be cut into groups that share sequences",
+         .where = "parallel.sequence",
+         .measured = fmt::format("groups of {}, {} rank{}", sequence, ranks, ranks == 1 ? "" : "s"),
+         .limit = "a divisor of the ranks",
+         .remedy = fmt::format("start {} ranks, or set parallel.sequence to {}",
+                               round_up(ranks, sequence), std::gcd(ranks, sequence))});
+}
+
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
+    require_groups(world.ranks, world.sequence);
     if (world.ranks == 1) return request;
-    check_batch(request.micro_batches, request.swap.groups, world.ranks);
-    request.micro_batches /= world.ranks;
+    check_batch(request.micro_batches, request.swap.groups, world);
+    request.micro_batches /= world.replicas();
     request.budgets = budgets_of_rank(std::move(request.budgets), world);
     request.sharers = world.local_ranks;
     // It would write before all ranks have the durable step before.
@@ -85,10 +102,11 @@ RankShare share_of(const Config& config, const World& world) {
                   .evaluation_micro_batches = config.evaluate.micro_batches,
                   .budgets = config.budgets,
                   .threads = config.threads};
+    require_groups(world.ranks, world.sequence);
     if (world.ranks == 1) return all;
-    check_batch(config.batch.micro_batches, config.swap.groups, world.ranks);
-    all.micro_batches /= world.ranks;
-    all.evaluation_micro_batches = ceil_div(all.evaluation_micro_batches, world.ranks);
+    check_batch(config.batch.micro_batches, config.swap.groups, world);
+    all.micro_batches /= world.replicas();
+    all.evaluation_micro_batches = ceil_div(all.evaluation_micro_batches, world.replicas());
     all.budgets = budgets_of_rank(std::move(all.budgets), world);
     if (all.threads) all.threads = std::max(1, *all.threads / world.local_ranks);
     return all;

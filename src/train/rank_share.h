@@ -17,7 +17,14 @@ namespace ferry::train {
 // A rank among those of the run and among those of its host.
 struct World {
     int rank = 0, ranks = 1, local_ranks = 1;
+    int sequence = 1;  // neighbours that share each sequence
+    // Those that share sequences have the same micro-batches, and each a part of them.
+    int replicas() const { return ranks / sequence; }
+    int replica() const { return rank / sequence; }
+    int part() const { return rank % sequence; }
 };
+// Throws usage where the ranks cannot be cut into such groups.
+void require_groups(int ranks, int sequence);
 
 // A rank's part of the work, and of what the ranks of a host share. The rest of the configuration
 // is the same for all.
@@ -27,7 +34,7 @@ struct RankShare {
     BudgetConfig budgets{};
     std::optional<int> threads{};  // as asked for; none: one for each core
 };
-// Throws usage where the micro-batches cannot be divided.
+// Throws usage where ranks or micro-batches cannot be divided.
 RankShare share_of(const Config& config, const World& world);
 // The same of what a plan of the whole run is asked for. Throws usage as well.
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);

@@ -32,8 +32,9 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
     }
 }
 
-void add_collectives(std::vector<CollectiveReport>& collectives, const RankLane& lane) {
-    for (const CollectiveReport& one : lane.collectives()) {
+void add_collectives(std::vector<CollectiveReport>& collectives,
+                     const std::vector<CollectiveReport>& more) {
+    for (const CollectiveReport& one : more) {
         const auto known =
             std::ranges::find(collectives, one.collective, &CollectiveReport::collective);
         if (known == collectives.end()) {

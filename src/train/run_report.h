@@ -22,7 +22,8 @@ Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
 
 // Adds what each lane has moved since the store's report was reset, and how long it took.
 void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ranks);
-void add_collectives(std::vector<CollectiveReport>& collectives, const RankLane& lane);
+void add_collectives(std::vector<CollectiveReport>& collectives,
+                     const std::vector<CollectiveReport>& more);
 
 // Notes the predicted seconds, and the bounds where they are lower than those that are known.
 void note_predicted(RunReport& report, const Timelines& planned, const BudgetConfig& budgets,

@@ -6,11 +6,18 @@
 
 namespace ferry::train {
 
-std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule) {
+std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule, bool in_kernels) {
     std::vector<std::array<int64_t, 3>> found;
     for (const uint32_t index : schedule.lanes[static_cast<size_t>(swap::Lane::comm)]) {
         const swap::Task& task = schedule.tasks[index];
         found.push_back({task.op, task.layer, task.bytes});
+    }
+    if (!in_kernels) return found;
+    for (const uint32_t index : schedule.lanes[static_cast<size_t>(swap::Lane::compute)]) {
+        const swap::Task& task = schedule.tasks[index];
+        const auto op = static_cast<cost::Op>(task.op);
+        if (op == cost::Op::forward || op == cost::Op::backward)
+            found.push_back({task.op, task.layer, task.item});
     }
     return found;
 }

@@ -10,7 +10,9 @@
 namespace ferry::train {
 
 // The exchanges of a schedule in its order: op, layer and bytes of each.
-std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule);
+// `in_kernels`: and what exchanges from within, in its order.
+std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule,
+                                                 bool in_kernels = false);
 
 struct Schedules {
     std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][speculative]

@@ -47,7 +47,9 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
                        std::shared_ptr<ComputeContext> context)
     : context_(std::move(context)),
       ranks_(context_->ranks.get()),
-      world_(context_->world()),
+      world_(context_->world(config)),
+      exchange_(context_->sequence ? std::make_unique<SequenceExchange>(*context_->sequence)
+                                   : nullptr),
       partition_(
           zero::partition_of(config.zero.stage, world_.rank, world_.ranks, codecs_of(config))),
       config_(config),
@@ -59,15 +61,16 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       hyper_(hyper_of(config)),
       schedule_(schedule_of(config)),
       described_(model_of(config)),
-      numerics_(numerics_of(config, shape_)),
-      loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
+      numerics_(numerics_of(config, shape_, world_.part())),
+      loader_(loader_options(config, shape_, !runtime.only_evaluates, world_)),
       layers_(layers_of(config, shape_, world_.ranks)),
       checkpoint_identity_(checkpoint_identity_of(config, shape_, loader_.info())),
       description_(config.checkpoint.dir.empty() ? "" : description_of(config, numerics_.compute)),
       saved_(open_saved(runtime.checkpoint, checkpoint_identity_, config.steps)),
       loaded_(first_weights_of(config, runtime)),
       imported_(import(runtime.imported, shape_, layers_, world_.ranks)),
-      stack_(ground(runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
+      stack_(ground(runtime.resume),
+             TierStack::Model{shape_, numerics_, layers_, {}, exchange_.get()}),
       machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
     make_plan(runtime);
@@ -82,7 +85,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
         log_info(rule);
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, share_.evaluation_micro_batches);
-    if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
+    if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all(), exchange_ != nullptr);
     stack_.warm(schedules_.steady(), judge_->scalars({}, 1.0));  // of zeros
     stack_.fill([&] { first_contents(runtime); });
 }

@@ -22,6 +22,7 @@
 #include "rank_planner.h"
 #include "rank_share.h"
 #include "schedules.h"
+#include "sequence_exchange.h"
 #include "train/stack/path_rows.h"
 #include "train/stack/tier_stack.h"
 #include "train/stack/trace_rows.h"
@@ -72,6 +73,7 @@ protected:
     const std::shared_ptr<ComputeContext> context_;
     comm::Communicator* const ranks_;  // null: there is only this one
     const World world_;
+    const std::unique_ptr<SequenceExchange> exchange_;  // null: this rank has whole sequences
     const zero::Partition partition_;
     const Config config_;
     const RankShare share_;

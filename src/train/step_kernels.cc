@@ -62,12 +62,16 @@ const Chunk& StepKernels::chunk_of(const Call& call) const {
 // ---------------------------------------------------------------- tokens
 
 MicroBatch StepKernels::loaded(int32_t* tokens) const {
-    const auto count = static_cast<size_t>(model_.decoder->numerics().tokens());
-    const size_t documents = plan_.documents ? count : 0;
-    return {.tokens = {tokens, count},
-            .targets = {tokens + count, count},
-            .document_start = {tokens + 2 * count, documents},
-            .document_end = {tokens + 3 * count, documents}};
+    const model::Numerics& numerics = model_.decoder->numerics();
+    const auto count = static_cast<size_t>(numerics.tokens());
+    const size_t documents = plan_.documents ? static_cast<size_t>(numerics.whole_tokens()) : 0;
+    int32_t* behind = tokens + 2 * count;
+    return {
+        .tokens = {tokens, count},
+        .targets = {tokens + count, count},
+        .document_start = {behind, documents},
+        .document_end = {behind + documents, documents},
+        .part_start = {behind + 2 * documents, plan_.documents && numerics.parts > 1 ? count : 0}};
 }
 
 int64_t StepKernels::held_back_number(const Call& call) const {
@@ -92,7 +96,14 @@ void StepKernels::kernel(const Call&, const op::Embed<At>& at) {
     model_.decoder->embed(at.tokens, at.table, at.out, documents(at.tokens));
 }
 
+void StepKernels::begin_exchanges(const Call& call) {
+    if (!model_.sequence) return;
+    const bool alone = call.sequence == StepStates::kMeasured;
+    model_.sequence->begin(alone ? SequenceExchange::kAlone : states_[call.sequence].step);
+}
+
 void StepKernels::kernel(const Call& call, const op::Forward<At>& at) {
+    begin_exchanges(call);
     auto* nonfinite = reinterpret_cast<uint32_t*>(at.report + plan_.nonfinite_offset());
     const int64_t layer = call.task->layer;
     model_.decoder->forward(layer - 1, at.weights, at.x, at.out, nonfinite + layer, at.scratch,
@@ -118,8 +129,10 @@ const int32_t* StepKernels::targets(const int32_t* tokens) const {
 
 model::Documents StepKernels::documents(const int32_t* tokens) const {
     if (!plan_.documents) return {};
-    const int64_t count = model_.decoder->numerics().tokens();
-    return {.start = tokens + 2 * count, .end = tokens + 3 * count};
+    const model::Numerics& numerics = model_.decoder->numerics();
+    const int32_t* start = tokens + 2 * numerics.tokens();
+    const int32_t* end = start + numerics.whole_tokens();
+    return {.start = start, .end = end, .part_start = end + numerics.whole_tokens()};
 }
 
 double* StepKernels::loss_sum(const Call& call, std::byte* report) {
@@ -127,6 +140,7 @@ double* StepKernels::loss_sum(const Call& call, std::byte* report) {
 }
 
 void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
+    begin_exchanges(call);
     const bool needs_dx = (call.task->flags & cost::kNeedsDx) != 0;
     auto* attention = const_cast<std::byte*>(at.attention);  // it only writes to the other one
     model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient,

@@ -12,6 +12,7 @@
 #include "muon.h"
 #include "ops/ops.h"
 #include "planner/planner.h"
+#include "sequence_exchange.h"
 #include "step_state.h"
 #include "swap/store.h"
 #include "train/stack/trace_rows.h"
@@ -27,6 +28,7 @@ struct StepModel {
     Device* device = nullptr;              // whose compute stream updates what lies there
     WorkerRows* workers = nullptr;         // rows of a trace; null: none
     Muon* muon = nullptr;                  // where the plan has matrices of its
+    SequenceExchange* sequence = nullptr;  // where ranks share sequences
 };
 
 class StepKernels final : public swap::Kernels {
@@ -78,6 +80,7 @@ private:
     int64_t held_back_number(const swap::Call& call) const;  // among all ranks'
     const int32_t* targets(const int32_t* tokens) const;
     model::Documents documents(const int32_t* tokens) const;
+    void begin_exchanges(const swap::Call& call);
     static double* loss_sum(const swap::Call& call, std::byte* report);
     void keep(int64_t token, ops::ConstView logits);
     template <cost::Op which>

@@ -1,6 +1,7 @@
 // The contract of a communicator, for every kind of ranks.
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "comm_fixture.h"
 
@@ -288,10 +289,176 @@ TEST_P(CommContract, FactsMayLackOnARank) {
     });
 }
 
+// Numbers by which a size divides the ranks.
+std::vector<int> divisors(int ranks) {
+    std::vector<int> found;
+    for (int size = 1; size <= ranks; ++size)
+        if (ranks % size == 0) found.push_back(size);
+    return found;
+}
+
+TEST(CommGroups, AreRunsOfNeighboursOrAcrossThem) {
+    EXPECT_EQ(run_of(0, 1), std::vector{0});
+    EXPECT_EQ(run_of(5, 3), (std::vector{3, 4, 5}));
+    EXPECT_EQ(across_runs(5, 3, 9), (std::vector{2, 5, 8}));
+    EXPECT_EQ(across_runs(3, 1, 4), (std::vector{0, 1, 2, 3}));
+    for (const int ranks : {1, 4, 6, 12}) {
+        for (const int size : divisors(ranks)) {
+            std::vector<int> seen(static_cast<size_t>(ranks));
+            for (int rank = 0; rank < ranks; ++rank) {
+                const std::vector<int> run = run_of(rank, size),
+                                       across = across_runs(rank, size, ranks);
+                EXPECT_EQ(std::ssize(run), size);
+                EXPECT_EQ(std::ssize(across), ranks / size);
+                EXPECT_EQ(std::ranges::count(run, rank), 1);
+                EXPECT_EQ(std::ranges::count(across, rank), 1);
+                for (const int other : run) seen[static_cast<size_t>(other)] += 1;
+            }
+            for (const int count : seen) EXPECT_EQ(count, size);
+        }
+    }
+}
+
+TEST_P(CommContract, AGroupHasPlacesOfItsOwn) {
+    on([](Rank& rank) {
+        for (const int size : divisors(rank.size())) {
+            const std::vector<int> run = run_of(rank.rank(), size),
+                                   across = across_runs(rank.rank(), size, rank.size());
+            const auto neighbours = rank.comm.group(run), others = rank.comm.group(across);
+            EXPECT_EQ(neighbours->kind(), rank.comm.kind());
+            EXPECT_EQ(neighbours->rank(), rank.rank() % size);
+            EXPECT_EQ(neighbours->size(), size);
+            EXPECT_EQ(others->rank(), rank.rank() / size);
+            EXPECT_EQ(others->size(), rank.size() / size);
+            for (const auto* group : {neighbours.get(), others.get()}) {
+                EXPECT_EQ(group->local_rank(),
+                          group->rank());  // all of these ranks share a machine
+                EXPECT_EQ(group->local_size(), group->size());
+                EXPECT_EQ(group->host(), 0);
+            }
+        }
+    });
+}
+
+// Each group's messages and everybody's, all under way together, are told apart.
+TEST_P(CommContract, GroupsSendBesideEverybody) {
+    on([](Rank& rank) {
+        // Of simulated ranks the one thread waits in one communicator at a time.
+        if (rank.executor().simulated() && rank.size() > 1) return;
+        for (const int size : divisors(rank.size())) {
+            const std::vector<int> run = run_of(rank.rank(), size),
+                                   across = across_runs(rank.rank(), size, rank.size());
+            const auto neighbours = rank.comm.group(run), others = rank.comm.group(across);
+            for (const size_t bytes : {0, 1, 4097, 100'003}) {
+                Rank in_run = rank.in(*neighbours, 1), in_across = rank.in(*others, 2);
+                rank.forget_memory();
+                const int of_run = 100 + 20 * run.front(), of_across = 1000 + 20 * across.front();
+                Exchanged all(rank, 1, {bytes, 3});
+                Exchanged near(in_run, of_run, {bytes, 5});
+                Gathered far(in_across, of_across, {bytes});
+                Gathered weights(rank, 5, {bytes});
+                Gathered near_again(in_run, of_run + 5, {bytes + 1});
+                Exchanged far_again(in_across, of_across + 5, {bytes + 7});
+                rank.finish();
+                in_across.finish();
+                in_run.finish();
+                all.check();
+                weights.check();
+                near.check();
+                near_again.check();
+                far.check();
+                far_again.check();
+                const Bytes mine = message(in_run.rank(), kAll, of_run + 9, 8);
+                Bytes agreed(8 * static_cast<size_t>(in_run.size()));
+                in_run.agree(mine, agreed);
+                EXPECT_EQ(agreed, from_all(in_run, kAll, of_run + 9, 8));
+            }
+            neighbours->check();
+            others->check();
+        }
+        rank.comm.check();
+    });
+}
+
+// A group's calls have no order beside everybody's: here each rank has another one.
+TEST_P(CommContract, AGroupsOrderIsItsOwn) {
+    on([](Rank& rank) {
+        if (rank.executor().simulated()) return;  // likewise
+        const std::vector<int> all = across_runs(0, 1, rank.size());
+        const auto group = rank.comm.group(all);
+        for (int op = 0; op < 12; ++op) {
+            Rank in_group = rank.in(*group, 1);
+            rank.forget_memory();
+            const bool group_first = (op + rank.rank()) % 2 == 0;
+            std::optional<Exchanged> early, late;
+            if (group_first) early.emplace(in_group, 100 + op, std::vector<size_t>{30'000});
+            Gathered gathered(rank, op, {20'000});
+            if (group_first) in_group.finish();
+            rank.finish();
+            if (!group_first) late.emplace(in_group, 100 + op, std::vector<size_t>{30'000});
+            if (!group_first) in_group.finish();
+            gathered.check();
+            (group_first ? early : late)->check();
+        }
+        group->check();
+    });
+}
+
+// Within a job of the compute stream, while everybody's operations go on.
+TEST_P(CommContract, AKernelExchangesInItsMidst) {
+    on([](Rank& rank) {
+        if (rank.executor().simulated() || rank.device().kind() != DeviceKind::cpu) return;
+        for (const int size : divisors(rank.size())) {
+            const auto exchange = make_stream_exchange(rank.device(), rank.executor(),
+                                                       rank.comm.group(run_of(rank.rank(), size)));
+            EXPECT_EQ(exchange->rank(), rank.rank() % size);
+            EXPECT_EQ(exchange->size(), size);
+            constexpr int64_t kBytes = 5000;
+            struct Kernel {
+                StreamExchange& exchange;
+                std::vector<uint8_t> to, from;
+                int rounds = 0;
+                void run() {
+                    for (int round = 0; round < 5; ++round) {
+                        exchange.exchange({reinterpret_cast<const std::byte*>(to.data()),
+                                           reinterpret_cast<std::byte*>(from.data()), kBytes},
+                                          {.of = "heads", .layer = round, .step = 1});
+                        std::swap(to, from);  // what came goes on
+                        ++rounds;
+                    }
+                }
+            };
+            // After an odd number of rounds each part is back where it was sent to.
+            Bytes sent, expected;
+            for (int to = 0; to < size; ++to)
+                sent += message(rank.rank(), rank.rank() / size * size + to, 7, kBytes);
+            for (int from = 0; from < size; ++from)
+                expected += message(rank.rank() / size * size + from, rank.rank(), 7, kBytes);
+            Kernel kernel{*exchange, sent, Bytes(sent.size())};
+            Stream& compute = rank.device().stream(StreamKind::compute);
+            rank.forget_memory();
+            Gathered before(rank, 1, {70'000});
+            std::atomic<uint64_t> done = 0;
+            compute.launch(
+                {[](void* self, uint64_t) { static_cast<Kernel*>(self)->run(); }, &kernel});
+            compute.signal(done);
+            Gathered after(rank, 2, {70'000});
+            rank.wait_for(done, 1);
+            rank.finish();
+            EXPECT_EQ(kernel.rounds, 5);
+            EXPECT_EQ(kernel.to, expected);
+            before.check();
+            after.check();
+        }
+        rank.comm.check();
+    });
+}
+
 INSTANTIATE_TEST_SUITE_P(Here, CommContract,
                          testing::Values(RanksKind{"Solo", 1}, RanksKind{"Sim", 1},
                                          RanksKind{"Sim", 2}, RanksKind{"Sim", 3},
-                                         RanksKind{"Sim", 4}, RanksKind{"Threads", 3}),
+                                         RanksKind{"Sim", 4}, RanksKind{"Threads", 3},
+                                         RanksKind{"Threads", 4}),
                          test_name);
 INSTANTIATE_TEST_SUITE_P(Launched, CommContract,
                          testing::Values(RanksKind{"Mpi"}

@@ -15,11 +15,13 @@ namespace {
 using testing::HasSubstr;
 
 constexpr int kStep = 4, kLayer = 3;  // where it happens
-const std::vector<std::string> kOperations{"weights", "gradient", "outcome"};
+// "heads": within a group.
+const std::vector<std::string> kOperations{"weights", "gradient", "outcome", "heads"};
 
 std::string text_of(const std::string& operation) {
-    return (operation == "gradient" ? "exchange of the " : "all-gather of the ") + operation +
-           " of layer " + std::to_string(kLayer) + ", step " + std::to_string(kStep);
+    const bool exchanges = operation == "gradient" || operation == "heads";
+    return (exchanges ? "exchange of the " : "all-gather of the ") + operation + " of layer " +
+           std::to_string(kLayer) + ", step " + std::to_string(kStep);
 }
 
 // One layer's worth of the operations of a step, up to and with the one given.
@@ -27,6 +29,8 @@ class Steps {
 public:
     Steps(Rank& rank, std::string operation)
         : rank_(rank),
+          group_(rank.comm.group(across_runs(0, 1, rank.size()))),
+          in_group_(rank.in(*group_, 1)),
           operation_(std::move(operation)),
           part_(30'000),
           a_(rank.put(std::vector<uint8_t>(part_ * static_cast<size_t>(rank.size()), 1))),
@@ -41,8 +45,9 @@ public:
                     const Topic topic{operation.c_str(), layer, step};
                     if (step == kStep && layer == kLayer && operation == operation_) at_fault();
                     call(operation, topic);
-                    rank_.finish();
-                    rank_.comm.check();
+                    Rank& among = operation == "heads" ? in_group_ : rank_;
+                    among.finish();
+                    among.comm.check();
                 }
             }
         }
@@ -57,12 +62,17 @@ private:
         } else if (operation == "gradient") {
             const Exchange exchange{a_, b_, bytes};
             rank_.comm.exchange({&exchange, 1}, topic);
+        } else if (operation == "heads") {
+            const Exchange exchange{a_, b_, bytes};
+            group_->exchange({&exchange, 1}, topic);
         } else {
             rank_.comm.all_gather_host({all_.data() + rank_.rank() * 8, all_.data(), 8}, topic);
         }
     }
 
     Rank& rank_;
+    const std::unique_ptr<Communicator> group_;
+    Rank in_group_;
     std::string operation_;
     size_t part_;
     std::byte *a_, *b_;

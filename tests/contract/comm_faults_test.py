@@ -13,11 +13,17 @@ MPIRUN = [shutil.which("mpirun") or "", "--allow-run-as-root", "--oversubscribe"
           "--mca", "odls_base_sigkill_timeout", "3"]
 TEXTS = {"weights": "all-gather of the weights of layer 3, step 4",
          "gradient": "exchange of the gradient of layer 3, step 4",
-         "outcome": "all-gather of the outcome of layer 3, step 4"}
+         "outcome": "all-gather of the outcome of layer 3, step 4",
+         "heads": "exchange of the heads of layer 3, step 4 among ranks "}
 
 
 @unittest.skipUnless(MPIRUN[0] and os.path.exists(PROGRAM), "no mpirun, or comm is not built")
 class FaultsTest(unittest.TestCase):
+    def texts(self, count):
+        """What each operation is called on so many ranks; all of them are the group."""
+        members = ", ".join(map(str, range(count)))
+        return {operation: text + (members if operation == "heads" else "") for operation, text in TEXTS.items()}
+
     def ranks(self, count, fault, operation):
         """What each rank said, by rank, and the seconds it took."""
         start = time.monotonic()
@@ -42,19 +48,19 @@ class FaultsTest(unittest.TestCase):
             self.assertIn(where and f"where:    {where}", said[rank], output)
 
     def test_a_killed_rank_is_named_at_once(self):
-        for operation, text in TEXTS.items():
+        for operation, text in self.texts(3).items():
             said, seconds, output = self.ranks(3, "kill", operation)
             self.named_by((0, 2), said, "its process has ended", output, text)
             self.assertLess(seconds, 50, output)  # and not after the timeout, which is 60 s
 
     def test_a_stalled_rank_is_named_after_the_timeout(self):
-        for operation, text in TEXTS.items():
+        for operation, text in self.texts(3).items():
             said, _, output = self.ranks(3, "stall", operation)
             self.named_by((0, 2), said, f"took no part in the {text} within 1.0 s", output, text)
             self.assertIn("given this rank (1) up", said.get(1, ""), output)
 
     def test_where_two_stall_all_others_name_both(self):
-        for operation, text in TEXTS.items():
+        for operation, text in self.texts(5).items():
             said, _, output = self.ranks(5, "stall-both", operation)
             self.named_by((0, 3, 4), said, f"took no part in the {text} within 1.0 s", output,
                           lost="ranks 1 and 2")
@@ -62,7 +68,7 @@ class FaultsTest(unittest.TestCase):
                 self.assertIn(f"given this rank ({rank}) up", said.get(rank, ""), output)
 
     def test_a_rank_that_gives_up_says_why(self):
-        for operation, count in (("weights", 4), ("gradient", 3), ("outcome", 2)):
+        for operation, count in (("weights", 4), ("gradient", 3), ("outcome", 2), ("heads", 3)):
             said, seconds, output = self.ranks(count, "abandon", operation)
             others = [rank for rank in range(count) if rank != 1]
             # It may be heard before the operation is begun: then there is no where.

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,14 @@ public:
         return found;
     }
     void forget_memory() { used_ = 0; }
+    // This rank as one of a group; its memory is the `part`-th quarter of the arena.
+    Rank in(Communicator& group, int part) const {
+        Rank rank(group, executor_, device_);
+        rank.used_ = std::ssize(device_.memory()) / 4 * part;
+        return rank;
+    }
+    Executor& executor() { return executor_; }
+    Device& device() { return device_; }
 
     // Until all that was enqueued has ended.
     void finish() {

@@ -232,6 +232,23 @@ class AttentionTest(FerryTest):
         self.assertEqual(plan.code, 0, plan.err)
         self.assertGreaterEqual(plan.lines[0]["longest_sequence"], 2048)
 
+    def test_plan_says_how_long_a_sequence_fits_several_ranks(self):
+        found = []
+        for ranks in (1, 2, 4):
+            config = self.masked(budgets__device="48MiB", parallel__sequence=ranks)
+            name = self.command(config)[1]
+            plan = self.ferry("plan", name, "--no-prediction", "--longest-sequence", "--json", "--ranks", str(ranks))
+            self.assertEqual(plan.code, 0, plan.err)
+            found.append(plan.lines[0]["longest_sequence"])
+            fits = [self.ferry("plan", name, "--no-prediction", "--ranks", str(ranks), "--set", f"batch.sequence={tokens}")
+                    for tokens in (found[-1], found[-1] + 1024)]
+            self.assertEqual([plan.code for plan in fits], [0, DOES_NOT_FIT])
+            text = self.ferry("plan", name, "--no-prediction", "--longest-sequence", "--ranks", str(ranks)).out
+            self.assertIn(f"longest sequence that fits: {found[-1]} tokens", text)
+            self.assertEqual(f"over {ranks} ranks each" in text, ranks > 1, text)
+        self.assertGreater(found[1], 1.5 * found[0])
+        self.assertGreater(found[2], 1.2 * found[1])  # a rank has one of two heads of keys either way
+
     def test_plan_says_how_long_a_sequence_fits_a_gpu_that_is_not_here(self):
         config = self.masked(PATTERNS["window"], device="cuda", precision="bf16", budgets__device="2GiB")
         machine = Path(__file__).with_name("machine_h100.json")

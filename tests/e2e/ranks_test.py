@@ -230,6 +230,59 @@ class Ranks(FerryTest):
                 self.assertEqual(mine["tokens"], theirs["tokens"])
                 self.assertEqual(mine["targets"], theirs["targets"])
 
+    def test_ranks_that_share_sequences_follow_one(self):
+        """Every family: windows, learned positions, norms and biases of heads; some ranks have fewer heads."""
+        for number, shared, family in ((2, 2, "llama"), (4, 2, "mistral"), (2, 2, "qwen2"), (3, 3, "qwen3"),
+                                       (4, 4, "gpt2"), (2, 2, "gpt2")):
+            with self.subTest(ranks=number, shared=shared, family=family):
+                changes = {"model": {"path": str(MODELS / family), "dropout": "ignore"}, "steps": 3,
+                           "data__tokens": str(MODELS.parent / "train" / "tokens.bin"), "batch__sequence": 24,
+                           "batch__micro_batch": 2, "batch__micro_batches": 4, "evaluate__micro_batches": 2,
+                           "data__held_back": 0.2}
+                if number == 3:
+                    changes["batch__micro_batches"] = 3
+                one = self.train(self.config(**changes))
+                several = self.ranks(number, self.config(parallel__sequence=shared, **changes))
+                self.assert_trained(one)
+                self.assert_trained(several)
+                self.assertAlmostEqual(several.steps[0]["loss"], one.steps[0]["loss"], delta=1e-6)
+                for mine, theirs in zip(several.steps, one.steps):
+                    self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
+                    self.assertAlmostEqual(mine["gradient_norm"], theirs["gradient_norm"],
+                                           delta=1e-4 * theirs["gradient_norm"])
+                    self.assertEqual((mine["tokens"], mine["targets"]), (theirs["tokens"], theirs["targets"]))
+                for here, there in zip(several.evaluations, one.evaluations):
+                    self.assertAlmostEqual(here["evaluation_loss"], there["evaluation_loss"], delta=1e-5)
+
+    def test_what_ranks_of_a_sequence_send_is_counted_and_changes_no_bit(self):
+        shared = {"parallel__sequence": 2, "batch__sequence": 32}
+        runs = [self.ranks(2, self.config(**shared, **tiers))
+                for tiers in ({}, {}, self.tight(2), {"swap__groups": 3}, {"swap__save_attention": 1})]
+        for run in runs:
+            self.assert_trained(run)
+            self.assertEqual(run.numbers(), runs[0].numbers())
+        sent = {one["collective"]: one for one in runs[0].summary["collectives"]}["exchange heads"]
+        # A micro-batch passes each block forward, with two exchanges, and backward, with four.
+        self.assertEqual(sent["calls"], 6 * runs[0].summary["steps"] * 12 * self.config()["model"]["layers"])
+        self.assertEqual(sent["sent_bytes"], sent["raw_bytes"])
+        apart = self.ranks(2, self.config(batch__sequence=32))
+        self.assertNotIn("exchange heads", [one["collective"] for one in apart.summary["collectives"]])
+
+    def test_ranks_that_cannot_share_sequences_are_refused(self):
+        for number, changes, words in (
+                (3, {"parallel__sequence": 2}, ("parallel.sequence", "groups of 2, 3 ranks", "start 4 ranks")),
+                (1, {"parallel__sequence": 2}, ("parallel.sequence", "groups of 2, 1 rank", "start 2 ranks")),
+                (2, {"parallel__sequence": 2, "batch__sequence": 25}, ("equal parts", "set batch.sequence to 26")),
+                (2, {"parallel__sequence": 0}, ("parallel.sequence", "at least 1, at most 4096")),
+                (4, {"parallel__sequence": 2, "batch__micro_batches": 3},
+                 ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4"))):
+            with self.subTest(ranks=number, **changes):
+                config = self.config(**changes)
+                run = self.ranks(number, config) if number > 1 else self.train(config)
+                self.assertEqual(run.code, USAGE, run.err)
+                for word in words:
+                    self.assertIn(word, run.err)
+
     def test_evaluation_and_weights_come_from_all_ranks(self):
         changes = {"evaluate__micro_batches": 5, "steps": 2}
         first = self.path("first.safetensors")

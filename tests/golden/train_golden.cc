@@ -355,9 +355,11 @@ struct RankCase {
     const char* name;
     int ranks;
     int64_t stage;
+    int sequence = 1;  // that share each sequence
     std::string text() const {
         return std::string(name) + "_on_" + std::to_string(ranks) + "_ranks_stage_" +
-               std::to_string(stage);
+               std::to_string(stage) +
+               (sequence > 1 ? "_sequences_over_" + std::to_string(sequence) : "");
     }
 };
 void PrintTo(const RankCase& one, std::ostream* out) { *out << one.text(); }
@@ -372,6 +374,8 @@ TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
     Config config = golden_config(name, std::string(name_of(comm::device_of_ranks())));
     config.batch = {.sequence = config.batch.sequence, .micro_batch = 1, .micro_batches = 6};
     config.zero.stage = GetParam().stage;
+    config.parallel.sequence = GetParam().sequence;
+    if (config.parallel.sequence > 1 && config.device != DeviceKind::cpu) GTEST_SKIP();
     Golden golden = read_golden(name);
     Trace trace;
     comm::on_run_ranks(
@@ -497,7 +501,9 @@ INSTANTIATE_TEST_SUITE_P(golden, Torch,
 INSTANTIATE_TEST_SUITE_P(golden, TorchRanks,
                          testing::Values(RankCase{"tied", 2, 3}, RankCase{"tied", 3, 0},
                                          RankCase{"untied", 3, 3}, RankCase{"untied", 2, 1},
-                                         RankCase{"frozen", 2, 2}, RankCase{"upper", 2, 3}),
+                                         RankCase{"frozen", 2, 2}, RankCase{"upper", 2, 3},
+                                         RankCase{"tied", 2, 3, 2}, RankCase{"untied", 3, 1, 3},
+                                         RankCase{"frozen", 4, 0, 2}, RankCase{"upper", 4, 3, 4}),
                          [](const auto& one) { return one.param.text(); });
 INSTANTIATE_TEST_SUITE_P(golden, TorchBf16, testing::Values("cpu", "cuda"),
                          [](const auto& one) { return one.param; });

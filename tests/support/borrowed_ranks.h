@@ -28,6 +28,9 @@ public:
     }
     void signal(std::atomic<uint64_t>& counter) override { ranks_.signal(counter); }
     void check() override { ranks_.check(); }
+    std::unique_ptr<Communicator> group(std::span<const int> members) override {
+        return ranks_.group(members);
+    }
     void abandon(std::string_view why) noexcept override { ranks_.abandon(why); }
 
 private:

@@ -7,7 +7,9 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <thread>
 
 #include "base/checksum.h"
@@ -21,9 +23,28 @@ namespace {
 class Hall {
 public:
     explicit Hall(const SimulatedRanks& ranks)
-        : ranks_(ranks), gone_(static_cast<size_t>(ranks.size)) {}
+        : ranks_(ranks), names_(static_cast<size_t>(ranks.size)), gone_(names_.size()) {
+        std::iota(names_.begin(), names_.end(), 0);
+    }
 
     const SimulatedRanks& ranks() const { return ranks_; }
+    // The ranks of a group have a hall of their own, and the names they have here.
+    int size() const { return static_cast<int>(names_.size()); }
+    int name(int rank) const { return names_[static_cast<size_t>(rank)]; }
+
+    // The hall of these ranks, the `number`-th that each of them asks for.
+    Hall& group(int number, std::span<const int> members) {
+        const std::lock_guard lock(mutex_);
+        auto& hall = groups_[{number, members.front()}];
+        if (!hall) {
+            hall = std::make_unique<Hall>(ranks_);
+            hall->names_.assign(members.begin(), members.end());
+            hall->gone_.assign(members.size(), std::nullopt);
+            for (size_t i = 0; i < members.size(); ++i)
+                hall->gone_[i] = gone_[static_cast<size_t>(members[i])];
+        }
+        return *hall;
+    }
 
     struct Lost {
         int rank;
@@ -46,7 +67,8 @@ public:
         if (!ranks_.threads) {
             changed_.wait(lock, decided);
         } else if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout()), decided)) {
-            meeting.lost = {now + timeout(), {missing(meeting).front(), took_no_part(operation)}};
+            meeting.lost = {now + timeout(),
+                            {name(missing(meeting).front()), took_no_part(operation)}};
         }
         changed_.notify_all();
         if (meeting.lost)
@@ -71,6 +93,11 @@ public:
             const std::lock_guard lock(mutex_);
             auto& gone = gone_[static_cast<size_t>(rank)];
             if (!gone) gone = {now, lost};
+            for (auto& [_, hall] : groups_) {
+                const auto at = std::ranges::find(hall->names_, rank);
+                if (at != hall->names_.end())
+                    hall->end(static_cast<int>(at - hall->names_.begin()), now, lost);
+            }
         }
         changed_.notify_all();
     }
@@ -114,7 +141,7 @@ private:
             const Nanos deadline = first->at + timeout();
             if (!ranks_.threads && last->at > deadline) {
                 const auto late = static_cast<int>(last - meeting.here.begin());
-                meeting.lost = {deadline, {late, took_no_part(operation)}};
+                meeting.lost = {deadline, {name(late), took_no_part(operation)}};
             }
             return true;
         }
@@ -145,9 +172,11 @@ private:
     }
 
     const SimulatedRanks ranks_;
+    std::vector<int> names_;
     std::mutex mutex_;
     std::condition_variable changed_;
     std::map<uint64_t, Meeting> meetings_;
+    std::map<std::pair<int, int>, std::unique_ptr<Hall>> groups_;
     std::vector<std::optional<Gone>> gone_;
 };
 
@@ -163,19 +192,20 @@ public:
     }
     ~SimulatedRank() override {
         while (ended_.load(std::memory_order_acquire) < posted_) executor_.wait(kForever);
-        hall_.end(rank_, executor_.now(), {rank_, "its process has ended"});
+        hall_.end(rank_, executor_.now(), {hall_.name(rank_), "its process has ended"});
         if (executor_.simulated()) executor_.retire(*this);
     }
 
     std::string_view kind() const noexcept override { return "sim"; }
     int rank() const noexcept override { return rank_; }
-    int size() const noexcept override { return hall_.ranks().size; }
-    int local_rank() const noexcept override { return rank_ / hall_.ranks().hosts; }
-    int local_size() const noexcept override {
-        const int hosts = hall_.ranks().hosts;
-        return (size() - host() + hosts - 1) / hosts;
+    int size() const noexcept override { return hall_.size(); }
+    int local_rank() const noexcept override { return neighbours(rank_); }
+    int local_size() const noexcept override { return neighbours(size()); }
+    int host() const noexcept override {
+        int first = 0;
+        while (host_of(first) != host_of(rank_)) ++first;
+        return first;
     }
-    int host() const noexcept override { return rank_ % hall_.ranks().hosts; }
 
     void check() override {
         const std::lock_guard lock(mutex_);
@@ -183,7 +213,13 @@ public:
     }
     void abandon(std::string_view why) noexcept override {
         why = why.substr(0, why.find('\n'));
-        hall_.end(rank_, executor_.now(), {rank_, "it ended with an error: " + std::string(why)});
+        hall_.end(rank_, executor_.now(),
+                  {hall_.name(rank_), "it ended with an error: " + std::string(why)});
+    }
+    std::unique_ptr<Communicator> group(std::span<const int> members) override {
+        const auto own = std::ranges::find(members, rank_) - members.begin();
+        return std::make_unique<SimulatedRank>(hall_.group(groups_++, members),
+                                               static_cast<int>(own), executor_);
     }
 
 private:
@@ -197,6 +233,14 @@ private:
         uint64_t left = 0;                              // checksum of what leaves
         std::optional<Error> failure{};
     };
+
+    int host_of(int rank) const { return hall_.name(rank) % hall_.ranks().hosts; }
+    // Ranks of this one's host below `end`.
+    int neighbours(int end) const {
+        int count = 0;
+        for (int other = 0; other < end; ++other) count += host_of(other) == host_of(rank_);
+        return count;
+    }
 
     void post(const Operation& operation) override {
         operations_[posted_ % kDepth] = operation;
@@ -231,9 +275,9 @@ private:
     }
 
     Error failure_of(const Operation& operation, const Hall::Lost& by) const {
-        if (by.rank != rank_) return lost({&by.rank, 1}, by.how, operation.text(), "");
+        if (by.rank != hall_.name(rank_)) return lost({&by.rank, 1}, by.how, operation.text(), "");
         return {Trouble::rank_lost,
-                {.what = "the other ranks have given this rank (" + std::to_string(rank_) +
+                {.what = "the other ranks have given this rank (" + std::to_string(by.rank) +
                          ") up: " + by.how}};
     }
 
@@ -309,6 +353,7 @@ private:
 
     Hall& hall_;
     const int rank_;
+    int groups_ = 0;  // asked for so far
     Executor& executor_;
     LaneId lane_;
     std::vector<Operation> operations_;

@@ -35,10 +35,11 @@ protected:
     void TearDown() override { std::filesystem::remove_all(folder_); }
 
     // Token i is i modulo the vocabulary.
-    void write(size_t count, uint64_t vocabulary = 256, std::span<const uint8_t> mask = {}) {
+    void write(size_t count, uint64_t vocabulary = 256, std::span<const uint8_t> mask = {},
+               std::span<const uint64_t> documents = {}) {
         std::vector<uint32_t> tokens(count);
         for (size_t i = 0; i < count; ++i) tokens[i] = static_cast<uint32_t>(i % vocabulary);
-        write_tokens(path_, tokens, vocabulary, mask);
+        write_tokens(path_, tokens, vocabulary, mask, documents);
     }
     TokenLoader::Options options() const {
         return {.path = path_, .sequence = kSequence, .micro_batch = 2, .micro_batches = 2};
@@ -426,6 +427,54 @@ TEST_F(Tokens, RestartsAnywhereAndShardsByRank) {
             EXPECT_EQ(part.tokens, whole.tokens);
             EXPECT_EQ(part.targets, whole.targets);
             EXPECT_EQ(loader.count_targets(step), TokenLoader(one).count_targets(step));
+        }
+    }
+}
+
+// A part's last target is the next part's first token.
+TEST_F(Tokens, PartsOfSequencesMakeThemWhole) {
+    std::vector<uint64_t> documents;
+    for (uint64_t i = 0; i < 5000; ++i)
+        if (i * i % 29 == 0) documents.push_back(i);
+    write(5000, 256, {}, documents);
+    for (const bool isolated : {false, true}) {
+        TokenLoader::Options one = options();
+        one.isolates_documents = isolated;
+        one.held_back = 0.1;
+        const auto rows = static_cast<size_t>(one.micro_batch);
+        const auto whole = static_cast<size_t>(one.sequence), all = rows * whole;
+        const auto of_documents = isolated ? all : 0;
+        std::vector<int32_t> tokens(all), targets(all), start(of_documents), end(of_documents);
+        for (const bool evaluation : {false, true}) {
+            const auto fill = [&](const TokenLoader& loader, const MicroBatch& out) {
+                evaluation ? loader.fill_evaluation(1, out) : loader.fill(3, 1, out);
+            };
+            fill(TokenLoader(one), {tokens, targets, start, end});
+            for (const int parts : {2, 4}) {
+                TokenLoader::Options of_part = one;
+                of_part.parts = parts;
+                const size_t length = whole / static_cast<size_t>(parts), size = rows * length;
+                for (int part = 0; part < parts; ++part) {
+                    of_part.part = part;
+                    std::vector<int32_t> its_tokens(size), its_targets(size),
+                        its_start(start.size()), its_end(end.size()),
+                        part_start(isolated ? size : 0);
+                    const TokenLoader loader(of_part);
+                    fill(loader, {its_tokens, its_targets, its_start, its_end, part_start});
+                    EXPECT_EQ(its_start, start);
+                    EXPECT_EQ(its_end, end);
+                    EXPECT_EQ(loader.count_targets(3), TokenLoader(one).count_targets(3));
+                    const size_t before = static_cast<size_t>(part) * length;
+                    for (size_t i = 0; i < size; ++i) {
+                        const size_t at = i / length * whole + before + i % length;
+                        EXPECT_EQ(its_tokens[i], tokens[at]);
+                        EXPECT_EQ(its_targets[i], targets[at]);
+                        if (isolated) {
+                            EXPECT_EQ(part_start[i] + static_cast<int32_t>(before), start[at]);
+                        }
+                    }
+                }
+            }
         }
     }
 }

@@ -156,8 +156,10 @@ nlohmann::json to_json(const std::optional<train::PatternShare>& share, const Co
 
 // Says what sequence is the longest that fits.
 std::string text_of_longest(int64_t tokens, const Config& config) {
-    const std::string batch =
-        fmt::format("{} x {} of them a step", config.batch.micro_batches, config.batch.micro_batch);
+    const int ranks = config.parallel.sequence;
+    const std::string batch = fmt::format(
+        "{} x {} of them a step{}", config.batch.micro_batches, config.batch.micro_batch,
+        ranks > 1 ? fmt::format(", over {} ranks each", ranks) : "");
     if (tokens == 0)
         return fmt::format("longest sequence: none of {} tokens fits, {}\n\n", train::kSequenceUnit,
                            batch);

@@ -128,16 +128,14 @@ void fill_buffers(const Bench& on, const Patterns& patterns) {
     fill_documents(on);
 }
 
-DocumentsOf documents_of(const planner::Plan& plan) {
-    const int64_t each = plan.tokens * int64_t{sizeof(int32_t)};
-    return {.offset = 2 * each, .bytes = plan.documents ? 2 * each : 0};
-}
-
 std::vector<int32_t> whole_documents(const model::Numerics& numerics) {
-    const auto tokens = static_cast<size_t>(numerics.tokens());
-    std::vector<int32_t> documents(2 * tokens, 0);
-    std::fill_n(documents.begin() + numerics.tokens(), numerics.tokens(),
-                static_cast<int32_t>(numerics.sequence));
+    const int64_t tokens = numerics.whole_tokens();
+    std::vector<int32_t> documents(
+        static_cast<size_t>(numerics.token_numbers() - 2 * numerics.tokens()));
+    std::fill_n(documents.begin() + tokens, tokens,
+                static_cast<int32_t>(numerics.whole_sequence()));
+    std::fill(documents.begin() + 2 * tokens, documents.end(),
+              static_cast<int32_t>(-numerics.part * numerics.sequence));
     return documents;
 }
 
@@ -145,10 +143,11 @@ void fill_documents(const Bench& on) {
     if (!on.plan.documents || on.decoder == nullptr) return;
     const std::vector<int32_t> documents = whole_documents(on.decoder->numerics());
     const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(planner::Class::tokens)];
-    const DocumentsOf of = documents_of(on.plan);
+    const auto bytes = std::as_bytes(std::span(documents));
+    const int64_t behind = 2 * on.plan.tokens * int64_t{sizeof(int32_t)};
     for (int64_t i = 0; i < b.count; ++i)
-        fill_device(on, on.device.memory().data() + b.offset + i * b.bytes + of.offset, of.bytes,
-                    std::as_bytes(std::span(documents)));
+        fill_device(on, on.device.memory().data() + b.offset + i * b.bytes + behind,
+                    std::ssize(bytes), bytes);
 }
 
 void warm_up(const swap::Schedule& step, const Bench& on) {
@@ -211,9 +210,9 @@ model::OfSaved<double> time_saved(const Bench& on) {
     };
     model::Documents documents;
     if (on.plan.documents) {
-        const auto* start = reinterpret_cast<const int32_t*>(buffer(planner::Class::tokens) +
-                                                             documents_of(on.plan).offset);
-        documents = {.start = start, .end = start + on.plan.tokens};
+        const auto* start =
+            reinterpret_cast<const int32_t*>(buffer(planner::Class::tokens)) + 2 * on.plan.tokens;
+        documents = {.start = start, .end = start + on.decoder->numerics().whole_tokens()};
     }
     Stream& compute = on.device.stream(StreamKind::compute);
     for (const model::Saved what : model::kAllSaved) {

@@ -43,12 +43,7 @@ Patterns make_patterns(std::span<std::byte> memory, int64_t vocab);
 // Fills the plan's device buffers with numbers and its token buffers with tokens: what is left
 // there by chance, zeros or denormals, takes other times. Each sequence is one document.
 void fill_buffers(const Bench& on, const Patterns& patterns);
-// Where the documents of a buffer of tokens are, behind them; 0 bytes: the plan has none.
-struct DocumentsOf {
-    int64_t offset = 0, bytes = 0;
-};
-DocumentsOf documents_of(const planner::Plan& plan);
-// One in each sequence, as they lie there.
+// One document in each sequence, as a buffer has them behind its tokens.
 std::vector<int32_t> whole_documents(const model::Numerics& numerics);
 // Makes the token buffers' documents such.
 void fill_documents(const Bench& on);

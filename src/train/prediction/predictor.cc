@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <numeric>
 
 #include "ferry/device.h"
 #include "ferry/team.h"
@@ -42,6 +43,7 @@ planner::DeviceNeeds needs_of_absent(const AbsentDevice& absent, const model::De
             .overhead = absent.needs.overhead,
             .lists = decoder.pattern_bytes(),
             .matrix_scratch = kAbsentMatrixScratch,
+            .exchanged = decoder.exchanged_bytes(),
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = true};
@@ -100,7 +102,9 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
 struct Predictor::ModelOnDevice {
     ModelOnDevice(const Config& of_run, const RankCount& count,
                   const std::optional<AbsentDevice>& not_here)
-        : world{.ranks = count.ranks, .local_ranks = count.on_a_host},
+        : world{.ranks = count.ranks,
+                .local_ranks = count.on_a_host,
+                .sequence = of_run.parallel.sequence},
           gpu(count.gpu),
           partition(zero::partition_of(of_run.zero.stage, 0, count.ranks, codecs_of(of_run))),
           config(of_run),
@@ -335,23 +339,24 @@ Predictor::Length Predictor::length_of(int64_t sequence) const {
 }
 
 int64_t Predictor::longest_sequence() const {
+    const int64_t unit = std::lcm(kSequenceUnit, int64_t{model_->world.sequence});
     int64_t longest = 0, below = 0, units = 1;  // `below`: the most that are not too many
     const auto is_too_long = [&](int64_t tried) {
-        const Length length = length_of(tried * kSequenceUnit);
+        const Length length = length_of(tried * unit);
         if (length == Length::too_long) return true;
         below = tried;
         if (length == Length::fits) longest = tried;
         return false;
     };
-    for (; units * kSequenceUnit <= kSequenceMost; units *= 2) {
+    for (; units * unit <= kSequenceMost; units *= 2) {
         if (is_too_long(units)) break;
     }
-    if (units * kSequenceUnit > kSequenceMost) return kSequenceMost;
+    if (units * unit > kSequenceMost) return round_down(kSequenceMost, unit);
     while (units - below > 1) {
         const int64_t middle = below + (units - below) / 2;
         if (is_too_long(middle)) units = middle;
     }
-    return longest * kSequenceUnit;
+    return longest * unit;
 }
 
 bool check_token_header(const Config& config) {

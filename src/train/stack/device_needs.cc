@@ -61,7 +61,8 @@ model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {
     const auto inner = static_cast<double>((shape.gated ? 2 : 1) * shape.intermediate);
     std::vector<double> attention, mlp;
     for (int64_t block = 0; block < shape.layers; ++block) {  // scores and weighted sums
-        attention.push_back(4 * tokens * width * cost::keys_seen(shape, numerics.sequence, block));
+        attention.push_back(4 * tokens * width *
+                            cost::keys_seen(shape, numerics.whole_sequence(), block));
         mlp.push_back(2 * tokens * inner * static_cast<double>(shape.hidden));
     }
     return {attention, mlp};
@@ -94,6 +95,7 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
             .overhead = overhead_of(device),
             .lists = decoder.pattern_bytes(),
             .matrix_scratch = matrix_scratch_bytes(decoder.ops(), decoder.layers()),
+            .exchanged = decoder.exchanged_bytes(),
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = device.kind() == DeviceKind::cuda};

@@ -20,7 +20,9 @@ TierStack::TierStack(Ground ground, std::optional<Model> model)
     if (!model) return;
     ops_ = ops_on(ground_.device, ground_.config, teams_->all());
     called_ = model->around ? &model->around(*ops_) : ops_.get();
-    decoder_.emplace(std::move(model->shape), model->numerics, std::move(model->layers), *called_);
+    sequence_ = model->sequence;
+    decoder_.emplace(std::move(model->shape), model->numerics, std::move(model->layers), *called_,
+                     sequence_);
 }
 
 TierStack::~TierStack() { close(); }
@@ -78,7 +80,8 @@ void TierStack::open(const Opening& opening) {
                                    .evaluation_micro_batches = opening.evaluation_micro_batches,
                                    .device = &ground_.device,
                                    .workers = opening.workers,
-                                   .muon = muon_ ? &*muon_ : nullptr});
+                                   .muon = muon_ ? &*muon_ : nullptr,
+                                   .sequence = sequence_});
         if (opening.instead) instead_ = opening.instead(*kernels_);
         swap::Kernels& called = instead_ ? *instead_ : *kernels_;
         store_ = swap::Store::make(store_options(opening), ground_.executor, ground_.device,

@@ -102,10 +102,11 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
     std::string coded;  // of one rank nothing travels
     if (ranks > 1 && codecs.gradients.on()) coded += ", gradients " + text_of(codecs.gradients);
     if (ranks > 1 && codecs.weights.on()) coded += ", weights " + text_of(codecs.weights);
+    if (n.parts > 1) coded += fmt::format(", sequences over {}", n.parts);
     return fmt::format(
         "model {}; sequence {} micro-batch {} x {}; head tile {} mlp tile {}; compute {} residual "
         "{} wire {}{}; ranks {}{}; optimizer {}",
-        shape_text(s), n.sequence, n.micro_batch, micro_batches, n.head_tile, n.mlp_tile,
+        shape_text(s), n.whole_sequence(), n.micro_batch, micro_batches, n.head_tile, n.mlp_tile,
         name_of(n.compute), name_of(n.residual), name_of(n.wire),
         n.documents ? ", documents isolated" : "", ranks, coded, operations);
 }

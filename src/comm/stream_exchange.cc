@@ -1,0 +1,61 @@
+// Exchanges in the midst of a kernel, and which ranks make them with which.
+#include <utility>
+
+#include "base/threads.h"
+#include "comm/comm.h"
+
+namespace ferry::comm {
+namespace {
+
+// Of a device whose kernels run on the stream's own thread: that waits.
+class ThreadExchange final : public StreamExchange {
+public:
+    ThreadExchange(Executor& executor, std::unique_ptr<Communicator> group)
+        : executor_(executor), group_(std::move(group)) {}
+
+    int rank() const noexcept override { return group_->rank(); }
+    int size() const noexcept override { return group_->size(); }
+
+    void exchange(const Exchange& parts, Topic topic) override {
+        group_->exchange({&parts, 1}, topic);
+        group_->signal(done_);
+        ++posted_;
+        const Nanos start = executor_.now();
+        while (done_.load(std::memory_order_acquire) < posted_) nap_after(executor_.now() - start);
+        group_->check();
+    }
+
+private:
+    Executor& executor_;
+    std::atomic<uint64_t> done_ = 0;  // by the group, which ends before it
+    uint64_t posted_ = 0;
+    std::unique_ptr<Communicator> group_;
+};
+
+}  // namespace
+
+std::vector<int> run_of(int rank, int size) {
+    std::vector<int> members;
+    for (int member = rank / size * size; std::ssize(members) < size; ++member)
+        members.push_back(member);
+    return members;
+}
+
+std::vector<int> across_runs(int rank, int size, int ranks) {
+    std::vector<int> members;
+    for (int member = rank % size; member < ranks; member += size) members.push_back(member);
+    return members;
+}
+
+std::unique_ptr<StreamExchange> make_stream_exchange(Device& device, Executor& executor,
+                                                     std::unique_ptr<Communicator> group) {
+    if (device.kind() == DeviceKind::cpu)
+        return std::make_unique<ThreadExchange>(executor, std::move(group));
+    throw Error(Trouble::usage, {.what = "ranks of a GPU do not exchange within a kernel",
+                                 .where = "parallel.sequence",
+                                 .measured = std::to_string(group->size()),
+                                 .limit = "1 where device is cuda",
+                                 .remedy = "set parallel.sequence to 1, or device to cpu"});
+}
+
+}  // namespace ferry::comm
