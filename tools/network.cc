@@ -38,7 +38,10 @@ double quantity(const std::string& text, std::span<const Unit> units, double lea
 }
 
 const char* word_of(CodecKind kind) {
-    return kind == CodecKind::none ? "none" : kind == CodecKind::int8 ? "int8" : "int4";
+    return kind == CodecKind::none   ? "none"
+           : kind == CodecKind::int8 ? "int8"
+           : kind == CodecKind::int4 ? "int4"
+                                     : "signs";
 }
 
 // Kernels that take another time with another codec.
@@ -99,7 +102,8 @@ NetworkReport network_report(const Config& config, const train::RankCount& count
     for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
         if (weights != CodecKind::none && !gathers) continue;
         for (const CodecKind gradients : {CodecKind::none, CodecKind::int8, CodecKind::int4}) {
-            if (gradients != CodecKind::none && !codes) continue;
+            const bool onebit = config.optimizer.method == optim::Method::onebit_adam;
+            if (gradients != CodecKind::none && (!codes || onebit)) continue;
             const CompressConfig codecs{gradients, weights, config.zero.compress.block};
             report.steps.push_back(step_with(codecs, config, count, machine, measured));
         }

@@ -46,6 +46,7 @@ public:
           device_most_(!absent                    ? device_bytes_of(*device_)
                        : absent->memory_bytes > 0 ? absent->memory_bytes
                                                   : kUnlimited) {
+        require_ranks(config, count.ranks);
         schedule_of(config);  // refuses one that makes no sense
         device_bytes_within(config.budgets.device_bytes, *device_);  // warns of what it has not got
     }
