@@ -374,10 +374,10 @@ void check_onebit_adam(const Config& c, const Given& given) {
     const CodecKind gradients = c.zero.compress.gradients;
     demand(given, {{o.freeze_step > 0, freeze,
                     "1-bit Adam is told after how many updates the second moment stays",
-                    show(freeze, o.freeze_step),
+                    show("freeze_step", o.freeze_step),
                     "set it to 15 to 25 % of the steps, and to no less than schedule.warmup_steps"},
                    {o.freeze_step < c.steps, freeze, "the run ends before the second moment stays",
-                    show(freeze, o.freeze_step) + ", " + show("steps", c.steps),
+                    show("freeze_step", o.freeze_step) + ", " + show("steps", c.steps),
                     "set it below steps, or optimizer.method to \"adamw\""},
                    {c.device == DeviceKind::cpu, method,
                     "there are no kernels that code momentum on a GPU", "device cuda",

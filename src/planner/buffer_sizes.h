@@ -3,6 +3,7 @@
 
 #include "chunks.h"
 #include "planner/planner.h"
+#include "zero/feedback.h"
 
 namespace ferry::planner {
 

@@ -9,6 +9,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -112,7 +113,11 @@ HWY_INLINE void encode_signs(const float* values, int64_t count, uint8_t* codes)
         uint64_t bits = 0;
         for (int64_t at = 0; at < 16; at += lanes()) {
             const auto value = hn::BitCast(d, hn::LoadU(F(), values + i + at));
-            bits |= hn::BitsFromMask(d, hn::Lt(value, hn::Zero(d))) << at;
+            uint64_t mine = 0;
+            std::array<uint8_t, 8> bytes{};
+            hn::StoreMaskBits(d, hn::Lt(value, hn::Zero(d)), bytes.data());
+            std::memcpy(&mine, bytes.data(), sizeof mine);
+            bits |= mine << at;
         }
         codes[i / 8] = static_cast<uint8_t>(bits);
         codes[i / 8 + 1] = static_cast<uint8_t>(bits >> 8);

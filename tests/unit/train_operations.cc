@@ -74,10 +74,10 @@ const std::vector<Case> kCases{
      .ranks = 3,
      .codecs = {.gradients = {CodecKind::int8, 256}, .weights = {CodecKind::int8, 256}}},
     {.tied = true,
-     .on_nvme = 1,
      .stage = 0,
      .ranks = 3,
-     .codecs = {.momentum = {CodecKind::sign, 256}}},
+     .codecs = {.momentum = {CodecKind::sign, 256}},
+     .on_nvme = 1},
     {.stage = 2, .ranks = 2, .codecs = {.momentum = {CodecKind::sign, 64}}},
 };
 

@@ -90,15 +90,29 @@ public:
         return found;
     }
 
+    // Of a step where momentum travels: kernels that only it has were not measured.
+    swap::Schedule momentum_step(const Plan& plan, Previous previous,
+                                 cost::Measurements& measurements) const {
+        swap::Schedule step = record_step(plan, previous, false, Travels::momentum);
+        for (const auto& [kind, seconds] :
+             assumed_times_of(step, plan, measurements.assumed_flops_per_s).seconds)
+            measurements.kernels.seconds.try_emplace(kind, seconds);
+        return step;
+    }
+
     Prediction predict(const planner::PlanRequest& request, const Plan& plan,
-                       const cost::Measurements& measured) const {
-        const cost::Measurements measurements = cost::of_rank(measured, world_.local_ranks);
+                       const cost::Measurements& measured, Travels travels) const {
+        cost::Measurements measurements = cost::of_rank(measured, world_.local_ranks);
         Prediction found;
-        found.speculative = plan.speculative;
-        const Previous steady = plan.speculative ? Previous::committed : Previous::not_speculative;
-        found.schedule = record_step(plan, steady, plan.speculative);
-        found.timeline = predict_steps(plan, record_step(plan, Previous::none, plan.speculative),
-                                       found.schedule, measurements);
+        found.speculative = plan.speculative && travels == Travels::gradients;
+        const Previous steady = found.speculative ? Previous::committed : Previous::not_speculative;
+        const auto step = [&](Previous previous) {
+            return travels == Travels::momentum ? momentum_step(plan, previous, measurements)
+                                                : record_step(plan, previous, found.speculative);
+        };
+        const swap::Schedule first = step(Previous::none);
+        found.schedule = step(steady);
+        found.timeline = predict_steps(plan, first, found.schedule, measurements);
         found.links = links_of(found.schedule, plan, measurements);
         const cost::Bound bound = bound_of(possible(request).budgets, plan, decoder_.shape(),
                                            found.schedule, measurements);
@@ -170,11 +184,15 @@ public:
         return with_assumed_kernels(found, plan);
     }
     cost::Measurements with_assumed_kernels(cost::Measurements found, const Plan& plan) const {
-        found.kernels = cost::assumed_times(
-            record_step(plan, Previous::not_speculative, false), planner::work_of(plan),
-            decoder_.numerics().tokens(), most_saved_flops(decoder_),
-            {found.assumed_flops_per_s, cost::kAssumedDeviceBytesPerS});
+        found.kernels = assumed_times_of(record_step(plan, Previous::not_speculative, false), plan,
+                                         found.assumed_flops_per_s);
         return found;
+    }
+    cost::KernelTimes assumed_times_of(const swap::Schedule& step, const Plan& plan,
+                                       double flops_per_s) const {
+        return cost::assumed_times(step, planner::work_of(plan), decoder_.numerics().tokens(),
+                                   most_saved_flops(decoder_),
+                                   {flops_per_s, cost::kAssumedDeviceBytesPerS});
     }
 
 private:
@@ -328,8 +346,8 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
     return model_->measure(plan, memory);
 }
 Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& plan,
-                              const cost::Measurements& measured) const {
-    return model_->predict(request, plan, measured);
+                              const cost::Measurements& measured, Travels what) const {
+    return model_->predict(request, plan, measured, what);
 }
 bool Predictor::covers(const Plan& plan, const cost::KernelTimes& times) const {
     return model_->covers(plan, times);
