@@ -149,6 +149,10 @@ protected:
             config.budgets.host_bytes = ranks * 64 * kMiB;
             config.swap.state_on_nvme = 1;
         }
+        if (config.optimizer.method == optim::Method::onebit_adam) {  // three turns' momentum pass
+            config.budgets.host_bytes = ranks * 900 * kKiB;
+            config.swap.state_on_nvme = 1;
+        }
         config.swap.speculate = Speculate::all;
         config.swap.groups = config.batch.micro_batches / ranks % 2 == 0 ? 2 : 1;
         config.io.direct = false;
