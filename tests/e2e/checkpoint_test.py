@@ -260,7 +260,7 @@ class CheckpointTest(Saving):
             with self.subTest(stage=stage):
                 ranks = {"zero__stage": stage, **onebit}
                 whole = self.ok(self.train(self.run_config(**ranks), through=mpi))
-                config = self.saving(placement, checkpoint__every=1, **ranks)
+                config = self.saving(placement, checkpoint__every=1, checkpoint__keep={"last": STEPS}, **ranks)
                 for steps in kills:
                     self.killed(config, *self.latest(), steps=steps, through=mpi)
                 last = self.ok(self.train(config, *self.latest(), through=mpi))
