@@ -269,6 +269,8 @@ class CheckpointTest(Saving):
                     shutil.rmtree(self.dir_)
                     continue
                 self.ok(self.ferry("ckpt", "verify", self.step(STEPS)))
+                elsewhere = self.run_config(NVME, **{**ranks, "zero__stage": 3})
+                self.assertEqual(self.ok(self.train(elsewhere, "--resume", self.step(8), through=mpi)).hashes, whole.hashes)
                 # The errors of ranks are of so many ranks; before, any number may go on.
                 self.refused(USAGE, ["another number of ranks", "3 ranks", "2 ranks"],
                              *self.command(config), "--resume", self.step(STEPS), through=self.mpi(3))
