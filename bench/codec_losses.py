@@ -12,7 +12,7 @@ import sys
 
 import common
 from common import compared, plain
-from slow_network import CODECS
+from slow_network import CODECS, ONEBIT
 from training import TINY, train
 from weak_scaling import mpirun
 
@@ -35,13 +35,14 @@ def main():
                     **(TINY if options.tiny else {}),
                     "batch.micro_batch": options.micro_batch, "batch.micro_batches": options.ranks}
 
-        def loss(seed, codec):
-            compressed = {f"zero.compress.{key}": value for key, value in codec.items()}
+        def loss(seed, codec, more=()):
+            compressed = {**{f"zero.compress.{key}": value for key, value in codec.items()}, **dict(more)}
             found = train(options, CONFIG, {**settings, "seed": seed, **compressed}, bound=False,
                           launcher=mpirun(options.ranks))
             return found.evaluations[-1]["evaluation_loss"]
         seeds = [loss(seed, {}) for seed in range(1, options.seeds + 1)]
         coded = {name: loss(1, codec) for name, codec in CODECS.items() if codec}
+        coded[ONEBIT] = loss(1, {}, {"optimizer.method": "onebit_adam", "optimizer.freeze_step": options.steps // 5})
     rows = [plain(f"uncoded, {options.seeds} seeds", seeds, "nats")]
     worst = max(seeds)
     rows += [compared(f"{name}, beside the worst uncoded seed", [value], [worst], "nats", 1.0)

@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
         });
     std::printf("%d threads, %lld values, %s; copy: %.2f GB/s\n", threads,
                 static_cast<long long>(count), codec_target().c_str(), copy * 1e-9);
-    for (const CodecKind kind : {CodecKind::int8, CodecKind::int4}) {
+    for (const CodecKind kind : {CodecKind::int8, CodecKind::int4, CodecKind::sign}) {
         for (const int64_t block : {int64_t{64}, int64_t{256}, int64_t{2048}}) {
             const Codec codec{kind, block};
             std::vector<std::byte> codes(static_cast<size_t>(codec.bytes(each) * threads));

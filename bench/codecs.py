@@ -11,7 +11,7 @@ import subprocess
 import common
 
 LEAST = 0.8  # of a copy
-LINE = re.compile(r"\s*(int\d in blocks of \d+) +(\w+) +([\d.]+) GB/s")
+LINE = re.compile(r"\s*((?:int\d|signs) in blocks of \d+) +(\w+) +([\d.]+) GB/s")
 COPY = re.compile(r"copy: ([\d.]+) GB/s")
 
 

@@ -23,6 +23,10 @@ NETWORK = "10.77.0"
 # By name: the settings of zero.compress. The first is what the others stand beside.
 CODECS = {"uncoded": {}, "int8 gradients": {"gradients": "int8"}, "int4 gradients": {"gradients": "int4"},
           "int4 gradients, int8 weights": {"gradients": "int4", "weights": "int8"}}
+# 1-bit Adam after its warm-up, which is the first step: what travels then instead of gradients.
+ONEBIT, FREEZE_STEP = "1-bit Adam", 1
+OF_MOMENTUM = ("exchange momentum", "gather momentum")
+OF_GRADIENTS = ("exchange gradients", "gather gradients")
 # The agent by which mpirun starts its daemon on a host: HOST COMMAND...; its last number is that of the namespace.
 AGENT = """#!/bin/sh
 host=$1
@@ -118,6 +122,11 @@ def sent(one):
     return [sum(of[key] for of in one.summary["collectives"]) / steps for key in ("sent_bytes", "raw_bytes")]
 
 
+def exchanged(one, collectives, steps):
+    """Of these collectives, which so many steps had."""
+    return sum(of["sent_bytes"] for of in one.summary["collectives"] if of["collective"] in collectives) / steps
+
+
 def main():
     parser = common.arguments_parser(__doc__)
     parser.add_argument("--ranks", type=common.at_least(2), default=2, help="hosts, of one rank each")
@@ -125,8 +134,11 @@ def main():
     parser.add_argument("--stage", type=common.at_least(0), default=3, help="zero.stage; below 3 weights stay uncoded")
     parser.add_argument("--steps", type=common.at_least(1), default=6, help="of each run")
     parser.add_argument("--warmup", type=common.at_least(0), default=2, help="first steps left out")
+    parser.add_argument("--block", type=common.at_least(64), default=256, help="elements that share a scale, 1-bit Adam's")
     options = parser.parse_args()
     common.check_steps(parser, options)
+    if options.warmup <= FREEZE_STEP:
+        parser.error(f"1-bit Adam's warm-up is {FREEZE_STEP} step: leave out more than that (--warmup)")
     if reason := why_not():
         sys.exit(reason)
     codecs = {name: codec for name, codec in CODECS.items() if options.stage == 3 or "weights" not in codec}
@@ -140,15 +152,17 @@ def main():
         for mbit in options.mbit:
             hosts.set_rate(mbit)
 
-            def ferry(codec):
-                compressed = {f"zero.compress.{key}": value for key, value in codec.items()}
+            def ferry(codec, more=()):
+                compressed = {**{f"zero.compress.{key}": value for key, value in codec.items()}, **dict(more)}
                 before = hosts.arrived()
                 found = train(options, CONFIG, {**settings, **compressed}, warmup=options.warmup, bound=False,
                               launcher=hosts.launcher())
                 found.on_the_wire = hosts.arrived() - before
                 return found
-            runs[mbit] = common.turns({name: lambda codec=codec: ferry(codec) for name, codec in codecs.items()},
-                                      options.rounds, options.seconds)
+            sides = {name: lambda codec=codec: ferry(codec) for name, codec in codecs.items()}
+            sides[ONEBIT] = lambda: ferry({}, {"optimizer.method": "onebit_adam", "optimizer.freeze_step": FREEZE_STEP,
+                                               "zero.compress.block": options.block})
+            runs[mbit] = common.turns(sides, options.rounds, options.seconds)
     report(options, runs)
 
 
@@ -170,8 +184,13 @@ def report(options, runs):
         for name, coded in by_codec.items():
             rows.append(compared(f"{mbit} Mbit/s: {name}, a step", [one.step_seconds for one in coded],
                                  [one.step_seconds for one in uncoded], "s"))
-            rows.append(compared(f"{mbit} Mbit/s: {name}, sent by a rank a step", [sent(one)[0] for one in coded],
-                                 [sent(one)[1] for one in coded], "B"))
+            if name == ONEBIT:
+                rows.append(compared(f"{mbit} Mbit/s: {name}, momentum beside gradients, sent by a rank a step",
+                                     [exchanged(one, OF_MOMENTUM, one.summary["steps"] - FREEZE_STEP) for one in coded],
+                                     [exchanged(one, OF_GRADIENTS, one.summary["steps"]) for one in uncoded], "B"))
+            else:
+                rows.append(compared(f"{mbit} Mbit/s: {name}, sent by a rank a step", [sent(one)[0] for one in coded],
+                                     [sent(one)[1] for one in coded], "B"))
             rows.append(beside_the_wire(mbit, name, coded))
     cores = len(os.sched_getaffinity(0))
     notes = [f"{options.ranks} ranks on {cores} cores, stage {options.stage}; namespaces joined by veth, tc tbf, no delay"]

@@ -6,6 +6,7 @@
 
 namespace ferry {
 
-enum class CodecKind : uint8_t { none, int8, int4 };
+// sign: of the moments that 1-bit Adam exchanges; nobody asks for it by name.
+enum class CodecKind : uint8_t { none, int8, int4, sign };
 
 }  // namespace ferry

@@ -109,6 +109,7 @@ struct OptimizerConfig {
     optim::AdjustLr adjust_lr = optim::AdjustLr::original;
     std::optional<double> adamw_lr{};
     std::vector<std::string> adamw_tensors{};
+    int64_t freeze_step = 0;  // onebit_adam: updates before its second moment stays as it is
     bool decay_norms_and_biases = false;
     MomentType moments = MomentType::f32;  // what they are kept in
     // int8: glob patterns over tensor names; the embeddings' by default.

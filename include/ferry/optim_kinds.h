@@ -6,7 +6,9 @@
 
 namespace ferry::optim {
 
-enum class Method : uint8_t { adamw, adam, sgd, lion, adagrad, muon };
+// onebit_adam is AdamW that exchanges its first moment as signs after a while
+// (src/zero/feedback.h).
+enum class Method : uint8_t { adamw, adam, sgd, lion, adagrad, muon, onebit_adam };
 // What Muon multiplies a matrix's learning rate by; names and factors are torch.optim.Muon's.
 enum class AdjustLr : uint8_t { original, match_rms_adamw, spectral_unclamped };
 enum class Decay : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };

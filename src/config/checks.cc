@@ -113,11 +113,12 @@ void warn_of_unused(const Use<Choice>& use, Choice choice, const Words<Choice, c
 
 void warn_of_method(const OptimizerConfig& o, const Given& given) {
     using enum optim::Method;
-    const std::array<Use<optim::Method>, 5> uses{{{"optimizer.betas", {adamw, adam, lion, muon}},
-                                                  {"optimizer.eps", {adamw, adam, adagrad, muon}},
-                                                  {"optimizer.momentum", {sgd, muon}},
-                                                  {"optimizer.nesterov", {sgd, muon}},
-                                                  {"optimizer.initial_accumulator", {adagrad}}}};
+    const std::array<Use<optim::Method>, 5> uses{
+        {{"optimizer.betas", {adamw, adam, lion, muon, onebit_adam}},
+         {"optimizer.eps", {adamw, adam, adagrad, muon, onebit_adam}},
+         {"optimizer.momentum", {sgd, muon}},
+         {"optimizer.nesterov", {sgd, muon}},
+         {"optimizer.initial_accumulator", {adagrad}}}};
     for (const Use<optim::Method>& use : uses) warn_of_unused(use, o.method, kMethods, given);
 }
 
@@ -214,8 +215,8 @@ void warn_of_eps(const OptimizerConfig& o, const Given& given) {
     const double least =
         0x1p-50 / (o.method == optim::Method::adagrad ? 1 : std::sqrt(1 - o.beta2));
     using enum optim::Method;
-    const bool used =
-        o.method == adamw || o.method == adam || o.method == adagrad || o.method == muon;
+    const bool used = o.method == adamw || o.method == adam || o.method == adagrad ||
+                      o.method == muon || o.method == onebit_adam;
     if (!used || o.eps >= least) return;
     std::ostringstream text;
     text << given.place_of("optimizer.eps") << " is " << o.eps << ", but the update uses " << least
@@ -347,7 +348,8 @@ void check_compression(const Config& c, const Given& given) {
                    {!weights || c.zero.stage == 3, key + "weights",
                     "weights are gathered before they are used at stage 3 alone", stage,
                     "set zero.stage to 3, or weights to none"}});
-    if (!gradients && !weights && given.contains(key + "block"))
+    if (!gradients && !weights && c.optimizer.method != optim::Method::onebit_adam &&
+        given.contains(key + "block"))
         log_warn(given.place_of(key + "block") + " does nothing where nothing is compressed");
 }
 
@@ -361,6 +363,36 @@ void check_parallel(const Config& c, const Given& given) {
                  ", or parallel.sequence to a divisor"},
             {parts == 1 || c.device == DeviceKind::cpu, "parallel.sequence",
              "GPUs do not share sequences yet", "device cuda", "set it to 1, or device to cpu"}});
+}
+
+// What 1-bit Adam needs, and what is of it alone.
+void check_onebit_adam(const Config& c, const Given& given) {
+    const OptimizerConfig& o = c.optimizer;
+    const std::string freeze = "optimizer.freeze_step", method = "optimizer.method";
+    if (o.method != optim::Method::onebit_adam) {
+        demand(given, {{!given.contains(freeze), freeze, "a key of 1-bit Adam's alone",
+                        method + " " + std::string(word_of(kMethods, o.method)),
+                        "set optimizer.method to \"onebit_adam\", or leave the key out"}});
+        return;
+    }
+    const CodecKind gradients = c.zero.compress.gradients;
+    demand(given, {{o.freeze_step > 0, freeze,
+                    "1-bit Adam is told after how many updates the second moment stays",
+                    show("freeze_step", o.freeze_step),
+                    "set it to 15 to 25 % of the steps, and to no less than schedule.warmup_steps"},
+                   {o.freeze_step < c.steps, freeze, "the run ends before the second moment stays",
+                    show("freeze_step", o.freeze_step) + ", " + show("steps", c.steps),
+                    "set it below steps, or optimizer.method to \"adamw\""},
+                   {c.device == DeviceKind::cpu, method,
+                    "there are no kernels that code momentum on a GPU", "device cuda",
+                    "set device to cpu, or optimizer.method to \"adamw\""},
+                   {o.moments == MomentType::f32, "optimizer.moments",
+                    "1-bit Adam exchanges its first moment in fp32's place, and keeps it so",
+                    "moments " + std::string(word_of(kMoments, o.moments)), "set it to fp32"},
+                   {gradients == CodecKind::none, "zero.compress.gradients",
+                    "1-bit Adam's warm-up is exact: its gradients are not coded",
+                    "gradients " + std::string(word_of(kGradientCodecs, gradients)),
+                    "set it to none, or optimizer.method to \"adamw\""}});
 }
 
 void check_checkpoint(const Config& c, const Given& given) {
@@ -409,6 +441,7 @@ void resolve_defaults(Config& config, const Given& given) {
     check_tiers(config, given);
     check_compression(config, given);
     check_parallel(config, given);
+    check_onebit_adam(config, given);
     check_checkpoint(config, given);
 }
 

@@ -31,6 +31,8 @@ constexpr std::array<std::string_view, 5> kOfMuon = {
     "optimizer.ns_steps", "optimizer.ns_coefficients", "optimizer.adjust_lr", "optimizer.adamw_lr",
     "optimizer.adamw_tensors"};
 
+constexpr std::array<std::string_view, 1> kOfOnebitAdam = {"optimizer.freeze_step"};
+
 bool contains(std::span<const std::string_view> words, std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();
 }
@@ -39,6 +41,7 @@ bool contains(std::span<const std::string_view> words, std::string_view word) {
 
 std::string describe_training(const Config& config) {
     const bool muon = config.optimizer.method == optim::Method::muon;
+    const bool onebit = config.optimizer.method == optim::Method::onebit_adam;
     const bool falls = config.schedule.kind != optim::Decay::constant;
     std::string text;
     for (const KeyValue& one : describe_values(config)) {
@@ -46,7 +49,8 @@ std::string describe_training(const Config& config) {
         const size_t dot = key.find('.');
         const std::string_view section = dot == std::string_view::npos ? "" : key.substr(0, dot);
         if (contains(kSectionsLeftOut, section) || contains(kKeysLeftOut, key) ||
-            (!falls && contains(kOfTheFall, key)) || (!muon && contains(kOfMuon, key)))
+            (!falls && contains(kOfTheFall, key)) || (!muon && contains(kOfMuon, key)) ||
+            (!onebit && contains(kOfOnebitAdam, key)))
             continue;
         text += one.key + " = " + one.value + "\n";
     }

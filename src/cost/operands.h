@@ -166,6 +166,50 @@ struct DecodeWeights {
 };
 
 template <class As>
+struct Keep {
+    static constexpr Op kOp = Op::keep;
+    In<As, Content::gradient> gradient;  // the layer's
+    Out<As, Content::parts> parts;       // one for each rank
+    Out<As, Content::leaves> leaves;     // a turn's, each the sum of the parts'
+};
+
+template <class As>
+struct Compress {
+    static constexpr Op kOp = Op::compress;
+    In<As, Content::kept> gradient;
+    InOut<As, Content::feedback> feedback;
+    Out<As, Content::parts> parts;  // one for each rank
+};
+
+template <class As>
+struct ExchangeMomentum {
+    static constexpr Op kOp = Op::exchange_momentum;
+    In<As, Content::parts> to_ranks;
+    Out<As, Content::parts> from_ranks;
+};
+
+template <class As>
+struct Merge {
+    static constexpr Op kOp = Op::merge;
+    In<As, Content::parts> parts;  // one from each rank
+    InOut<As, Content::feedback> feedback;
+    Out<As, Content::parts> merged;  // this rank's of them
+};
+
+template <class As>
+struct GatherMomentum {
+    static constexpr Op kOp = Op::gather_momentum;
+    InOut<As, Content::parts> merged;
+};
+
+template <class As>
+struct Average {
+    static constexpr Op kOp = Op::average;
+    In<As, Content::parts> merged;
+    InOut<As, Content::feedback> feedback;
+};
+
+template <class As>
 struct GatherWeights {
     static constexpr Op kOp = Op::gather_weights;
     Out<As, Content::weights> whole;
@@ -195,10 +239,11 @@ struct Agree {
 
 template <template <class> class... Operations>
 struct List {};
-using Kernels =
-    List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss, Backward, EmbedBackward, Zero,
-         Add, Round, Update, UpdateSpeculative, Recast, Cut, Sum, EncodeWeights, DecodeWeights>;
-using Exchanges = List<GatherCodes, GatherWeights, Exchange, GatherGradient, Agree>;
+using Kernels = List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss, Backward,
+                     EmbedBackward, Zero, Add, Round, Update, UpdateSpeculative, Recast, Cut, Sum,
+                     EncodeWeights, DecodeWeights, Keep, Compress, Merge, Average>;
+using Exchanges = List<GatherCodes, GatherWeights, Exchange, GatherGradient, ExchangeMomentum,
+                       GatherMomentum, Agree>;
 
 // ---------------------------------------------------------------- their fields
 

@@ -51,6 +51,8 @@ int64_t part(const Work& w) {  // of a rank
 int64_t codes(const Work& w) {
     return zero::coded_bytes(w.codecs.weights, *w.layer, static_cast<int>(w.ranks));
 }
+// A rank's share of a turn's momentum.
+int64_t signs(const Work& w) { return w.codecs.momentum.bytes(w.elements); }
 int64_t leaves(const Work& w) { return w.elements / kLeafElements * 4; }
 int64_t of_update(const Work& w) {
     const ElementBytes each = element_bytes(w.state, w.compute, w.wire);
@@ -173,6 +175,35 @@ constexpr std::array kRows{
          .timed_by = TimedBy::layer,
          .of_codecs = true,
          .bytes = [](const Work& w) { return codes(w) + w.layer->elements * size_of(w.compute); }}),
+    row<op::Keep>(
+        {.name = "keep and norm",
+         .item = kChunk,
+         .timed_by = TimedBy::elements,
+         .bytes = [](const Work& w) { return w.ranks * (w.elements * 4 + wire(w)) + leaves(w); }}),
+    // Momentum is read, and its error read and written.
+    row<op::Compress>(
+        {.name = "compress momentum",
+         .lane = Lane::team,
+         .item = kChunk,
+         .timed_by = TimedBy::update,
+         .bytes =
+             [](const Work& w) { return w.ranks * (wire(w) + 3 * w.elements * 4 + signs(w)); }}),
+    row<op::ExchangeMomentum>(
+        {.name = "exchange momentum", .lane = Lane::comm, .item = kChunk, .bytes = own}),
+    row<op::Merge>(
+        {.name = "merge momentum",
+         .lane = Lane::team,
+         .item = kChunk,
+         .timed_by = TimedBy::update,
+         .bytes = [](const Work& w) { return (w.ranks + 1) * signs(w) + 3 * w.elements * 4; }}),
+    row<op::GatherMomentum>(
+        {.name = "gather momentum", .lane = Lane::comm, .item = kChunk, .bytes = own}),
+    row<op::Average>(
+        {.name = "average momentum",
+         .lane = Lane::team,
+         .item = kChunk,
+         .timed_by = TimedBy::update,
+         .bytes = [](const Work& w) { return w.ranks * (signs(w) + 2 * w.elements * 4); }}),
     row<op::GatherWeights>({.name = "gather weights", .lane = Lane::comm, .bytes = own}),
     row<op::Exchange>(
         {.name = "exchange gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),

@@ -39,6 +39,14 @@ enum class Op : uint8_t {
     encode_weights,
     gather_codes,
     decode_weights,
+    // Where momentum travels instead of gradients (zero/feedback.h): the gradients that wait for
+    // the outcome, the signs of every rank's share of a turn, and of what its owner made of them.
+    keep,
+    compress,
+    exchange_momentum,
+    merge,
+    gather_momentum,
+    average,
     gather_weights,
     exchange,
     gather_gradient,
@@ -47,6 +55,9 @@ enum class Op : uint8_t {
 };
 
 constexpr int64_t kLeafElements = 4096;
+
+// A flag of an update: what it takes in is momentum, in fp32.
+constexpr uint8_t kTakesMomentum = 1;
 
 // Flags of a block's backward.
 constexpr uint8_t kNeedsDx = 1;
@@ -67,13 +78,15 @@ enum class Content : uint8_t {
     tokens,          // a micro-batch's tokens, targets and documents' bounds; int32
     scratch,         // nothing before and nothing after
     report,
-    wire,    // gradient of a chunk in the wire type; gathered: of every rank's
-    parts,   // the ranks' parts of a turn
-    codes,   // a layer's weights as codes, of every rank's shards
-    leaves,  // the norm's leaves, fp32
-    state,   // of a chunk
-    weight,  // of a chunk
-    bytes,   // anything else
+    wire,      // gradient of a chunk in the wire type; gathered: of every rank's
+    parts,     // the ranks' parts of a turn
+    codes,     // a layer's weights as codes, of every rank's shards
+    leaves,    // the norm's leaves, fp32
+    state,     // of a chunk
+    weight,    // of a chunk
+    kept,      // every rank's part of a turn in the wire type, of this rank's gradient
+    feedback,  // of a turn: the momentum of all ranks' parts, and the errors of its codes
+    bytes,     // anything else
 };
 enum class Role : uint8_t { in, out, in_out, scratch };
 

@@ -98,6 +98,7 @@ Element step(Element e, float g, const Scalars& s) {
         case Method::adagrad:
             return adagrad_step(e, decayed, s);
         case Method::muon:
+        case Method::onebit_adam:
             break;
     }
     FERRY_CHECK(false, "unknown method");

@@ -20,9 +20,13 @@ double least_eps(const Hyper& hyper) {
     return std::sqrt(double{kLeastMoment} / share);
 }
 
-constexpr std::pair<Method, std::string_view> kMethods[] = {
-    {Method::adamw, "adamw"}, {Method::adam, "adam"},       {Method::sgd, "sgd"},
-    {Method::lion, "lion"},   {Method::adagrad, "adagrad"}, {Method::muon, "muon"}};
+constexpr std::pair<Method, std::string_view> kMethods[] = {{Method::adamw, "adamw"},
+                                                            {Method::adam, "adam"},
+                                                            {Method::sgd, "sgd"},
+                                                            {Method::lion, "lion"},
+                                                            {Method::adagrad, "adagrad"},
+                                                            {Method::muon, "muon"},
+                                                            {Method::onebit_adam, "onebit_adam"}};
 
 std::string text_of(double value) {
     std::ostringstream text;
@@ -130,6 +134,8 @@ Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale) {
             break;
         case Method::adagrad:
             break;
+        case Method::onebit_adam:
+            FERRY_CHECK(false, "its updates are AdamW's");
     }
     need_finite(scalars, hyper);
     return scalars;
@@ -183,7 +189,8 @@ std::string_view name_of(Method method) { return kMethods[static_cast<size_t>(me
 Method method_from(std::string_view name) {
     std::vector<std::string> known;
     for (const auto& [method, word] : kMethods) {
-        if (method == Method::muon) continue;  // whole matrices, which a run of elements is not
+        // Whole matrices, which a run of elements is not; an exchange, which no update is.
+        if (method == Method::muon || method == Method::onebit_adam) continue;
         if (word == name) return method;
         known.emplace_back(word);
     }

@@ -48,6 +48,7 @@ const char* run(const Span& span, const Scalars& scalars, Stores stores) {
         case Method::adagrad:
             return run_best<Method::adagrad>(span, scalars, stores);
         case Method::muon:
+        case Method::onebit_adam:
             break;
     }
     FERRY_CHECK(false, "not a method of single elements");

@@ -27,6 +27,8 @@ int64_t chunk_bytes(Class c, const Workload& work, int64_t elements) {
             return elements * size_of(work.numerics.compute);
         case Class::gradient_staging:
             return elements * size_of(work.numerics.wire);
+        case Class::feedback_staging:  // kept gradients pass through it too
+            return zero::feedback_bytes(elements, work.partition.ranks);
         default:
             bug("no part of a chunk");
     }
@@ -91,6 +93,7 @@ int64_t exact_bytes(Class c, const Workload& work) {
         case Class::state_staging:
         case Class::weight_staging:
         case Class::gradient_staging:
+        case Class::feedback_staging:
             return largest_part(c, work);
         case Class::spill_staging:
             return work.cut_elements * 4;
@@ -105,9 +108,10 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 }
 
 SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work) {
-    std::string name = staging == Class::state_staging    ? "state"
-                       : staging == Class::weight_staging ? "weights"
-                                                          : "gradients";
+    std::string name = staging == Class::state_staging      ? "state"
+                       : staging == Class::weight_staging   ? "weights"
+                       : staging == Class::feedback_staging ? "momentum and its errors"
+                                                            : "gradients";
     if (!is_matrix(chunk))
         return {name, round_up(chunk_bytes(staging, work, work.cut_elements), kPage)};
     const bool padded = chunk.count - chunk.rows * chunk.cols >= cost::kLeafElements;
@@ -119,12 +123,18 @@ SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work) {
     return {name, round_up(bytes, kPage)};
 }
 
+SlotFamily slots_of_kept(const Workload& work) {
+    const int64_t bytes = work.partition.ranks * work.cut_elements * size_of(work.numerics.wire);
+    return {"gradients until the outcome", round_up(bytes, kPage)};
+}
+
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
         "block weights",  "edge weights",     "block gradient", "edge gradient", "wire",
         "ranks' parts",   "weight codes",     "activation",     "attention",     "mlp",
         "tokens",         "block lists",      "scratch",        "report",        "state staging",
-        "weight staging", "gradient staging", "input staging",  "spill staging", "host tokens"};
+        "weight staging", "gradient staging", "input staging",  "spill staging", "momentum staging",
+        "host tokens"};
     return kNames[at(c)];
 }
 

@@ -3,6 +3,7 @@
 
 #include "chunks.h"
 #include "planner/planner.h"
+#include "zero/feedback.h"
 
 namespace ferry::planner {
 
@@ -37,13 +38,15 @@ inline int64_t report_room(int64_t leaves, int64_t report_bytes) {
     return round_up(leaves * 4, 8) + report_bytes;
 }
 // The family of slots on NVMe that a chunk's part goes to: of what is cut into chunks, or of Muon's
-// matrices of one shape, or with several ranks in shards of one size. `what`: "state", "weights" or
-// "gradients".
+// matrices of one shape, or with several ranks in shards of one size. `what`: "state", "weights",
+// "gradients" or "momentum and its errors".
 struct SlotFamily {
     std::string name{};
     int64_t bytes = 0;
 };
 SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work);
+// That of gradients that wait for the outcome; they pass through momentum's staging.
+SlotFamily slots_of_kept(const Workload& work);
 
 // Bytes of one buffer, a multiple of the page.
 int64_t buffer_bytes(Class c, const Workload& work);

@@ -43,6 +43,11 @@ public:
                 make_versioned(chunk.weight, chunk.speculative, kWeightSlots);
             chunk.gradient = add(homes.gradient, chunk.count * wire,
                                  slots_of(chunk, Class::gradient_staging, work_));
+            if (!plan_.has_feedback() || !plan_.owns(chunk)) continue;
+            const int ranks = plan_.partition.ranks;
+            const SlotFamily slots = slots_of(chunk, Class::feedback_staging, work_);
+            chunk.kept = add(homes.kept, ranks * chunk.count * wire, slots_of_kept(work_));
+            chunk.feedback = add(homes.feedback, zero::feedback_bytes(chunk.count, ranks), slots);
         }
         if (plan_.groups > 1) make_spills();
         for (const Tier home : placement_.inputs) {

@@ -58,6 +58,7 @@ public:
 private:
     Budget& device() { return result_.device; }
     Budget& host() { return result_.host; }
+    bool has_feedback() const { return work_.partition.codecs.momentum.on(); }
     bool has_nvme() const { return !request_.budgets.nvme.empty(); }
     int64_t group_size() const { return micro_batches_ / result_.groups; }
     int64_t block_count() const { return static_cast<int64_t>(work_.layers.size()) - 2; }
@@ -76,7 +77,9 @@ private:
         counts[at(Class::block_gradient)] = depth.gradients;
         counts[at(Class::edge_gradient)] = tied_ ? 3 : 1;
         counts[at(Class::wire)] = depth.wire;
-        counts[at(Class::parts)] = work_.partition.alone() ? 0 : depth.exchanges;
+        counts[at(Class::parts)] = work_.partition.alone() ? 0
+                                   : has_feedback() ? std::max(depth.exchanges, 2 * kTurnsAtOnce)
+                                                    : depth.exchanges;
         // One is gathered while the one before is decoded.
         counts[at(Class::codes)] = work_.partition.codecs.weights.on() ? 2 : 0;
         counts[at(Class::activation)] =
@@ -231,6 +234,7 @@ private:
     // Where every rank updates everything, the others' gradients go through buffers to the host.
     double most_elements_on_device() const {
         if (!work_.partition.alone() && !work_.partition.sharding.state) return 0;
+        if (has_feedback()) return 0;  // it comes to the processors
         double trainable = 0;
         for (const Chunk& chunk : chunks_)
             trainable += chunk.trainable ? static_cast<double>(chunk.count) : 0;
@@ -276,6 +280,7 @@ private:
             reserve(Class::input_staging, kStaging, 1);
         }
         if (result_.groups > 1) reserve(Class::spill_staging, kStaging, 1);
+        if (has_feedback()) reserve(Class::feedback_staging, kStaging, kTurnsAtOnce + 1);
         // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
         // All kinds alike: what is under way of one waits for the others.
         for (int64_t count = 2; count <= chunks_under_way(); ++count) {
@@ -369,12 +374,39 @@ private:
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             claim(homes.gradient, "gradients", chunk.count * size_of(work_.numerics.wire));
         });
+        place_feedback();
         for (Tier& input : result_.inputs) {
             if (input != Tier::device) claim(input, "block inputs", bytes_of(Class::activation));
         }
         place_states();
         if (!has_nvme()) deepen(Class::weight_staging, chunks_behind_a_block(), host().limit());
         place_speculation();
+    }
+
+    // Gradients that wait for the outcome are written and read once, momentum with its errors too,
+    // which is more bytes. The share of the state that has to be on NVMe is theirs as well.
+    void place_feedback() {
+        if (!has_feedback()) return;
+        const int ranks = work_.partition.ranks;
+        const double stored = has_nvme() ? given_fraction().value_or(0) : 0;
+        double due = 0;
+        const auto for_turns = [&](const auto& body) {
+            for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+                if (chunk.owner == work_.partition.rank) body(chunk, homes);
+            });
+        };
+        for_turns([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            claim(homes.kept, "gradients",
+                  round_up(ranks * chunk.count * size_of(work_.numerics.wire), kPage));
+        });
+        for_turns([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            due += stored;
+            if (due >= 1)
+                due -= 1;
+            else
+                claim(homes.feedback, "momentum and its errors",
+                      round_up(zero::feedback_bytes(chunk.count, ranks), kPage));
+        });
     }
 
     void choose_spills() {

@@ -19,6 +19,7 @@ struct Placement {
     struct ChunkHomes {
         swap::Tier weight = swap::Tier::nvme, state = swap::Tier::nvme;
         swap::Tier gradient = swap::Tier::nvme;
+        swap::Tier kept = swap::Tier::nvme, feedback = swap::Tier::nvme;  // where it has them
         bool speculative = false;
     };
     std::vector<ChunkHomes> chunks{};

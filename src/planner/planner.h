@@ -39,6 +39,9 @@ struct Chunk {
     bool speculative = false;  // may be updated before the step's outcome is known
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
+    // Of its turn, where momentum travels as signs: this rank's gradient until the outcome, and
+    // what it keeps from step to step (zero/feedback.h). A chunk of this rank's shards has them.
+    swap::ObjectId kept = swap::kNoObject, feedback = swap::kNoObject;
 };
 
 inline bool is_matrix(const Chunk& chunk) { return chunk.rows > 0; }
@@ -77,6 +80,10 @@ inline cost::MatrixProducts products_of(const Chunk& matrix, int64_t ns_steps, D
             .compute = compute};
 }
 
+// Turns whose momentum is under way at the same time, on every rank alike: each has two buffers of
+// parts, and its feedback. Gradients come to one of them.
+constexpr int64_t kTurnsAtOnce = 2;
+
 // Bytes in memory and on storage: whole arrays, one after the other, up to a page.
 inline int64_t state_bytes(const Chunk& chunk) {
     return round_up(chunk.format.bytes(chunk.count), kPage);
@@ -96,10 +103,10 @@ struct AccumulatorSpill {
 enum class Class : uint8_t {
     block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, codes, activation,
     attention, mlp, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
-    spill_staging, host_tokens
+    spill_staging, feedback_staging, host_tokens
 };
 // clang-format on
-constexpr int kClasses = 20;
+constexpr int kClasses = 21;
 constexpr Class class_of(model::Saved what) {
     return what == model::Saved::attention ? Class::attention : Class::mlp;
 }
@@ -177,6 +184,8 @@ struct Plan {
     }
     // Whether the chunk is in this rank's shard: a sum over the ranks counts it once.
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
+    // Whether momentum travels instead of gradients, sooner or later.
+    bool has_feedback() const { return partition.codecs.momentum.on(); }
     // State, weights and gradient all lie there: its update is the device's, after the outcome.
     bool updates_on_device(const Chunk& chunk) const {
         return chunk.trainable && objects[chunk.state].home == swap::Tier::device;

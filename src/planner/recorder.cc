@@ -269,7 +269,7 @@ void Recorder::record_update(int64_t index, const Part<Content::state>& state,
                       detail);
 }
 
-void Recorder::update_chunk(int64_t index, Op op) {
+void Recorder::update_chunk(int64_t index, Op op, const Located* momentum) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     const Tier state_home = plan_.objects[chunk.state].home;
     auto state = Part<Content::state>::of(chunk.state);
@@ -288,7 +288,11 @@ void Recorder::update_chunk(int64_t index, Op op) {
         state.place = stage.place();
         state.is_home = false;
     }
-    if (!recast && plan_.objects[chunk.gradient].home == Tier::nvme) {
+    if (momentum) {
+        gradient = {.place = momentum->place,
+                    .resources = {momentum->resources.begin(), momentum->resources.end()},
+                    .is_home = false};
+    } else if (!recast && plan_.objects[chunk.gradient].home == Tier::nvme) {
         gradient_staging = acquire(Class::gradient_staging);
         impl_->read(chunk.gradient, gradient_staging);
         gradient.move_to(gradient_staging);
@@ -298,7 +302,8 @@ void Recorder::update_chunk(int64_t index, Op op) {
         if (plan_.state.split) impl_->load_weight(chunk.weight, weight_staging);
         weight.move_to(weight_staging);
     }
-    const Detail detail{.overwrites = stage.resources()};
+    const Detail detail{.flags = momentum ? cost::kTakesMomentum : uint8_t{0},
+                        .overwrites = stage.resources()};
     if (recast)
         record<op::Recast>(chunk.layer, index,
                            {.state = state.located(), .weight = weight.located()}, detail);

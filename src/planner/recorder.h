@@ -167,6 +167,10 @@ public:
     // receive_gradient() takes in what has come: the later, the less anyone waits for it.
     void send_gradient(int64_t layer, const Gradient& gradient);
     void receive_gradient();
+    // The same where momentum travels: this rank's gradient stays, with norms, until the outcome.
+    // update_by_momentum() then exchanges the momentum of a layer and updates its chunks.
+    void keep_gradient(int64_t layer, const Gradient& gradient);
+    void update_by_momentum(int64_t layer);
     BufferOf<Content::tokens> load_tokens(int64_t micro_batch, bool evaluation);
     void send_report(const BufferOf<Content::report>& report);  // to the host
     void save_input(int64_t layer, int64_t i, Input x);         // a block's input, until fetched
@@ -183,7 +187,8 @@ public:
         record_kernel(Operation<Assigned>::kOp, layer, item, given, detail);
     }
 
-    void update_chunk(int64_t chunk, Op op);      // update, update_speculative or recast
+    // update, update_speculative or recast; update, given momentum, by that in place of a gradient.
+    void update_chunk(int64_t chunk, Op op, const Located* momentum = nullptr);
     enum class Move : uint8_t { in, out, both };  // read and checked; sealed and written; unchanged
     void move(swap::ObjectId stored, Class through, Move how);  // on NVMe, through host memory
     void commit(int64_t chunk);
@@ -219,6 +224,10 @@ private:
     void exchange(int64_t chunk, const Gradient& gradient);
     void receive_oldest();
     void gather_gradient(int64_t chunk, const BufferOf<Content::wire>& wire);
+    struct Turn;  // whose momentum is under way
+    Turn compress(int64_t chunk);
+    void merge(Turn& turn);
+    void average(Turn turn);
     void agree();
     LocatedOf<Content::leaves> leaves_in(const AssignedBuffer& wire) const;
     void send_leaves(const Chunk& chunk, const AssignedBuffer& wire);

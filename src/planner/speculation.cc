@@ -34,6 +34,10 @@ int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
         if (!chunks[c].trainable) continue;
         count(homes.state, Class::state_staging, chunks[c]);
         count(homes.gradient, Class::gradient_staging, chunks[c]);
+        if (!work.partition.codecs.momentum.on() || chunks[c].owner != work.partition.rank)
+            continue;
+        bytes += homes.kept == Tier::nvme ? slots_of_kept(work).bytes : 0;
+        count(homes.feedback, Class::feedback_staging, chunks[c]);
     }
     const bool tied = work.layers.back().find(model::Role::head_table) == nullptr;
     for (size_t i = 0; placement.groups > 1 && i < spills.size(); ++i) {
@@ -51,7 +55,8 @@ int64_t unusable_bytes(const Workload& work, int64_t paths) {
     int64_t largest = 0;
     for (const Class staging :
          {Class::state_staging, Class::weight_staging, Class::gradient_staging,
-          Class::input_staging, Class::spill_staging}) {
+          Class::input_staging, Class::spill_staging, Class::feedback_staging}) {
+        if (staging == Class::feedback_staging && !work.partition.codecs.momentum.on()) continue;
         largest = std::max(largest, buffer_bytes(staging, work));
     }
     return (paths - 1) * largest;

@@ -14,7 +14,8 @@ std::vector<Owner> owners_of_objects(const Plan& plan) {
     };
     for (size_t c = 0; c < plan.chunks.size(); ++c) {
         const Chunk& chunk = plan.chunks[c];
-        for (const ObjectId object : {chunk.weight, chunk.state, chunk.gradient})
+        for (const ObjectId object :
+             {chunk.weight, chunk.state, chunk.gradient, chunk.kept, chunk.feedback})
             own(object, chunk.layer, static_cast<int64_t>(c));
     }
     for (const AccumulatorSpill& spill : plan.spills) {
@@ -36,13 +37,18 @@ int64_t bytes_checked_by_update(const Plan& plan, const swap::Task& task) {
     if (!plan.verify) return 0;
     const Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
     const auto object_of = [&](Content content) {
-        return content == Content::state    ? chunk.state
-               : content == Content::weight ? chunk.weight
-                                            : chunk.gradient;
+        return content == Content::state      ? chunk.state
+               : content == Content::weight   ? chunk.weight
+               : content == Content::kept     ? chunk.kept
+               : content == Content::feedback ? chunk.feedback
+               : content == Content::wire     ? chunk.gradient
+                                              : swap::kNoObject;
     };
     int64_t checked = 0;
     for (const cost::OperandOf& operand : cost::row_of(task).operands) {
-        const swap::Object& known = plan.objects[object_of(operand.content)];
+        const ObjectId object = object_of(operand.content);
+        if (object == swap::kNoObject) continue;
+        const swap::Object& known = plan.objects[object];
         if (!operand.optional && known.home == swap::Tier::nvme) checked += known.bytes;
     }
     return checked;
@@ -68,6 +74,7 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
                     .compute = plan.compute,
                     .wire = plan.wire,
                     .state = plan.state};
+    if (cost::is_update(task) && (task.flags & cost::kTakesMomentum) != 0) work.wire = DType::f32;
     if (task.layer >= 0) work.layer = &plan.layers[static_cast<size_t>(task.layer)];
     if (work.layer && plan.tied && work.layer->kind == model::LayerKind::head)
         work.table = &plan.layers.front();

@@ -62,14 +62,19 @@ public:
         guarded([&] {
             drain();
             state_->begin_arrays();
-            const auto read = [this](int64_t layer, const model::Tensor& tensor,
-                                     const ArraySink& sink) { read_arrays(layer, tensor, sink); };
+            const auto read = [this](int64_t layer, const model::Tensor& tensor, Kept what,
+                                     const ArraySink& sink) {
+                if (what == Kept::errors) return momentum_->read_errors(layer, tensor, sink);
+                read_arrays(layer, tensor, sink);
+            };
+            Saving whole = saving;
+            whole.errors = travels_ == Travels::momentum;
             if (world_.rank != 0)
                 return read_checkpoint(
-                    plan_, read, [](std::span<const std::span<const std::byte>>) {},
+                    plan_, whole.errors, read, [](std::span<const std::span<const std::byte>>) {},
                     [] { return true; });
             save_ =
-                std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving, checkpoint_room_,
+                std::make_unique<BackgroundSave>(plan_, unwritten(saving), whole, checkpoint_room_,
                                                  stack_.teams().all(), rows_->checkpoint);
             try {
                 save_->read(read, ranks_ != nullptr);
@@ -92,7 +97,8 @@ public:
     uint64_t state_hash() {
         return guarded([this] {
             drain();
-            const uint64_t mine = state_->hash();
+            uint64_t mine = state_->hash();
+            if (travels_ == Travels::momentum) mine = momentum_->hash(mine);
             if (!ranks_) return mine;
             const std::vector<uint64_t> all = gather(*ranks_, executor_, mine, "state hash");
             return checksum(std::as_bytes(std::span(all)));
@@ -265,18 +271,40 @@ private:
     void measure();
     void predict(const cost::Measurements& measured);
 
+    // From here on momentum travels: what the step before left is finished, and every rank gets all
+    // of the moments.
+    void begin_momentum() {
+        drain();
+        const Nanos start = executor_.now();
+        momentum_->begin(*state_);
+        travels_ = Travels::momentum;
+        if (world_.rank == 0)
+            log_info(
+                fmt::format("step {}: the second moment stays from here on, and ranks "
+                            "exchange their momentum as {}; getting there took {:.2f} s",
+                            step_, text_of(partition_.codecs.momentum),
+                            static_cast<double>(executor_.now() - start) * 1e-9));
+    }
+
+    const swap::Schedule& next_schedule(bool speculative) const {
+        return travels_ == Travels::momentum ? schedules_.step_by_momentum(previous_)
+                                             : schedules_.step(previous_, speculative);
+    }
+
     void replay(StepReport& report) {
+        if (judge_->travels_after(moment_updates_) != travels_) begin_momentum();
         StepState& state = kernels().states()[++sequence_];
         const double scale = report.loss_scale = loss_scale_.value();
         state = {.step = step_,
                  .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
-        report.speculative = plan_.speculative && judge_->speculates_now();
+        report.speculative =
+            plan_.speculative && judge_->speculates_now() && travels_ == Travels::gradients;
         if (report.speculative)
             state.speculative = judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
-        const swap::Schedule& schedule = schedules_.step(previous_, report.speculative);
+        const swap::Schedule& schedule = next_schedule(report.speculative);
         log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_, schedule.name,
                               schedule.tasks.size(), schedule.waits.size()));
-        if (recording_)
+        if (recording_ && travels_ == Travels::gradients)  // the other sort is not predicted
             rows_->lanes.record(
                 schedule, planned_[static_cast<size_t>(previous_)][report.speculative ? 1 : 0],
                 executor_.now(), step_);
@@ -286,7 +314,7 @@ private:
         store().run_to_outcome();
         const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : judge_->report()};
         const Outcome outcome =
-            judge_->judge(lane_ ? lane_->reports() : mine, report.targets, scale);
+            judge_->judge(lane_ ? lane_->reports() : mine, report.targets, scale, travels_);
         report.loss = outcome.loss;
         report.gradient_norm = outcome.norm;
         report.clip_factor = outcome.clip_factor;
@@ -297,6 +325,7 @@ private:
         ++moment_updates_;
         state.after_outcome =
             judge_->scalars({updates_, moment_updates_}, outcome.clip_factor / scale);
+        state.momentum_share = judge_->momentum_share(outcome.clip_factor / scale);
         report.committed = report.speculative && outcome.clip_factor == 1;
         previous_ = !report.speculative ? Previous::not_speculative
                     : report.committed  ? Previous::committed
@@ -331,6 +360,7 @@ private:
         step_ = found.step;
         updates_ = found.updates;
         moment_updates_ = found.moment_updates;
+        if (moment_updates_ > 0) travels_ = judge_->travels_after(moment_updates_ - 1);
         loss_scale_.resume(found.loss_scale);
         skipped_in_a_row_ = found.skipped_in_a_row;
         judge_->resume(found.unclipped_in_a_row);
@@ -371,7 +401,7 @@ private:
         const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
             kernels().states()[++sequence_] = {.step = step_};
-            store().append(schedules_.drains[static_cast<size_t>(previous_)], sequence_, step_);
+            store().append(schedules_.drain(previous_, travels_), sequence_, step_);
             previous_ = Previous::none;
         }
         if (plan_.durable && durable_step_ != step_) {
@@ -406,6 +436,7 @@ private:
     int64_t skipped_in_a_row_ = 0;
     uint64_t frozen_ = 0;  // hash of the frozen weights
     Previous previous_ = Previous::none;
+    Travels travels_ = Travels::gradients;  // between ranks, in the last step
     RunReport totals_{};
     std::unique_ptr<BackgroundSave> save_{};  // reads the plan, the room and the teams' threads
 };

@@ -19,7 +19,8 @@ planner::PlanRequest request_of(const Config& config) {
 
 optim::Hyper hyper_of(const Config& config) {
     const OptimizerConfig& optimizer = config.optimizer;
-    return {.method = optimizer.method,
+    const bool onebit = optimizer.method == optim::Method::onebit_adam;
+    return {.method = onebit ? optim::Method::adamw : optimizer.method,
             .lr = optimizer.lr,
             .beta1 = optimizer.beta1,
             .beta2 = optimizer.beta2,
@@ -47,8 +48,10 @@ StateFormat format_of(const Config& config) {
 
 zero::Codecs codecs_of(const Config& config) {
     const CompressConfig& compress = config.zero.compress;
+    const bool onebit = config.optimizer.method == optim::Method::onebit_adam;
     return {.gradients = {compress.gradients, compress.block},
-            .weights = {compress.weights, compress.block}};
+            .weights = {compress.weights, compress.block},
+            .momentum = {onebit ? CodecKind::sign : CodecKind::none, compress.block}};
 }
 
 optim::LrSchedule schedule_of(const Config& config) {

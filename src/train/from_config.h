@@ -12,7 +12,8 @@ namespace ferry::train {
 
 // The request of the whole run, as if it were one rank: a rank's is of_rank() of it.
 planner::PlanRequest request_of(const Config& config);
-// The optimizer; its learning rate is the schedule's peak (schedule_of()).
+// The optimizer, where ranks exchange nothing: 1-bit Adam is AdamW. Its learning rate is the
+// schedule's peak (schedule_of()).
 optim::Hyper hyper_of(const Config& config);
 // The same of what is updated element by element: beside Muon's matrices that is AdamW's.
 optim::Hyper elements_hyper_of(const Config& config);

@@ -187,6 +187,16 @@ std::vector<model::Layer> layers_of(const Config& config, const model::Shape& sh
     return layers;
 }
 
+void require_ranks(const Config& config, int ranks) {
+    if (config.optimizer.method != optim::Method::onebit_adam || ranks > 1) return;
+    throw Error(Trouble::usage, {.what = "onebit_adam is about what ranks send each other",
+                                 .where = "optimizer.method",
+                                 .measured = "1 rank",
+                                 .limit = "2 ranks or more",
+                                 .remedy = "run several ranks (mpirun -n N; ferry plan --ranks N), "
+                                           "or set optimizer.method to \"adamw\""});
+}
+
 std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers, int ranks) {
     if (config.optimizer.method != optim::Method::muon) return {};
     struct Part {

@@ -26,6 +26,8 @@ model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops);
 std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks);
 // Which tensors keep fp32 moments beside coded ones. Refers to the configuration.
 model::CodedMoments coded_moments_of(const Config& config);
+// Throws usage where the optimizer is one of several ranks, and there is one.
+void require_ranks(const Config& config, int ranks);
 // Which tensors Muon updates, and which AdamW, in a sentence; empty without Muon.
 std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers, int ranks);
 // Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of

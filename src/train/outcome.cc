@@ -78,6 +78,7 @@ OutcomeJudge::OutcomeJudge(const Config& config, const optim::Hyper& hyper,
     : plan_(plan),
       host_(host),
       clip_norm_(config.clip_norm),
+      freeze_step_(plan.has_feedback() ? config.optimizer.freeze_step : 0),
       always_speculates_(config.swap.speculate == Speculate::all),
       hyper_(hyper),
       elements_(elements_hyper_of(config)),
@@ -119,8 +120,8 @@ RankReport OutcomeJudge::report() const {
     return report;
 }
 
-Outcome OutcomeJudge::judge(std::span<const RankReport> reports, int64_t targets,
-                            double loss_scale) {
+Outcome OutcomeJudge::judge(std::span<const RankReport> reports, int64_t targets, double loss_scale,
+                            Travels what) {
     double squares = 0, loss_sum = 0;
     int64_t gradient_layer = -1, output_layer = -1;
     for (const RankReport& rank : reports) {
@@ -130,6 +131,7 @@ Outcome OutcomeJudge::judge(std::span<const RankReport> reports, int64_t targets
         if (rank.output_layer >= 0 && (output_layer < 0 || rank.output_layer < output_layer))
             output_layer = rank.output_layer;
     }
+    if (what == Travels::momentum) squares *= plan_.partition.ranks;
     Outcome outcome{.loss = loss_sum / static_cast<double>(targets),
                     .norm = std::sqrt(squares) / loss_scale};
     outcome.finite = std::isfinite(outcome.norm) && std::isfinite(outcome.loss);
@@ -151,7 +153,36 @@ double OutcomeJudge::learning_rate(int64_t update) const {
     return optim::learning_rate(schedule_, update);
 }
 
+zero::MomentumShare OutcomeJudge::momentum_share(double gradient_scale) const {
+    return {.gradient_scale = static_cast<float>(gradient_scale),
+            .momentum = static_cast<float>(elements_.beta1 / plan_.partition.ranks),
+            .gradient = static_cast<float>(1 - elements_.beta1)};
+}
+
+namespace {
+
+// AdamW's update where its gradient is the momentum: m' is that, and v stays.
+optim::Scalars by_momentum(optim::Scalars of_update, const optim::Scalars& at_freeze) {
+    of_update.gradient_scale = 1;
+    of_update.beta1 = of_update.one_minus_beta2 = 0;
+    of_update.one_minus_beta1 = of_update.beta2 = 1;
+    of_update.inv_sqrt_bias2 = at_freeze.inv_sqrt_bias2;
+    return of_update;
+}
+
+}  // namespace
+
 ScalarsByKind OutcomeJudge::scalars(UpdateNumber update, double gradient_scale) const {
+    if (travels_after(update.of_moments - 1) == Travels::gradients)
+        return exact_scalars(update, gradient_scale);
+    const ScalarsByKind at_freeze = exact_scalars({update.of_weights, freeze_step_}, 1);
+    ScalarsByKind found = exact_scalars(update, gradient_scale);
+    for (size_t kind = 0; kind < found.size(); ++kind)
+        found[kind] = by_momentum(found[kind], at_freeze[kind]);
+    return found;
+}
+
+ScalarsByKind OutcomeJudge::exact_scalars(UpdateNumber update, double gradient_scale) const {
     optim::Hyper matrices = hyper_, hyper = elements_;
     matrices.lr = learning_rate(update.of_weights);
     hyper.lr = optim::learning_rate(elements_schedule_, update.of_weights);

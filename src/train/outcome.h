@@ -13,6 +13,7 @@
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "planner/planner.h"
+#include "step.h"
 #include "step_state.h"
 
 namespace ferry::train {
@@ -82,8 +83,16 @@ public:
     // counted.
     HeldBack held_back(int64_t micro_batches) const;
     // `reports`: all ranks', in their order, so that all decide alike. The gradients carry
-    // `loss_scale`, the losses are those of `targets`.
-    Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale);
+    // `loss_scale`, the losses are those of `targets`. Where momentum travels no rank has the sum
+    // of the gradients: the norm is then the root of the mean square of what N times each rank's
+    // own would have.
+    Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale,
+                  Travels what = Travels::gradients);
+    // Whether the update after so many of the moments is by momentum that ranks exchange.
+    Travels travels_after(int64_t updates) const {
+        return freeze_step_ > 0 && updates >= freeze_step_ ? Travels::momentum : Travels::gradients;
+    }
+    zero::MomentumShare momentum_share(double gradient_scale) const;
     ScalarsByKind scalars(UpdateNumber update, double gradient_scale) const;
     // Of an update of the weights, from 1.
     double learning_rate(int64_t update) const;
@@ -94,6 +103,7 @@ public:
     void resume(int64_t unclipped_in_a_row) { unclipped_in_a_row_ = unclipped_in_a_row; }
 
 private:
+    ScalarsByKind exact_scalars(UpdateNumber update, double gradient_scale) const;
     double loss_sum(int64_t micro_batches) const;  // over the last schedule's micro-batches
     int64_t output_layer() const;                  // the lowest whose output was not finite; or -1
     std::span<const float> leaves() const {
@@ -104,6 +114,7 @@ private:
     const planner::Plan& plan_;
     std::span<const std::byte> host_;
     double clip_norm_;
+    int64_t freeze_step_;  // 0: never
     bool always_speculates_;
     optim::Hyper hyper_, elements_;  // elements_: of what is updated element by element
     optim::LrSchedule schedule_, elements_schedule_;

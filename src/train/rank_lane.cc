@@ -62,6 +62,22 @@ void RankLane::exchange(const swap::Task& task, const cost::op::GatherGradient<A
     ranks_.all_gather({&parts, 1}, topic("gradient", task));
 }
 
+void RankLane::exchange(const swap::Task& task, const cost::op::ExchangeMomentum<At>& at) {
+    const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
+    const comm::Exchange parts{at.to_ranks, at.from_ranks,
+                               plan_.partition.codecs.momentum.bytes(elements)};
+    count(task, elements * size_of(plan_.wire), parts.bytes);
+    ranks_.exchange({&parts, 1}, topic("momentum", task));
+}
+
+void RankLane::exchange(const swap::Task& task, const cost::op::GatherMomentum<At>& at) {
+    const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
+    const int64_t bytes = plan_.partition.codecs.momentum.bytes(elements);
+    const comm::Gather parts{at.merged + plan_.partition.rank * bytes, at.merged, bytes};
+    count(task, elements * size_of(plan_.wire), bytes);
+    ranks_.all_gather({&parts, 1}, topic("momentum", task));
+}
+
 void RankLane::exchange(const swap::Task& task, const cost::op::Agree<At>&) {
     mine_ = judge_.report();
     count(task, sizeof mine_, sizeof mine_);

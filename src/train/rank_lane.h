@@ -42,6 +42,8 @@ private:
     void exchange(const swap::Task& task, const cost::op::GatherWeights<At>& at);
     void exchange(const swap::Task& task, const cost::op::Exchange<At>& at);
     void exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at);
+    void exchange(const swap::Task& task, const cost::op::ExchangeMomentum<At>& at);
+    void exchange(const swap::Task& task, const cost::op::GatherMomentum<At>& at);
     void exchange(const swap::Task& task, const cost::op::Agree<At>& at);
     comm::Topic topic(const char* of, const swap::Task& task) const {
         return {.of = of, .layer = task.layer, .step = step_};

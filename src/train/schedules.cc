@@ -34,6 +34,12 @@ void Schedules::record(const planner::Plan& plan, int64_t evaluated_micro_batche
         }
         drains[p] = record_drain(plan, previous);
     }
+    if (plan.has_feedback()) {
+        for (const Previous previous : {Previous::none, Previous::not_speculative})
+            steps_by_momentum[static_cast<size_t>(previous)] =
+                record_step(plan, previous, false, Travels::momentum);
+        drain_by_momentum = record_drain(plan, Previous::not_speculative, Travels::momentum);
+    }
     evaluation_size = std::min(plan.group_size(), std::max<int64_t>(evaluated_micro_batches, 1));
     while (evaluated_micro_batches % evaluation_size != 0) --evaluation_size;
     evaluation = record_evaluation(plan, evaluation_size);
@@ -43,6 +49,8 @@ std::vector<const swap::Schedule*> Schedules::all() const {
     std::vector<const swap::Schedule*> found{&evaluation};
     for (const auto& step : steps) found.push_back(step.data());
     for (const swap::Schedule& drain : drains) found.push_back(&drain);
+    for (const auto& step : steps_by_momentum) found.push_back(&step);
+    found.push_back(&drain_by_momentum);
     return found;
 }
 

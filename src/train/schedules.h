@@ -17,6 +17,9 @@ std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule,
 struct Schedules {
     std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][speculative]
     std::array<swap::Schedule, kPrevious> drains{};
+    // Where momentum travels nothing speculates: after Previous::none and not_speculative.
+    std::array<swap::Schedule, 2> steps_by_momentum{};
+    swap::Schedule drain_by_momentum{};
     swap::Schedule evaluation{};
     // Micro-batches that evaluation takes through the layers together: the most that fit a group.
     int64_t evaluation_size = 1;
@@ -24,6 +27,13 @@ struct Schedules {
     void record(const planner::Plan& plan, int64_t evaluated_micro_batches);
     const swap::Schedule& step(Previous previous, bool speculative) const {
         return steps[static_cast<size_t>(previous)][speculative ? 1 : 0];
+    }
+    const swap::Schedule& step_by_momentum(Previous previous) const {
+        return steps_by_momentum.at(static_cast<size_t>(previous));
+    }
+    const swap::Schedule& drain(Previous previous, Travels what) const {
+        return what == Travels::momentum ? drain_by_momentum
+                                         : drains[static_cast<size_t>(previous)];
     }
     const swap::Schedule& steady() const { return step(Previous::not_speculative, false); }
     std::vector<const swap::Schedule*> all() const;

@@ -73,6 +73,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
              TierStack::Model{shape_, numerics_, layers_, {}, exchange_.get()}),
       machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
+    if (!runtime.only_evaluates) require_ranks(config, world_.ranks);
     make_plan(runtime);
     prove_first_state();
     stack_.reserve({.host_budget_bytes = share_.budgets.host_bytes});
@@ -135,11 +136,17 @@ void StartedRun::make_plan(const Runtime& runtime) {
     if (!executor_.simulated() && !runtime.resume) require_room(plan_, share_.budgets.nvme);
 }
 
+bool StartedRun::has_errors(int64_t moment_updates) const {
+    return plan_.has_feedback() && moment_updates > config_.optimizer.freeze_step;
+}
+
 // As far as it can, before memory is taken; the rest as it is read. The ranks read a part each.
 void StartedRun::prove_first_state() {
     Team& team = stack_.teams().all();
     if (saved_) {
         saved_->require(plan_);
+        if (has_errors(saved_->manifest().moment_updates))
+            saved_->require_errors(plan_, config_.optimizer.freeze_step);
         saved_->prove(team, world_.rank, world_.ranks, stack_.start_up());
         if (world_.rank == 0 && saved_->manifest().numerics != numerics_record())
             log_info("the checkpoint was written under other numerics (" +
@@ -183,6 +190,7 @@ void StartedRun::open(const Runtime& runtime) {
                  .collectives = lane_.get()});
     state_.emplace(plan_, store(), stack_.teams().all(),
                    StateIo::staging_of(plan_, stack_.arena()));
+    if (plan_.has_feedback()) momentum_.emplace(plan_, store(), *ranks_, executor_, stack_.arena());
 }
 
 // As initialised, as read from the model's files, or as the resumed run left it.
@@ -219,7 +227,7 @@ void StartedRun::first_contents(const Runtime& runtime) {
 void StartedRun::reserve_checkpoint_room() {
     const CheckpointConfig& saved = config_.checkpoint;
     if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0)) return;
-    const int64_t bytes = checkpoint_bytes(plan_, {});
+    const int64_t bytes = checkpoint_bytes(plan_, {.errors = plan_.has_feedback()});
     const int64_t left = memory_beside(plan_, share_.budgets, stack_.machine(), device_);
     const int64_t room = std::min(saved.memory_bytes.value_or(left), bytes);
     if (room > left)
@@ -263,6 +271,7 @@ void StartedRun::resume_run(const StateIo::Fill& fill) {
 void StartedRun::resume_saved(const StateIo::Contents& contents, const StateIo::Watch& watch) {
     found_ = run_of(saved_->manifest());
     found_.frozen = state_->initialise(contents, watch, stack_.start_up());
+    if (has_errors(found_.moment_updates)) momentum_->restore(contents.moments);
     if (world_.rank == 0)
         log_info(fmt::format("resumed after step {} from {}", found_.step, saved_->path()));
 }

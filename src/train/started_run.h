@@ -29,6 +29,7 @@
 #include "train/state/durable.h"
 #include "train/state/imported_state.h"
 #include "train/state/loaded_weights.h"
+#include "train/state/momentum_io.h"
 #include "train/state/saved_run.h"
 #include "train/state/state_io.h"
 #include "zero/zero.h"
@@ -106,6 +107,7 @@ protected:
     const planner::Plan& plan_ = stack_.plan();
     std::optional<RankPlanner> planner_{};
     std::optional<StateIo> state_{};
+    std::optional<MomentumIo> momentum_{};  // where momentum travels, sooner or later
     // Made once: the table of products that it names may change while the run goes on.
     const std::string machine_text_;
     RunRecord record_;
@@ -119,6 +121,8 @@ private:
     void make_plan(const Runtime& runtime);
     void require_same_start() const;
     void prove_first_state();
+    // Whether ranks have exchanged momentum after so many updates.
+    bool has_errors(int64_t moment_updates) const;
     void reserve_checkpoint_room();
     void open(const Runtime& runtime);
     void first_contents(const Runtime& runtime);

@@ -34,11 +34,12 @@ struct Group {
 
 class Step {
 public:
-    Step(Recorder& recorder, Previous previous, bool speculative)
+    Step(Recorder& recorder, Previous previous, bool speculative, Travels what = Travels::gradients)
         : r_(recorder),
           plan_(recorder.plan()),
           previous_(previous),
           speculative_(speculative),
+          by_momentum_(what == Travels::momentum),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
           saved_(plan_.layers.size() * at(plan_.group_size())) {}
@@ -66,6 +67,10 @@ public:
 
     // Finishes the step before for this layer.
     void finish_previous(int64_t layer) {
+        if (by_momentum_) {
+            if (previous_ == Previous::not_speculative) r_.update_by_momentum(layer);
+            return;
+        }
         for_chunks(layer, [&](int64_t c, bool speculative) {
             if (previous_ == Previous::not_speculative || previous_ == Previous::rolled_back)
                 r_.update_chunk(c, Op::update);
@@ -288,6 +293,7 @@ private:
 
     void finish_gradient(int64_t layer, const Group& group, const Gradient& gradient) {
         if (!group.is_last) return r_.spill_gradient(layer, gradient);
+        if (by_momentum_) return r_.keep_gradient(layer, gradient);
         receive_gradient();
         r_.send_gradient(layer, gradient);
         sent_ = layer;
@@ -308,7 +314,7 @@ private:
     Recorder& r_;
     const Plan& plan_;
     Previous previous_;
-    bool speculative_;
+    bool speculative_, by_momentum_;
     int64_t finished_ = -1;  // the last layer that the step before has left nothing of
     int64_t sent_ = -1;      // the layer whose gradient is on its way
     BufferOf<Content::scratch> scratch_;
@@ -329,9 +335,10 @@ private:
 
 namespace {
 
-void describe_step(Recorder& recorder, Previous previous, bool speculative) {
+void describe_step(Recorder& recorder, Previous previous, bool speculative,
+                   Travels what = Travels::gradients) {
     {
-        Step step(recorder, previous, speculative);
+        Step step(recorder, previous, speculative, what);
         step.start_report();
         step.finish_previous();
         const int64_t groups = recorder.plan().groups, size = recorder.plan().group_size();
@@ -346,8 +353,8 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative) {
     recorder.mark_outcome();
 }
 
-void describe_drain(Recorder& recorder, Previous previous) {
-    Step step(recorder, previous, false);
+void describe_drain(Recorder& recorder, Previous previous, Travels what = Travels::gradients) {
+    Step step(recorder, previous, false, what);
     step.finish_previous();
     for (int64_t layer = 0; layer < step.layers(); ++layer) {
         step.finish_previous(layer);
@@ -366,15 +373,16 @@ std::string name_of_step(Previous previous, bool speculative) {
            (speculative ? ", speculative" : "");
 }
 
-swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative) {
-    Recorder recorder(plan, name_of_step(previous, speculative));
-    describe_step(recorder, previous, speculative);
+swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative, Travels what) {
+    const char* momentum = what == Travels::momentum ? ", momentum travels" : "";
+    Recorder recorder(plan, name_of_step(previous, speculative) + momentum);
+    describe_step(recorder, previous, speculative, what);
     return recorder.finish();
 }
 
-swap::Schedule record_drain(const Plan& plan, Previous previous) {
+swap::Schedule record_drain(const Plan& plan, Previous previous, Travels what) {
     Recorder recorder(plan, "drain");
-    describe_drain(recorder, previous);
+    describe_drain(recorder, previous, what);
     return recorder.finish();
 }
 

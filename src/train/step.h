@@ -19,10 +19,16 @@ enum class Previous : uint8_t {
 };
 constexpr int kPrevious = 5;
 
+// What travels between ranks: gradients on their way back, or momentum after the outcome
+// (zero/feedback.h). A step of one sort follows a step of the other after a drain alone.
+enum class Travels : uint8_t { gradients, momentum };
+
 std::string name_of_step(Previous previous, bool speculative);
-swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool speculative);
+swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool speculative,
+                           Travels what = Travels::gradients);
 // Finishes the step before, and nothing else.
-swap::Schedule record_drain(const planner::Plan& plan, Previous previous);
+swap::Schedule record_drain(const planner::Plan& plan, Previous previous,
+                            Travels what = Travels::gradients);
 // Bytes that these move on each lane, without recording them: a large model's have millions of
 // tasks.
 using LaneBytes = std::array<int64_t, swap::kLanes>;

@@ -224,6 +224,81 @@ void StepKernels::kernel(const Call& call, const op::Sum<At>& at) {
         at.wire, at.leaves);
 }
 
+// ---------------------------------------------------------------- momentum
+
+zero::Feedback StepKernels::feedback_of(const Chunk& chunk, std::byte* at) const {
+    return {reinterpret_cast<float*>(at), chunk.count, plan_.partition.ranks};
+}
+
+template <class Body>
+void StepKernels::each_leaf_of_turn(const Chunk& chunk, int ranks, const Body& body) {
+    const int64_t leaves = chunk.count / optim::kLeaf;
+    teams_.all().parallel(ranks * leaves, [&](int64_t task) {
+        body(static_cast<int>(task / leaves), task % leaves * optim::kLeaf);
+    });
+}
+
+// What the others would get of this rank's gradient, rounded, and the norm of it: a leaf is the sum
+// of all ranks' parts of the turn, in rank order.
+void StepKernels::kernel(const Call& call, const op::Keep<At>& at) {
+    const Chunk& chunk = chunk_of(call);
+    const zero::Partition& partition = plan_.partition;
+    const model::Segment& segment =
+        zero::segment_of(plan_.layers[static_cast<size_t>(chunk.layer)], chunk.first);
+    const int64_t within = chunk.first - partition.shard(segment, chunk.owner).first;
+    each_leaf_of_turn(chunk, 1, [&](int, int64_t first) {
+        float sum = 0;
+        for (int rank = 0; rank < partition.ranks; ++rank) {
+            const float* from = at.gradient + partition.shard(segment, rank).first + within + first;
+            std::byte* to = at.parts + (rank * chunk.count + first) * size_of(plan_.wire);
+            optim::recast(from, optim::kLeaf, plan_.wire, to);
+            float leaf = 0;
+            optim::leaf_norms(to, plan_.wire, optim::kLeaf, &leaf);
+            sum += leaf;
+        }
+        at.leaves[first / optim::kLeaf] = sum;
+    });
+}
+
+void StepKernels::kernel(const Call& call, const op::Compress<At>& at) {
+    const Chunk& chunk = chunk_of(call);
+    if (!intact(call, chunk.kept, at.gradient) || !intact(call, chunk.feedback, at.feedback))
+        return;
+    const zero::Codec& codec = plan_.partition.codecs.momentum;
+    const zero::MomentumShare& share = states_.before(call.sequence).momentum_share;
+    const zero::Feedback feedback = feedback_of(chunk, at.feedback);
+    each_leaf_of_turn(chunk, feedback.ranks, [&](int rank, int64_t first) {
+        const std::byte* gradient =
+            at.gradient + (rank * chunk.count + first) * size_of(plan_.wire);
+        const zero::Part part{at.parts + rank * codec.bytes(chunk.count), chunk.count};
+        zero::compress(codec, share, plan_.wire, gradient, feedback.momentum(rank) + first,
+                       feedback.error(rank) + first, part, first, optim::kLeaf);
+    });
+}
+
+void StepKernels::kernel(const Call& call, const op::Merge<At>& at) {
+    const Chunk& chunk = chunk_of(call);
+    const zero::Codec& codec = plan_.partition.codecs.momentum;
+    const zero::Feedback feedback = feedback_of(chunk, at.feedback);
+    const int mine = plan_.partition.rank;
+    const zero::Part merged{at.merged + mine * codec.bytes(chunk.count), chunk.count};
+    each_leaf_of_turn(chunk, 1, [&](int, int64_t first) {
+        zero::merge(codec, at.parts, feedback.ranks, feedback.momentum(mine) + first,
+                    feedback.owner_error() + first, merged, first, optim::kLeaf);
+    });
+}
+
+void StepKernels::kernel(const Call& call, const op::Average<At>& at) {
+    const Chunk& chunk = chunk_of(call);
+    const zero::Codec& codec = plan_.partition.codecs.momentum;
+    const zero::Feedback feedback = feedback_of(chunk, at.feedback);
+    each_leaf_of_turn(chunk, feedback.ranks, [&](int rank, int64_t first) {
+        const zero::ConstPart merged{at.merged + rank * codec.bytes(chunk.count), chunk.count};
+        zero::average(codec, merged, feedback.momentum(rank) + first, first, optim::kLeaf);
+    });
+    seal(call, chunk.feedback, at.feedback);
+}
+
 // ---------------------------------------------------------------- coded weights
 
 // Calls body(segment, element, part, first) for each leaf of the ranks [first_rank, end_rank) and
@@ -309,11 +384,13 @@ template <Op which>
 void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
                          const ScalarsByKind& scalars) {
     const Chunk& chunk = chunk_of(call);
-    if (!intact(call, chunk.state, at.before) || !intact(call, chunk.gradient, at.gradient)) return;
+    const bool by_momentum = (call.task->flags & cost::kTakesMomentum) != 0;
+    if (!intact(call, chunk.state, at.before)) return;
+    if (!by_momentum && !intact(call, chunk.gradient, at.gradient)) return;
     if (at.weight_before && !intact(call, chunk.weight, at.weight_before)) return;
     optim::Span span = state_span(chunk.format, chunk.count, at.before, at.state);
     span.gradient = at.gradient;
-    span.gradient_type = plan_.wire;
+    span.gradient_type = by_momentum ? DType::f32 : plan_.wire;
     span.weight = at.weight;
     span.weight_type = plan_.compute;
     span.weight_in = reinterpret_cast<const uint16_t*>(at.weight_before);

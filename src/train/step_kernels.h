@@ -62,6 +62,10 @@ private:
     void kernel(const swap::Call& call, const cost::op::Sum<At>& at);
     void kernel(const swap::Call& call, const cost::op::EncodeWeights<At>& at);
     void kernel(const swap::Call& call, const cost::op::DecodeWeights<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Keep<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Compress<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Merge<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Average<At>& at);
     void kernel(const swap::Call& call, const cost::op::Update<At>& at);
     void kernel(const swap::Call& call, const cost::op::UpdateSpeculative<At>& at);
     void kernel(const swap::Call& call, const cost::op::Recast<At>& at);
@@ -70,6 +74,11 @@ private:
     void encode(const cost::op::Cut<At>& at, const planner::Chunk& chunk,
                 const model::Segment& segment, int64_t within);
     void decode(const cost::op::Sum<At>& at, const planner::Chunk& chunk);
+
+    // Calls body(rank, first) for each leaf of every rank's run of a turn.
+    template <class Body>
+    void each_leaf_of_turn(const planner::Chunk& chunk, int ranks, const Body& body);
+    zero::Feedback feedback_of(const planner::Chunk& chunk, std::byte* at) const;
 
     template <class Byte, class Body>
     void each_coded_tile(const swap::Call& call, Byte* codes, int first_rank, int end_rank,

@@ -9,6 +9,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -89,24 +90,72 @@ HWY_INLINE void encode_halves(const float* values, int64_t count, float factor, 
     }
 }
 
+// Of 16 lanes, whatever the target's: element j of each 16 belongs to lane j.
+HWY_INLINE float sum_of_magnitudes(const float* values, int64_t count) {
+    const F d;
+    HWY_ALIGN float sums[16] = {};
+    int64_t i = 0;
+    for (int64_t lane = 0; lane < 16; lane += lanes()) {
+        VF sum = hn::Zero(d);
+        for (i = 0; i + 16 <= count; i += 16)
+            sum = hn::Add(sum, hn::Abs(hn::LoadU(d, values + i + lane)));
+        hn::Store(sum, d, sums + lane);
+    }
+    for (int64_t lane = 0; i + lane < count; ++lane) sums[lane] += std::abs(values[i + lane]);
+    for (int64_t apart = 8; apart > 0; apart /= 2) {
+        for (int64_t lane = 0; lane < apart; ++lane) sums[lane] += sums[lane + apart];
+    }
+    return sums[0];
+}
+
+HWY_INLINE void encode_signs(const float* values, int64_t count, uint8_t* codes) {
+    const I d;
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        uint64_t bits = 0;
+        for (int64_t at = 0; at < 16; at += lanes()) {
+            const auto value = hn::BitCast(d, hn::LoadU(F(), values + i + at));
+            uint64_t mine = 0;
+            std::array<uint8_t, 8> bytes{};
+            hn::StoreMaskBits(d, hn::Lt(value, hn::Zero(d)), bytes.data());
+            std::memcpy(&mine, bytes.data(), sizeof mine);
+            bits |= mine << at;
+        }
+        codes[i / 8] = static_cast<uint8_t>(bits);
+        codes[i / 8 + 1] = static_cast<uint8_t>(bits >> 8);
+    }
+    for (; i < count; i += 8) {
+        uint32_t bits = 0;
+        for (int64_t j = 0; j < std::min<int64_t>(8, count - i); ++j)
+            bits |= (std::bit_cast<uint32_t>(values[i + j]) >> 31) << j;
+        codes[i / 8] = static_cast<uint8_t>(bits);
+    }
+}
+
 template <CodecKind kKind>
 HWY_INLINE void encode_block(const float* values, int64_t count, std::byte* scales, std::byte* at) {
     constexpr float kLevels = kKind == CodecKind::int8 ? 127 : 7;
+    constexpr bool kSigns = kKind == CodecKind::sign;
     auto* codes = reinterpret_cast<uint8_t*>(at);
     const uint32_t bits = largest_bits(values, count);
     const auto largest = std::bit_cast<float>(bits);
     float scale = 0;
     if (largest >= kLeastCoded && largest < kBeyondCoded) {
-        scale = largest / kLevels;
+        scale = kSigns ? sum_of_magnitudes(values, count) / static_cast<float>(count)
+                       : largest / kLevels;
         const float factor = kLevels / largest;
         if constexpr (kKind == CodecKind::int8)
             encode_bytes(values, count, factor, codes);
-        else
+        else if constexpr (kKind == CodecKind::int4)
             encode_halves(values, count, factor, codes);
+        else
+            encode_signs(values, count, codes);
     } else {
         const bool finite = bits < std::bit_cast<uint32_t>(kBeyondCoded);
         scale = finite ? 0 : std::numeric_limits<float>::quiet_NaN();
-        const int64_t bytes = kKind == CodecKind::int8 ? count : (count + 1) / 2;
+        const int64_t bytes = kSigns                     ? (count + 7) / 8
+                              : kKind == CodecKind::int8 ? count
+                                                         : (count + 1) / 2;
         std::memset(codes, 0, static_cast<size_t>(bytes));
     }
     std::memcpy(scales, &scale, sizeof scale);
@@ -160,6 +209,27 @@ HWY_INLINE void decode_halves(const uint8_t* codes, int64_t count, float scale, 
 }
 
 template <bool kAdd>
+HWY_INLINE void decode_signs(const uint8_t* codes, int64_t count, float scale, float* values) {
+    const F d;
+    const I of_bits;
+    const auto scales = hn::Set(of_bits, std::bit_cast<int32_t>(scale));
+    const auto lane_bits = hn::Shl(hn::Set(of_bits, 1), hn::Iota(of_bits, 0));
+    const auto sign = hn::Set(of_bits, std::numeric_limits<int32_t>::min());
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        const int32_t bits = codes[i / 8] | codes[i / 8 + 1] << 8;
+        for (int64_t at = 0; at < 16; at += lanes()) {
+            const auto mine = hn::And(hn::Set(of_bits, bits >> at), lane_bits);
+            const auto signs = hn::VecFromMask(of_bits, hn::Eq(mine, lane_bits));
+            const auto value = hn::Xor(scales, hn::And(signs, sign));
+            put<kAdd>(hn::BitCast(d, value), values + i + at);
+        }
+    }
+    for (; i < count; ++i)
+        put<kAdd>((codes[i / 8] >> (i % 8) & 1) != 0 ? -scale : scale, values + i);
+}
+
+template <bool kAdd>
 void decode_run(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
     for (int64_t at = 0; at < count; at += codec.block) {
         const int64_t here = std::min(codec.block, count - at);
@@ -168,6 +238,8 @@ void decode_run(const Codec& codec, ConstPart part, int64_t first, int64_t count
         std::memcpy(&scale, part.scales(codec, first + at), sizeof scale);
         if (codec.kind == CodecKind::int8)
             decode_bytes<kAdd>(codes, here, scale, values + at);
+        else if (codec.kind == CodecKind::sign)
+            decode_signs<kAdd>(codes, here, scale, values + at);
         else
             decode_halves<kAdd>(codes, here, scale, values + at);
     }
@@ -182,6 +254,8 @@ void encode_all(const Codec& codec, const float* values, int64_t count, Part par
         std::byte* codes = part.codes(codec, first + at);
         if (codec.kind == CodecKind::int8)
             encode_block<CodecKind::int8>(values + at, here, scales, codes);
+        else if (codec.kind == CodecKind::sign)
+            encode_block<CodecKind::sign>(values + at, here, scales, codes);
         else
             encode_block<CodecKind::int4>(values + at, here, scales, codes);
     }
@@ -260,8 +334,10 @@ void widen(DType type, const std::byte* data, int64_t count, float* values) {
 
 std::string text_of(const Codec& codec) {
     if (!codec.on()) return "none";
-    return std::string(codec.kind == CodecKind::int8 ? "int8" : "int4") + " in blocks of " +
-           std::to_string(codec.block);
+    const char* kind = codec.kind == CodecKind::int8   ? "int8"
+                       : codec.kind == CodecKind::int4 ? "int4"
+                                                       : "signs";
+    return kind + (" in blocks of " + std::to_string(codec.block));
 }
 
 std::string codec_target() { return HWY_DYNAMIC_DISPATCH(target_name)(); }

@@ -12,6 +12,15 @@
 // with a value that large. int8: a byte a code. int4: of a block of n, byte j has code j in its low
 // half and code ceil(n / 2) + j in its high one. The last block may be shorter than the others.
 //
+// sign: of each value its sign alone. L1 is the sum of the block's magnitudes: lane j of 16 adds
+// those of elements j, j+16, ... in order from 0, then lanes are added pairwise, j with j+8, j+4,
+// j+2, j+1; a last block that is shorter counts as if padded by zeros.
+//
+//     scale = L1 / (elements of the block)     decoded = the scale with the value's sign
+//
+// The limits of m are as above. Element j of a block is bit j mod 8 of byte j / 8, 1 where the
+// value's sign bit is.
+//
 // Serial and stateless; any thread, any alignment of values. Every implementation gives the bits of
 // the reference.
 #pragma once
@@ -37,6 +46,7 @@ struct Codec {
     bool on() const { return kind != CodecKind::none; }
     // Of a whole block's codes, and of the codes of any count.
     int64_t code_bytes(int64_t count) const {
+        if (kind == CodecKind::sign) return count / block * (block / 8) + (count % block + 7) / 8;
         if (kind != CodecKind::int4) return count;
         return count / block * (block / 2) + (count % block + 1) / 2;
     }

@@ -1,5 +1,6 @@
 // The formulas of codec.h as one would write them on paper: the oracle of the fast version.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -28,6 +29,11 @@ void put_code(const Codec& codec, std::byte* codes, int64_t i, int64_t count, in
         codes[i] = static_cast<std::byte>(code);
         return;
     }
+    if (codec.kind == CodecKind::sign) {  // codes are 1 and -1
+        const auto bit = static_cast<std::byte>(code < 0 ? 1 << i % 8 : 0);
+        codes[i / 8] = i % 8 == 0 ? bit : codes[i / 8] | bit;
+        return;
+    }
     const int64_t half = (count + 1) / 2;
     const auto bits = static_cast<std::byte>(code & 15);
     if (i < half)
@@ -38,6 +44,8 @@ void put_code(const Codec& codec, std::byte* codes, int64_t i, int64_t count, in
 
 int code_at(const Codec& codec, const std::byte* codes, int64_t i, int64_t count) {
     if (codec.kind == CodecKind::int8) return static_cast<int8_t>(codes[i]);
+    if (codec.kind == CodecKind::sign)
+        return (static_cast<int>(codes[i / 8]) >> i % 8 & 1) != 0 ? -1 : 1;
     const int64_t half = (count + 1) / 2;
     const auto byte = static_cast<int>(codes[i < half ? i : i - half]);
     const int bits = i < half ? byte & 15 : byte >> 4;
@@ -52,6 +60,27 @@ float largest_of(const float* values, int64_t count) {
         if (std::isnan(largest)) break;
     }
     return largest;
+}
+
+// Lane j of 16 adds elements j, j + 16, ...; then lanes are added pairwise.
+float sum_of_magnitudes(const float* values, int64_t count) {
+    std::array<float, 16> lanes{};
+    for (int64_t i = 0; i < count; ++i) lanes[static_cast<size_t>(i % 16)] += std::abs(values[i]);
+    for (size_t apart = 8; apart > 0; apart /= 2) {
+        for (size_t lane = 0; lane < apart; ++lane) lanes[lane] += lanes[lane + apart];
+    }
+    return lanes[0];
+}
+
+float scale_of(const Codec& codec, const float* values, int64_t count, float largest) {
+    if (codec.kind != CodecKind::sign) return largest / levels_of(codec);
+    return sum_of_magnitudes(values, count) / static_cast<float>(count);
+}
+
+int code_of(const Codec& codec, float value, float factor) {
+    if (codec.kind != CodecKind::sign)
+        return factor > 0 ? static_cast<int>(std::nearbyint(value * factor)) : 0;
+    return factor > 0 && std::signbit(value) ? -1 : 1;
 }
 
 template <class Take>
@@ -75,14 +104,12 @@ void encode_reference(const Codec& codec, const float* values, int64_t count, Pa
                    const float largest = largest_of(values + at, here);
                    const bool finite = largest < kBeyondCoded, some = largest >= kLeastCoded;
                    const float scale = !finite ? std::numeric_limits<float>::quiet_NaN()
-                                       : some  ? largest / levels_of(codec)
+                                       : some  ? scale_of(codec, values + at, here, largest)
                                                : 0;
                    std::memcpy(scales, &scale, sizeof scale);
                    const float factor = finite && some ? levels_of(codec) / largest : 0;
-                   for (int64_t i = 0; i < here; ++i) {
-                       const float share = factor > 0 ? values[at + i] * factor : 0;
-                       put_code(codec, codes, i, here, static_cast<int>(std::nearbyint(share)));
-                   }
+                   for (int64_t i = 0; i < here; ++i)
+                       put_code(codec, codes, i, here, code_of(codec, values[at + i], factor));
                });
 }
 

@@ -28,6 +28,7 @@ constexpr Sharding sharding_of(int64_t stage) {
 // What travels as codes, and as which.
 struct Codecs {
     Codec gradients{}, weights{};
+    Codec momentum{};  // of 1-bit Adam, instead of gradients, once its second moment is frozen
 };
 
 // Elements of a layer's flat buffer.

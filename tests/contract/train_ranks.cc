@@ -149,6 +149,10 @@ protected:
             config.budgets.host_bytes = ranks * 64 * kMiB;
             config.swap.state_on_nvme = 1;
         }
+        if (config.optimizer.method == optim::Method::onebit_adam) {  // three turns' momentum pass
+            config.budgets.host_bytes = ranks * 900 * kKiB;
+            config.swap.state_on_nvme = 1;
+        }
         config.swap.speculate = Speculate::all;
         config.swap.groups = config.batch.micro_batches / ranks % 2 == 0 ? 2 : 1;
         config.io.direct = false;
@@ -517,6 +521,70 @@ TEST_F(Ranks, WhoseWeightsAreCodedGiveTheSameBitsOnEveryTier) {
             expect_equal(run(in_groups, 2), first);
         }
     }
+}
+
+// Two updates are exact; the others are of momentum as signs.
+class OfOnebitAdam : public Ranks, public testing::WithParamInterface<int> {
+protected:
+    int ranks() const override { return 3; }
+    Config config() const {
+        Config config = Ranks::config();
+        config.batch.micro_batches = 2 * ranks();
+        config.optimizer.method = optim::Method::onebit_adam;
+        config.optimizer.freeze_step = 2;
+        config.zero.compress.block = 64;
+        config.steps = 6;
+        return config;
+    }
+};
+
+TEST_P(OfOnebitAdam, EveryKindOfRunGivesTheSameBitsAtEveryStageAndOnEveryTier) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    const std::array<std::function<void()>, 5> kinds{
+        [] {},
+        [&] {  // several chunks a shard, the last one smaller
+            config.swap.chunk_elements = 8192;
+            config.model.hidden = 64;
+            config.model.intermediate = 160;
+            config.model.head_dim = 32;
+            config.precision = DType::bf16;
+        },
+        [&] {
+            config.precision = DType::f16;
+            config.model.tie_embeddings = true;
+        },
+        [&] {
+            config.freeze = {"*.q_proj.weight", "*embed_tokens*", "*layers.1.*norm*"};
+            config.optimizer.weight_decay = 0.1;
+        },
+        [&] {
+            config.precision = DType::bf16;
+            config.optimizer.master = MasterFormat::split;
+            config.zero.compress.block = 2048;
+        }};
+    kinds[static_cast<size_t>(GetParam())]();
+    expect_stages_equal(config, ranks());
+}
+
+INSTANTIATE_TEST_SUITE_P(kinds, OfOnebitAdam, testing::Range(0, 5));
+
+TEST_F(Ranks, OfOnebitAdamAreExactUntilTheSecondMomentStays) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    config.steps = 4;
+    config.clip_norm = 0;
+    const Outcome exact = run(config, 2);
+    config.optimizer.method = optim::Method::onebit_adam;
+    config.optimizer.freeze_step = 2;
+    const Outcome onebit = run(config, 2);
+    for (size_t step = 0; step < 3; ++step)  // the third is of the weights after two updates
+        EXPECT_EQ(onebit.reports[step].loss, exact.reports[step].loss);
+    EXPECT_NE(onebit.reports[3].loss, exact.reports[3].loss) << "nothing was coded";
+    EXPECT_NEAR(onebit.reports[3].loss, exact.reports[3].loss, 0.1);
+    // Of ranks that have other tokens: no less than that of the sum, and of its size.
+    EXPECT_GE(onebit.reports[2].gradient_norm, 0.999 * exact.reports[2].gradient_norm);
+    EXPECT_LT(onebit.reports[2].gradient_norm, 2 * exact.reports[2].gradient_norm);
 }
 
 TEST_F(Ranks, GiveTheSameBitsAgain) { expect_equal(run(config(), 2), run(config(), 2)); }

@@ -34,6 +34,17 @@ const std::vector<Codec>& codecs() {
     return all;
 }
 
+// And that of signs, which has no levels.
+const std::vector<Codec>& codecs_and_signs() {
+    static const std::vector<Codec> all = [] {
+        std::vector<Codec> made = codecs();
+        for (int64_t block = kLeastBlock; block <= kLargestBlock; block *= 2)
+            made.push_back({CodecKind::sign, block});
+        return made;
+    }();
+    return all;
+}
+
 float levels_of(const Codec& codec) { return codec.kind == CodecKind::int8 ? 127 : 7; }
 
 class Codecs : public testing::TestWithParam<std::string> {
@@ -96,7 +107,7 @@ std::vector<float> any_bits(size_t count, uint32_t seed) {
 }
 
 TEST_P(Codecs, GiveTheReferencesBitsAtEverySize) {
-    for (const Codec& codec : codecs()) {
+    for (const Codec& codec : codecs_and_signs()) {
         for (size_t count = 0; count <= 300; count += count < 140 ? 1 : 13) {
             for (const auto& values :
                  {random_values(count, static_cast<uint32_t>(count)), any_bits(count, 3)}) {
@@ -135,7 +146,7 @@ TEST_P(Codecs, ComeWithinHalfAStepOfEveryValue) {
 }
 
 TEST_P(Codecs, KeepConstantsAndZeros) {
-    for (const Codec& codec : codecs()) {
+    for (const Codec& codec : codecs_and_signs()) {
         for (const float value : {0.0f, -0.0f, 127.0f, -7.0f * 127, 889.0f * 0x1p-60f}) {
             const std::vector<float> values(static_cast<size_t>(codec.block) + 9, value);
             for (const float back : round_trip(codec, values)) ASSERT_EQ(back, value);
@@ -157,7 +168,7 @@ TEST_P(Codecs, TakeWhatIsTooSmallForZero) {
 
 TEST_P(Codecs, MakeABlockNanForAValueThatNoNormTakes) {
     const float infinity = std::numeric_limits<float>::infinity();
-    for (const Codec& codec : codecs()) {
+    for (const Codec& codec : codecs_and_signs()) {
         const auto block = static_cast<size_t>(codec.block);
         for (const float bad : {infinity, -infinity, std::nanf(""), -std::nanf("1"), kBeyondCoded,
                                 -std::numeric_limits<float>::max()}) {
@@ -179,11 +190,40 @@ TEST_P(Codecs, MakeABlockNanForAValueThatNoNormTakes) {
     }
 }
 
+TEST_P(Codecs, SendTheSignsAndTheMeanMagnitude) {
+    for (int64_t block = kLeastBlock; block <= kLargestBlock; block *= 2) {
+        const Codec codec{CodecKind::sign, block};
+        const std::vector<float> values = random_values(static_cast<size_t>(3 * block + 37), 6);
+        const std::vector<float> back = round_trip(codec, values);
+        for (size_t at = 0; at < values.size(); at += static_cast<size_t>(block)) {
+            const size_t end = std::min(values.size(), at + static_cast<size_t>(block));
+            double sum = 0;
+            for (size_t i = at; i < end; ++i) sum += std::abs(values[i]);
+            const double mean = sum / static_cast<double>(end - at);
+            for (size_t i = at; i < end; ++i) {
+                ASSERT_EQ(std::signbit(back[i]), std::signbit(values[i])) << block << ", " << i;
+                ASSERT_NEAR(std::abs(back[i]), mean, mean * 1e-6) << block << ", " << i;
+            }
+        }
+    }
+}
+
+// A block whose largest magnitude is below 2^-100 is zero; one denormal among others counts.
+TEST_P(Codecs, SendNoSignOfWhatIsTooSmall) {
+    const Codec codec{CodecKind::sign, 64};
+    std::vector<float> values(64, -std::numeric_limits<float>::denorm_min());
+    for (const float back : round_trip(codec, values)) ASSERT_EQ(back, 0);
+    values[5] = kLeastCoded;
+    const std::vector<float> back = round_trip(codec, values);
+    EXPECT_EQ(back[5], kLeastCoded / 64 + 63 * std::numeric_limits<float>::denorm_min() / 64);
+    EXPECT_EQ(back[6], -back[5]);
+}
+
 // By tiles, as several threads go through a part.
 TEST_P(Codecs, GiveTheSamePieceByPiece) {
     constexpr int64_t kCount = 3 * 4096, kPiece = 4096;
     const std::vector<float> values = random_values(kCount, 9);
-    for (const Codec& codec : codecs()) {
+    for (const Codec& codec : codecs_and_signs()) {
         const std::vector<std::byte> whole = encoded(codec, values);
         std::vector<std::byte> pieces(whole.size());
         const auto put = is_reference() ? encode_reference : encode;
@@ -202,7 +242,7 @@ TEST_P(Codecs, AddInFp32InTheOrderOfTheRanks) {
     constexpr int kRanks = 5;
     constexpr size_t kCount = 4096 + 65;
     const auto add = is_reference() ? decode_add_reference : decode_add;
-    for (const Codec& codec : codecs()) {
+    for (const Codec& codec : codecs_and_signs()) {
         std::vector<float> want(kCount), got;
         for (uint32_t rank = 0; rank < kRanks; ++rank) {
             const std::vector<std::byte> part = encoded(codec, random_values(kCount, rank * 7 + 1));
@@ -227,6 +267,9 @@ TEST(CodecSizes, AreOfScalesAndCodes) {
     EXPECT_EQ(int4.bytes(4096), 64 * 4 + 2048);
     EXPECT_EQ(int4.bytes(64 + 3), 2 * 4 + 32 + 2);
     EXPECT_EQ(int4.bytes(0), 0);
+    const Codec signs{CodecKind::sign, 256};
+    EXPECT_EQ(signs.bytes(4096), 16 * 4 + 512);
+    EXPECT_EQ(signs.bytes(256 + 9), 2 * 4 + 32 + 2);
 }
 
 }  // namespace

@@ -295,6 +295,9 @@ class ScriptsTest(FerryTest):
         for codec, factor in (("int8 gradients", 1.5), ("int4 gradients", 1.6), ("int4 gradients, int8 weights", 5)):
             self.assertGreater(rows[f"200 Mbit/s: {codec}, a step"]["value"], 0)
             self.assertGreater(rows[f"200 Mbit/s: {codec}, sent by a rank a step"]["ratio"], factor - 0.5)
+        self.assertGreater(rows["200 Mbit/s: 1-bit Adam, a step"]["value"], 0)
+        momentum = rows["200 Mbit/s: 1-bit Adam, momentum beside gradients, sent by a rank a step"]
+        self.assertGreater(momentum["ratio"], 5)
         self.assertIn("no delay", notes[0])
         left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         self.assertNotIn(f"ferry{os.getpid()}h", left)

@@ -262,6 +262,35 @@ class CheckpointTest(Saving):
                 shutil.rmtree(other)
                 shutil.rmtree(self.dir_)
 
+    def test_onebit_adam(self):
+        """Killed before its second moment stays, at the border and after it; and what another number of ranks may do."""
+        mpi = self.mpi(2)
+        onebit = {"optimizer__method": "onebit_adam", "optimizer__freeze_step": 5, "precision": "bf16",
+                  "batch__micro_batches": 6}
+        for stage, placement, kills in ((0, RAM, (4, 2, 2)), (3, NVME, (5,)), (1, MIXED, (7,))):
+            with self.subTest(stage=stage):
+                ranks = {"zero__stage": stage, **onebit}
+                whole = self.ok(self.train(self.run_config(**ranks), through=mpi))
+                config = self.saving(placement, checkpoint__every=1, checkpoint__keep={"last": STEPS}, **ranks)
+                for steps in kills:
+                    self.killed(config, *self.latest(), steps=steps, through=mpi)
+                last = self.ok(self.train(config, *self.latest(), through=mpi))
+                self.assertEqual(last.hashes, whole.hashes)
+                if stage != 0:
+                    shutil.rmtree(self.dir_)
+                    continue
+                self.ok(self.ferry("ckpt", "verify", self.step(STEPS)))
+                elsewhere = self.run_config(NVME, **{**ranks, "zero__stage": 3})
+                self.assertEqual(self.ok(self.train(elsewhere, "--resume", self.step(8), through=mpi)).hashes, whole.hashes)
+                # The errors of ranks are of so many ranks; before, any number may go on.
+                self.refused(USAGE, ["another number of ranks", "3 ranks", "2 ranks"],
+                             *self.command(config), "--resume", self.step(STEPS), through=self.mpi(3))
+                self.refused(USAGE, ["onebit_adam is about what ranks send each other", "2 ranks or more"],
+                             *self.command(config))
+                early = self.run_config(zero__stage=stage, checkpoint__dir=self.dir_, **onebit)
+                self.ok(self.train(early, "--resume", self.step(5), through=self.mpi(3)))
+                shutil.rmtree(self.dir_)
+
     # ------------------------------------------------------------ refused
 
     @staticmethod

@@ -109,6 +109,43 @@ class Ranks(FerryTest):
                         self.assertEqual(run.lane("comm"), everything + gradients["sent_bytes"])
                         self.assert_left_nothing()
 
+    def test_signs_of_momentum_give_the_same_bits_and_are_counted(self):
+        """1-bit Adam, at every stage and tier: a bit an element and a scale a block, there and back."""
+        onebit = {"optimizer__method": "onebit_adam", "optimizer__freeze_step": 2, "steps": 6,
+                  "zero__compress": {"block": 64}}
+        runs = []
+        tight = {**self.tight(2), "budgets__host": "1800KiB", "swap__state_on_nvme": 1}  # momentum passes too
+        for stage in (0, 1, 2, 3):
+            for name, tiers in (("memory", {}), ("tight", tight)):
+                with self.subTest(stage=stage, tiers=name):
+                    run = self.ranks(2, self.config(zero__stage=stage, **onebit, **tiers))
+                    self.assert_trained(run)
+                    runs.append(run.numbers())
+                    self.assertEqual(runs[-1], runs[0])
+                    sent = {one["collective"]: one for one in run.summary["collectives"]}
+                    for name in ("exchange momentum", "gather momentum"):
+                        self.assertEqual(sent[name]["sent_bytes"] * 32, sent[name]["raw_bytes"] * (1 + 32 / 64))
+                        # Four steps as signs, two of gradients.
+                        self.assertEqual(sent[name]["raw_bytes"], 2 * sent["exchange gradients"]["raw_bytes"])
+                    self.assert_left_nothing()
+        exact = self.ranks(2, self.config(steps=6))
+        self.assertNotEqual(runs[0], exact.numbers())
+
+    def test_all_ranks_skip_a_step_of_momentum_whose_gradient_overflows(self):
+        steep = {"precision": "fp16", "batch__sequence": 1, "batch__micro_batches": 2, "steps": 16,
+                 "model__norm_eps": 1e-30, "clip_norm": 1e6, "optimizer__lr": 1e-6}
+        onebit = {"optimizer__method": "onebit_adam", "optimizer__freeze_step": 1}
+        tight = {**self.tight(2), "budgets__host": "1800KiB", "swap__state_on_nvme": 1}
+        runs = [self.ranks(2, self.config(**onebit, **steep, **tiers)) for tiers in ({}, tight)]
+        for run in runs:
+            self.assert_trained(run)
+            self.assertEqual(run.hashes, runs[0].hashes)
+        skipped = [step["skipped"] for step in runs[0].steps]
+        self.assertEqual(skipped, [step["skipped"] for step in runs[1].steps])
+        first = skipped.index(False)  # the only update that is exact
+        self.assertIn(True, skipped[first + 1:])
+        self.assertIn(False, skipped[first + 1:])
+
     def test_weights_that_travel_as_codes(self):
         compressed = {"gradients": "int4", "weights": "int8", "block": 256}
         runs = [self.ranks(3, self.config(zero__compress=compressed, **tiers))

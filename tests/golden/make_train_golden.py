@@ -174,6 +174,8 @@ def initial_weights(ferry, config):
     length = struct.unpack("<Q", raw[:8])[0]
     weights = {}
     for name, info in json.loads(raw[8:8 + length]).items():
+        if name == "__metadata__":
+            continue
         begin, end = (8 + length + offset for offset in info["data_offsets"])
         values = torch.frombuffer(bytearray(raw[begin:end]), dtype=torch.float32)
         weights[name] = values.reshape(info["shape"])

@@ -114,7 +114,8 @@ TEST(Config, SetValueChecksAsAFileDoes) {
         set_value(config, "optimizer.method=lions");
         ADD_FAILURE() << "accepted";
     } catch (const Error& error) {
-        EXPECT_EQ(error.problem().limit, "one of adamw, adam, sgd, lion, adagrad, muon");
+        EXPECT_EQ(error.problem().limit,
+                  "one of adamw, adam, sgd, lion, adagrad, muon, onebit_adam");
         EXPECT_EQ(error.problem().remedy, "did you mean \"lion\"?");
     }
 }

@@ -73,6 +73,12 @@ const std::vector<Case> kCases{
      .stage = 3,
      .ranks = 3,
      .codecs = {.gradients = {CodecKind::int8, 256}, .weights = {CodecKind::int8, 256}}},
+    {.tied = true,
+     .stage = 0,
+     .ranks = 3,
+     .codecs = {.momentum = {CodecKind::sign, 256}},
+     .on_nvme = 1},
+    {.stage = 2, .ranks = 2, .codecs = {.momentum = {CodecKind::sign, 64}}},
 };
 
 template <class Look>
@@ -85,12 +91,19 @@ void for_kernels(const planner::Plan& plan, const Look& look) {
         all(record_step(plan, static_cast<Previous>(p), plan.speculative));
         all(record_drain(plan, static_cast<Previous>(p)));
     }
+    if (plan.has_feedback()) {
+        for (const Previous previous : {Previous::none, Previous::not_speculative})
+            all(record_step(plan, previous, false, Travels::momentum));
+        all(record_drain(plan, Previous::not_speculative, Travels::momentum));
+    }
     all(record_evaluation(plan, plan.group_size()));
 }
 
 // Bytes of an operand that is read or written once. A table and the embedding's gradient count by
 // the rows that occur; data that a kernel keeps to itself or hands to the next counts for nothing.
-int64_t bytes_of(Content content, Op op, const Work& work) {
+int64_t bytes_of(const cost::OperandOf& operand, Op op, const Work& work) {
+    const Content content = operand.content;
+    const int64_t signs = work.codecs.momentum.bytes(work.elements);
     const bool of_chunk = cost::row_of(op).item == ItemOf::chunk;
     switch (content) {
         case Content::weights:
@@ -108,7 +121,8 @@ int64_t bytes_of(Content content, Op op, const Work& work) {
         case Content::input_gradient:
             return work.input_bytes;
         case Content::gradient:
-            if (of_chunk) return (op == Op::cut ? work.ranks : 1) * work.elements * 4;
+            if (of_chunk)
+                return (op == Op::cut || op == Op::keep ? work.ranks : 1) * work.elements * 4;
             return op == Op::embed_backward ? work.input_bytes : work.layer->trainable_elements * 4;
         case Content::table_gradient:
             return (work.table ? work.table : work.layer)->trainable_elements * 4;
@@ -116,7 +130,14 @@ int64_t bytes_of(Content content, Op op, const Work& work) {
             return work.tokens_bytes;
         case Content::wire:
             return work.elements * size_of(work.wire);
+        case Content::kept:
+            return work.ranks * work.elements * size_of(work.wire);
+        case Content::feedback:  // half of what is read and written
+            return (op == Op::merge ? 3 : work.ranks * (op == Op::compress ? 3 : 2)) *
+                   work.elements * 4 / 2;
         case Content::parts:
+            if (op == Op::compress || op == Op::average) return work.ranks * signs;
+            if (op == Op::merge) return (operand.role == Role::in ? work.ranks : 1) * signs;
             return work.ranks * (work.codecs.gradients.on()
                                      ? work.codecs.gradients.bytes(work.elements)
                                      : work.elements * size_of(work.wire));
@@ -162,8 +183,7 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
                 const cost::OperandOf& operand = row.operands[i];
                 EXPECT_TRUE(given || operand.optional || op == Op::agree) << "operand " << i;
                 if (given)
-                    touched += (operand.role == Role::in_out ? 2 : 1) *
-                               bytes_of(operand.content, op, work);
+                    touched += (operand.role == Role::in_out ? 2 : 1) * bytes_of(operand, op, work);
             }
             // The bytes that ranks exchange do not follow from a rank's buffers.
             EXPECT_EQ(row.bytes(work), row.lane == Lane::comm ? task.bytes : touched);

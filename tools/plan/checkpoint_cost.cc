@@ -112,7 +112,7 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
     const CheckpointConfig& saved = config.checkpoint;
     if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0))
         return std::nullopt;
-    const int64_t bytes = train::checkpoint_bytes(plan, {});
+    const int64_t bytes = train::checkpoint_bytes(plan, {.errors = plan.has_feedback()});
     const int64_t left = std::max<int64_t>(config.budgets.host_bytes - plan.host_bytes, 0);
     CheckpointCost cost{.bytes = bytes,
                         .held = std::min(saved.memory_bytes.value_or(left), bytes),
@@ -127,9 +127,9 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
     const auto rate = rate_at(saved.dir, bytes, team);
     if (!rate) return cost;
     const auto all = static_cast<double>(bytes);
-    const double write =
-        all / rate->bytes_per_s +
-        static_cast<double>(train::checkpoint_files(plan, {})) * rate->file_seconds;
+    const double write = all / rate->bytes_per_s + static_cast<double>(train::checkpoint_files(
+                                                       plan, {.errors = plan.has_feedback()})) *
+                                                       rate->file_seconds;
     double read = 0;
     if (cost.stored > 0) read = static_cast<double>(cost.stored) / measured->nvme_bytes_per_s;
     cost.write_seconds = write;

@@ -38,12 +38,17 @@ double quantity(const std::string& text, std::span<const Unit> units, double lea
 }
 
 const char* word_of(CodecKind kind) {
-    return kind == CodecKind::none ? "none" : kind == CodecKind::int8 ? "int8" : "int4";
+    return kind == CodecKind::none   ? "none"
+           : kind == CodecKind::int8 ? "int8"
+           : kind == CodecKind::int4 ? "int4"
+                                     : "signs";
 }
 
 CodecStep step_with(const CompressConfig& codecs, Config config, const train::RankCount& count,
                     const std::optional<MachineFile>& machine, cost::Measurements measured) {
+    const bool signs = codecs.gradients == CodecKind::sign;
     config.zero.compress = codecs;
+    if (signs) config.zero.compress.gradients = CodecKind::none;
     const auto predictor = predictor_for(config, count, machine);
     plan_by(machine, config, *predictor);
     const planner::Plan plan = predictor->plan(train::request_of(config));
@@ -55,7 +60,9 @@ CodecStep step_with(const CompressConfig& codecs, Config config, const train::Ra
         else
             measured.kernels.seconds.try_emplace(kind, seconds);
     }
-    const train::Prediction step = predictor->predict(train::request_of(config), plan, measured);
+    const train::Prediction step =
+        predictor->predict(train::request_of(config), plan, measured,
+                           signs ? train::Travels::momentum : train::Travels::gradients);
     const auto comm = std::ranges::find(step.links, "comm", &train::LinkPrediction::link);
     return {.gradients = codecs.gradients,
             .weights = codecs.weights,
@@ -89,11 +96,14 @@ NetworkReport network_report(const Config& config, const train::RankCount& count
                              const std::optional<MachineFile>& machine, const Network& network,
                              const cost::Measurements& measured) {
     NetworkReport report{.network = network, .count = count};
+    const bool onebit = config.optimizer.method == optim::Method::onebit_adam;
     const bool codes = config.device == DeviceKind::cpu, gathers = codes && config.zero.stage == 3;
     for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
         if (weights != CodecKind::none && !gathers) continue;
-        for (const CodecKind gradients : {CodecKind::none, CodecKind::int8, CodecKind::int4}) {
-            if (gradients != CodecKind::none && !codes) continue;
+        for (const CodecKind gradients :
+             {CodecKind::none, CodecKind::int8, CodecKind::int4, CodecKind::sign}) {
+            const bool takes = (gradients == CodecKind::sign) == onebit;
+            if (gradients != CodecKind::none && !(codes && takes)) continue;
             const CompressConfig codecs{gradients, weights, config.zero.compress.block};
             report.steps.push_back(step_with(codecs, config, count, machine, measured));
         }
@@ -114,6 +124,11 @@ std::string text_of(const NetworkReport& report) {
                             uncoded / step.seconds);
     if (report.steps.size() == 1) return text + "  no codec runs on this device\n\n";
     const CodecStep& best = report.best();
+    if (best.gradients == CodecKind::sign)
+        return text + fmt::format(
+                          "  best: momentum as signs, after optimizer.freeze_step updates, "
+                          "with zero.compress.weights={}\n\n",
+                          word_of(best.weights));
     return text + fmt::format("  best: zero.compress.gradients={} zero.compress.weights={}\n\n",
                               word_of(best.gradients), word_of(best.weights));
 }

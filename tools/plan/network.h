@@ -23,7 +23,8 @@ cost::Measurements over(const Network& network, const train::RankCount& count,
                         cost::Measurements measured);
 
 struct CodecStep {
-    CodecKind gradients = CodecKind::none, weights = CodecKind::none;
+    CodecKind gradients = CodecKind::none;  // sign: momentum travels instead
+    CodecKind weights = CodecKind::none;
     int64_t sent_bytes = 0;  // by a rank
     double seconds = 0;
 };

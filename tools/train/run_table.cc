@@ -98,7 +98,10 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     if (!plan.partition.alone())
         print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
               plan.partition.ranks, config.zero.stage);
-    const auto& [gradients, weights] = plan.partition.codecs;
+    const auto& [gradients, weights, momentum] = plan.partition.codecs;
+    if (momentum.on())
+        print("after {} updates the second moment stays, and momentum travels as {}\n\n",
+              config.optimizer.freeze_step, zero::text_of(momentum));
     if (gradients.on() || weights.on())
         print("between them gradients travel as {}, weights as {}\n\n",
               wire_text(gradients, true, plan), wire_text(weights, false, plan));

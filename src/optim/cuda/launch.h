@@ -61,6 +61,7 @@ void with_method(Method method, const Call& call) {
         case Method::adagrad:
             return call(MethodOf<Method::adagrad>());
         case Method::muon:
+        case Method::onebit_adam:
             break;
     }
     FERRY_CHECK(false, "not a method of single elements");

@@ -117,11 +117,27 @@ struct Predictor::ModelOnDevice {
           device_most(!absent                    ? device_bytes_within(kUnlimited, *device)
                       : absent->memory_bytes > 0 ? absent->memory_bytes
                                                  : kUnlimited) {
+        require_ranks(config, world.ranks);
         schedule_of(config);  // refuses one that makes no sense
         device_bytes_within(config.budgets.device_bytes, *device);  // warns of what it has not got
     }
 
     RankShare share() const { return share_of(config, world); }
+    cost::KernelTimes assumed_times_of(const swap::Schedule& step, const Plan& plan,
+                                       double flops_per_s) const {
+        return cost::assumed_times(step, planner::work_of(plan), decoder.numerics().tokens(),
+                                   most_saved_flops(decoder),
+                                   {flops_per_s, cost::kAssumedDeviceBytesPerS});
+    }
+    // Of a step where momentum travels: kernels that only it has were not measured.
+    swap::Schedule momentum_step(const Plan& plan, Previous previous,
+                                 cost::Measurements& measurements) const {
+        swap::Schedule step = record_step(plan, previous, false, Travels::momentum);
+        for (const auto& [kind, seconds] :
+             assumed_times_of(step, plan, measurements.assumed_flops_per_s).seconds)
+            measurements.kernels.seconds.try_emplace(kind, seconds);
+        return step;
+    }
     Topology own_machine() const {
         return with_part_of_limits(with_part_of_cores(machine_for(config), 0, world.local_ranks),
                                    world.local_ranks);
@@ -241,14 +257,18 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
 }
 
 Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& plan,
-                              const cost::Measurements& measured) const {
-    const cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
+                              const cost::Measurements& measured, Travels what) const {
+    cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
     Prediction found;
-    found.speculative = plan.speculative;
-    const Previous steady = plan.speculative ? Previous::committed : Previous::not_speculative;
-    found.schedule = record_step(plan, steady, plan.speculative);
-    found.timeline = predict_steps(plan, record_step(plan, Previous::none, plan.speculative),
-                                   found.schedule, measurements);
+    found.speculative = plan.speculative && what == Travels::gradients;
+    const Previous steady = found.speculative ? Previous::committed : Previous::not_speculative;
+    const auto step = [&](Previous previous) {
+        return what == Travels::momentum ? model_->momentum_step(plan, previous, measurements)
+                                         : record_step(plan, previous, found.speculative);
+    };
+    const swap::Schedule first = step(Previous::none);
+    found.schedule = step(steady);
+    found.timeline = predict_steps(plan, first, found.schedule, measurements);
     found.links = links_of(found.schedule, plan, measurements);
     const cost::Bound bound = bound_of(model_->possible(request).budgets, plan,
                                        model_->decoder.shape(), found.schedule, measurements);
@@ -310,10 +330,8 @@ cost::Measurements Predictor::assumed(const Plan& plan) const {
 
 cost::Measurements Predictor::with_assumed_kernels(cost::Measurements found,
                                                    const Plan& plan) const {
-    found.kernels = cost::assumed_times(record_step(plan, Previous::not_speculative, false),
-                                        planner::work_of(plan), model_->decoder.numerics().tokens(),
-                                        most_saved_flops(model_->decoder),
-                                        {found.assumed_flops_per_s, cost::kAssumedDeviceBytesPerS});
+    found.kernels = model_->assumed_times_of(record_step(plan, Previous::not_speculative, false),
+                                             plan, found.assumed_flops_per_s);
     return found;
 }
 

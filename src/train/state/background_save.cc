@@ -47,7 +47,7 @@ void BackgroundSave::write() {
         Team team(std::min(kFiles, threads_));
         rows_.begin(CheckpointRows::Row::write);
         write_checkpoint(plan_, unwritten_, saving_, team,
-                         [&](int64_t layer, const model::Tensor&, const ArraySink& sink) {
+                         [&](int64_t layer, const model::Tensor&, Kept, const ArraySink& sink) {
                              const bool whole = queue_.take_tensor(
                                  [&](std::span<const std::span<const std::byte>> arrays) {
                                      rows_.begin(CheckpointRows::Row::write);
@@ -74,14 +74,15 @@ void BackgroundSave::write() {
 void BackgroundSave::read(const ReadArrays& read, bool together) {
     const int64_t step = unwritten_.manifest.step;
     int64_t layer = -1;
-    const ReadArrays noted = [&](int64_t of, const model::Tensor& tensor, const ArraySink& sink) {
+    const ReadArrays noted = [&](int64_t of, const model::Tensor& tensor, Kept what,
+                                 const ArraySink& sink) {
         layer = of;
-        read(of, tensor, sink);
+        read(of, tensor, what, sink);
     };
     try {
         rows_.begin(CheckpointRows::Row::read);
         read_checkpoint(
-            plan_, noted,
+            plan_, saving_.errors, noted,
             [&](std::span<const std::span<const std::byte>> arrays) {
                 rows_.note(CheckpointRows::Row::read, "read", bytes_of(arrays), step, layer);
                 queue_.put(arrays);

@@ -31,6 +31,9 @@ std::string operations_of(const Config& config) {
         if (!o.adamw_tensors.empty())
             text += fmt::format(" and of {}", fmt::join(o.adamw_tensors, " "));
     }
+    if (config.optimizer.method == optim::Method::onebit_adam)
+        text += fmt::format(", momentum as {} after {} updates",
+                            text_of(codecs_of(config).momentum), config.optimizer.freeze_step);
     const StateFormat format = format_of(config);
     if (format.moments > 0 && format.moment_type == MomentType::bf16)
         text += ", moments bf16 rounded stochastically";

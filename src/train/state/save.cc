@@ -90,22 +90,30 @@ namespace {
 struct Entry {
     int64_t layer = 0;
     const model::Tensor* tensor = nullptr;
+    Kept kept = Kept::state;
     std::vector<StateArray> arrays{};
     int64_t bytes = 0;
 };
 
 // Everything that is written, in its order.
-std::vector<Entry> entries_of(const Plan& plan) {
+std::vector<Entry> entries_of(const Plan& plan, bool errors) {
     std::vector<Entry> entries;
+    const auto add = [&](size_t layer, const model::Tensor& tensor, Kept kept,
+                         std::vector<StateArray> arrays) {
+        Entry entry{.layer = static_cast<int64_t>(layer),
+                    .tensor = &tensor,
+                    .kept = kept,
+                    .arrays = std::move(arrays)};
+        for (const StateArray& array : entry.arrays) entry.bytes += array.width.of(tensor.count);
+        entries.push_back(std::move(entry));
+    };
     for (size_t l = 0; l < plan.layers.size(); ++l) {
-        for (const model::Tensor& tensor : plan.layers[l].tensors) {
-            Entry entry{.layer = static_cast<int64_t>(l),
-                        .tensor = &tensor,
-                        .arrays = state_arrays_of(plan, plan.layers[l], tensor)};
-            for (const StateArray& array : entry.arrays)
-                entry.bytes += array.width.of(tensor.count);
-            entries.push_back(std::move(entry));
-        }
+        for (const model::Tensor& tensor : plan.layers[l].tensors)
+            add(l, tensor, Kept::state, state_arrays_of(plan, plan.layers[l], tensor));
+    }
+    for (size_t l = 0; errors && l < plan.layers.size(); ++l) {
+        for (const model::Tensor& tensor : plan.layers[l].tensors)
+            if (tensor.trainable) add(l, tensor, Kept::errors, error_arrays(plan.partition.ranks));
     }
     return entries;
 }
@@ -147,7 +155,7 @@ Arrays arrays_of(Group group) {
 class Writer {
 public:
     Writer(const Plan& plan, const Saving& saving)
-        : entries_(entries_of(plan)),
+        : entries_(entries_of(plan, saving.errors)),
           groups_(groups_of(entries_, saving.shard_bytes)),
           saving_(saving) {
         for (const Group group : groups_) {
@@ -199,6 +207,7 @@ public:
         int64_t bytes = 0;
         for (size_t g = 0; g < groups_.size(); ++g) {
             for (const Entry& entry : groups_[g]) {
+                if (entry.kept == Kept::errors) continue;
                 object.push_back({entry.tensor->name, name_of("model", g)});
                 bytes += entry.arrays.front().width.of(entry.tensor->count);
             }
@@ -268,7 +277,7 @@ void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& savin
         steps.add(unwritten.manifest, [&](const std::string& directory) {
             std::vector<checkpoint::Shard> shards =
                 writer.write(directory, team, [&](const Entry& entry, const ArraySink& sink) {
-                    read(entry.layer, *entry.tensor, sink);
+                    read(entry.layer, *entry.tensor, entry.kept, sink);
                 });
             for (const auto& [name, text] :
                  {std::pair{"model.safetensors.index.json", writer.index()},
@@ -285,10 +294,10 @@ void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& savin
     }
 }
 
-void read_checkpoint(const Plan& plan, const ReadArrays& read, const ArraySink& sink,
+void read_checkpoint(const Plan& plan, bool errors, const ReadArrays& read, const ArraySink& sink,
                      const std::function<bool()>& next) {
-    for (const Entry& entry : entries_of(plan)) {
-        read(entry.layer, *entry.tensor, sink);
+    for (const Entry& entry : entries_of(plan, errors)) {
+        read(entry.layer, *entry.tensor, entry.kept, sink);
         if (!next()) return;
     }
 }

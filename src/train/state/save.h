@@ -28,9 +28,11 @@ std::string checkpoint_identity_of(const Config& config, const model::Shape& sha
 void note_run(const RunState& state, checkpoint::Manifest& manifest);
 RunState run_of(const checkpoint::Manifest& manifest);
 
-// Gives a tensor's arrays (state_arrays) to a sink, run after run. All ranks alike.
-using ReadArrays =
-    std::function<void(int64_t layer, const model::Tensor& tensor, const ArraySink& sink)>;
+// Gives a tensor's arrays (state_arrays, or error_arrays) to a sink, run after run. All ranks
+// alike.
+enum class Kept : uint8_t { state, errors };
+using ReadArrays = std::function<void(int64_t layer, const model::Tensor& tensor, Kept what,
+                                      const ArraySink& sink)>;
 
 struct Unwritten {
     checkpoint::Manifest manifest{};  // but for the shards
@@ -42,8 +44,8 @@ struct Unwritten {
 void write_checkpoint(const planner::Plan& plan, Unwritten unwritten, const Saving& saving,
                       Team& team, const ReadArrays& read);
 // Reads all of it, in the order in which it is written: what every rank but the first does.
-// `next` is called behind each tensor; false: no more is wanted.
-void read_checkpoint(const planner::Plan& plan, const ReadArrays& read, const ArraySink& sink,
-                     const std::function<bool()>& next);
+// `next` is called behind each tensor; false: no more is wanted. `errors`: as Saving has it.
+void read_checkpoint(const planner::Plan& plan, bool errors, const ReadArrays& read,
+                     const ArraySink& sink, const std::function<bool()>& next);
 
 }  // namespace ferry::train

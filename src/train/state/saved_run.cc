@@ -97,6 +97,25 @@ void SavedRun::require(const Plan& plan) const {
                 require(tensor, array);
 }
 
+void SavedRun::require_errors(const Plan& plan, int64_t freeze_step) const {
+    const int ranks = plan.partition.ranks;
+    if (manifest().ranks != ranks)
+        throw Error(
+            Trouble::usage,
+            {.what = "the run cannot be resumed by another number of ranks: since the "
+                     "second moment stays, each keeps the error of what it has sent",
+             .where = path_,
+             .measured = fmt::format("{} ranks", ranks),
+             .limit = fmt::format("{} ranks, as of update {}", manifest().ranks, freeze_step + 1),
+             .remedy = fmt::format("resume with {} ranks, or from a checkpoint of at most "
+                                   "{} updates",
+                                   manifest().ranks, freeze_step)});
+    for (const model::Layer& layer : plan.layers)
+        for (const model::Tensor& tensor : layer.tensors)
+            for (const StateArray& array : error_arrays(ranks))
+                if (tensor.trainable) require(tensor, array);
+}
+
 void SavedRun::require(const model::Tensor& tensor, const StateArray& array) const {
     const std::string name = tensor.name + std::string(array.suffix);
     const auto* found = saved_->find(name);

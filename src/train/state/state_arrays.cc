@@ -52,4 +52,14 @@ std::vector<StateArray> state_arrays_of(const planner::Plan& plan, const model::
     return state_arrays(format, plan.compute, tensor.trainable);
 }
 
+std::vector<StateArray> error_arrays(int ranks) {
+    std::vector<StateArray> arrays;
+    for (int rank = 0; rank < ranks; ++rank) {
+        const std::string number = std::to_string(rank);
+        arrays.push_back({StateArray::What::error, "error_of_rank_" + number, ".error." + number});
+    }
+    arrays.push_back({StateArray::What::owner_error, "owner_error", ".owner_error"});
+    return arrays;
+}
+
 }  // namespace ferry::train

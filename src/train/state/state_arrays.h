@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,13 +29,15 @@ struct StateArray {
         first_moment,
         first_scale,  // where moments are int8: one for each moment block
         second_moment,
-        second_scale
+        second_scale,
+        error,       // of what one rank has sent, where momentum travels (zero/feedback.h)
+        owner_error  // of what was returned
     };
     What what{};
     // The files of all such arrays begin with it, and hold no others of the tensor: it is written
     // part by part, one after the other.
-    std::string_view file{};
-    std::string_view suffix{};      // behind the tensor's name
+    std::string file{};
+    std::string suffix{};           // behind the tensor's name
     std::string_view dtype{"F32"};  // as safetensors calls it
     Width width{};
     // The array's shape for a tensor of this one: the same, or one number a moment block.
@@ -48,6 +51,10 @@ std::vector<StateArray> state_arrays(const StateFormat& format, DType compute, b
 // The same of a tensor of this layer.
 std::vector<StateArray> state_arrays_of(const planner::Plan& plan, const model::Layer& layer,
                                         const model::Tensor& tensor);
+
+// What is kept beside them of a tensor that trains, where momentum travels: of every rank the
+// errors of what it has sent, and the owners'.
+std::vector<StateArray> error_arrays(int ranks);
 
 // Takes the same elements of each array, run after run.
 using ArraySink = std::function<void(std::span<const std::span<const std::byte>> arrays)>;

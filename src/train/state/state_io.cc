@@ -62,6 +62,8 @@ void* moments_in(const optim::Span& state, StateArray::What what) {
             return state.v_scale;
         case StateArray::What::weight:
         case StateArray::What::master:
+        case StateArray::What::error:
+        case StateArray::What::owner_error:
             break;
     }
     return nullptr;

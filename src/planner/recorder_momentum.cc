@@ -1,0 +1,114 @@
+// The exchange of momentum as tasks (zero/feedback.h): a rank's gradient is kept until the outcome
+// is agreed; then turns are compressed, exchanged, merged by their owner, gathered and averaged.
+#include <deque>
+#include <utility>
+
+#include "recorder_impl.h"
+
+namespace ferry::planner {
+
+struct Recorder::Turn {
+    int64_t chunk = 0;
+    Part<Content::feedback> feedback{};
+    AssignedBuffer staging{};  // it came here from NVMe
+    // What this rank sends and, later, what the owners have merged; what comes in between.
+    BufferOf<Content::parts> parts{}, received{};
+    bool merged = false;
+};
+
+void Recorder::keep_gradient(int64_t layer, const Gradient& gradient) {
+    const LayerPlan& where = plan_.layer_plans[static_cast<size_t>(layer)];
+    for (int64_t c = where.first_chunk; c < where.first_chunk + where.chunks; ++c) {
+        const Chunk& chunk = plan_.chunks[static_cast<size_t>(c)];
+        if (!chunk.trainable || !plan_.owns(chunk)) continue;
+        auto parts = acquire<Content::parts>();
+        const auto wire = acquire<Content::wire>();
+        const LocatedOf<Content::leaves> leaves{{leaves_in(wire).place, wire.resources()}};
+        record<op::Keep>(layer, c, {.gradient = gradient, .parts = parts, .leaves = leaves});
+        impl_->send(*this, parts, 0, chunk.kept, Class::feedback_staging);
+        send_leaves(chunk, wire);
+    }
+}
+
+Recorder::Turn Recorder::compress(int64_t index) {
+    const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
+    Turn turn{.chunk = index, .feedback = Part<Content::feedback>::of(chunk.feedback)};
+    auto gradient = Part<Content::kept>::of(chunk.kept);
+    AssignedBuffer kept;
+    if (plan_.objects[chunk.feedback].home == Tier::nvme) {
+        turn.staging = acquire(Class::feedback_staging);
+        impl_->read(chunk.feedback, turn.staging);
+        turn.feedback.move_to(turn.staging);
+    }
+    if (plan_.objects[chunk.kept].home == Tier::nvme) {
+        kept = acquire(Class::feedback_staging);
+        impl_->read(chunk.kept, kept);
+        gradient.move_to(kept);
+    }
+    turn.parts = acquire<Content::parts>();
+    record<op::Compress>(
+        chunk.layer, index,
+        {.gradient = gradient.located(), .feedback = turn.feedback.located(), .parts = turn.parts});
+    turn.received = acquire<Content::parts>();
+    const int64_t bytes = plan_.partition.codecs.momentum.bytes(chunk.count);
+    record<op::ExchangeMomentum>(chunk.layer, index,
+                                 {.to_ranks = turn.parts, .from_ranks = turn.received},
+                                 {.bytes = zero::exchanged_bytes(plan_.partition, bytes)});
+    return turn;
+}
+
+void Recorder::merge(Turn& turn) {
+    if (std::exchange(turn.merged, true)) return;
+    const Chunk& chunk = plan_.chunks[static_cast<size_t>(turn.chunk)];
+    record<op::Merge>(
+        chunk.layer, turn.chunk,
+        {.parts = turn.received, .feedback = turn.feedback.located(), .merged = turn.parts});
+    turn.received.release();
+    const int64_t bytes = plan_.partition.codecs.momentum.bytes(chunk.count);
+    record<op::GatherMomentum>(chunk.layer, turn.chunk, {.merged = turn.parts},
+                               {.bytes = zero::exchanged_bytes(plan_.partition, bytes)});
+}
+
+// And updates by it, of the turn's chunks, those that this rank updates.
+void Recorder::average(Turn turn) {
+    const Chunk& mine = plan_.chunks[static_cast<size_t>(turn.chunk)];
+    record<op::Average>(mine.layer, turn.chunk,
+                        {.merged = turn.parts, .feedback = turn.feedback.located()});
+    turn.parts.release();
+    const model::Segment& segment =
+        zero::segment_of(plan_.layers[static_cast<size_t>(mine.layer)], mine.first);
+    const int64_t shard = plan_.partition.shard_elements(segment);
+    const LayerPlan& where = plan_.layer_plans[static_cast<size_t>(mine.layer)];
+    for (int64_t c = where.first_chunk; c < where.first_chunk + where.chunks; ++c) {
+        const Chunk& chunk = plan_.chunks[static_cast<size_t>(c)];
+        const bool of_turn = chunk.first - mine.first == (chunk.owner - mine.owner) * shard;
+        if (!of_turn || !chunk.trainable) continue;
+        Located momentum{turn.feedback.place, turn.feedback.resources};
+        momentum.place.offset += chunk.owner * mine.count * 4;
+        update_chunk(c, Op::update, &momentum);
+    }
+    if (turn.staging.resources().empty()) return;
+    impl_->write(mine.feedback, turn.staging, false);
+}
+
+// One turn is compressed while the one before is on its way, and averaged while the next one is on
+// its way back. The order of the exchanges depends on nothing but the number of turns.
+void Recorder::update_by_momentum(int64_t layer) {
+    const LayerPlan& where = plan_.layer_plans[static_cast<size_t>(layer)];
+    std::deque<Turn> turns;
+    for (int64_t c = where.first_chunk; c < where.first_chunk + where.chunks; ++c) {
+        const Chunk& chunk = plan_.chunks[static_cast<size_t>(c)];
+        if (!chunk.trainable || !plan_.owns(chunk)) continue;
+        if (std::ssize(turns) == kTurnsAtOnce) {
+            merge(turns.back());
+            average(std::move(turns.front()));
+            turns.pop_front();
+        }
+        turns.push_back(compress(c));
+        if (turns.size() > 1) merge(turns.front());
+    }
+    if (!turns.empty()) merge(turns.back());
+    for (Turn& turn : turns) average(std::move(turn));
+}
+
+}  // namespace ferry::planner
