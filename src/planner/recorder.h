@@ -220,8 +220,8 @@ private:
     void receive_oldest();
     void gather_gradient(int64_t chunk, const BufferOf<Content::wire>& wire);
     void agree();
-    LocatedOf<Content::leaves> leaves_in(const AssignedBuffer& wire) const;
-    void send_leaves(const Chunk& chunk, const AssignedBuffer& wire);
+    LocatedOf<Content::leaves> leaves_in(const AssignedBuffer& wire, const Chunk& chunk) const;
+    void send_leaves(const Chunk& chunk, int64_t elements, const AssignedBuffer& wire);
 
     const Plan& plan_;
     std::unique_ptr<Impl> impl_;

@@ -99,13 +99,6 @@ __global__ void __launch_bounds__(kThreads) row_kernel(ConstView logits, const i
 constexpr int kHolders = 512, kPieces = 10, kFour = 4, kMostBlocks = 8;
 constexpr int64_t kHeld = int64_t{kHolders} * kPieces * kFour;
 
-bool has_clusters() {
-    int device = 0, has = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return false;
-    cudaDeviceGetAttribute(&has, cudaDevAttrClusterLaunch, device);
-    return has != 0;
-}
-
 struct HeldRow {
     float x[kPieces][kFour];
     // A logit that does not exist is -inf: its exponential is nothing.
@@ -263,7 +256,10 @@ __global__ void __launch_bounds__(kHolders, 2)
 
 void start_held(ConstView logits, const int32_t* targets, float scale, View dlogits, double* losses,
                 cudaStream_t stream) {
-    const auto blocks = static_cast<unsigned>(ceil_div(logits.cols, kHeld));
+    // More than half of a cluster's most: all. Several clusters of 5, 6 or 7 leave multiprocessors
+    // of a group without work.
+    const int64_t least = ceil_div(logits.cols, kHeld);
+    const auto blocks = static_cast<unsigned>(2 * least > kMostBlocks ? kMostBlocks : least);
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = blocks;
@@ -278,22 +274,13 @@ void start_held(ConstView logits, const int32_t* targets, float scale, View dlog
                        static_cast<int>(blocks));
 }
 
-// One thread adds in row order; the others only fetch.
+// Each thread adds every kThreads-th row, then a tree adds these sums.
 __global__ void sum_kernel(const double* losses, int64_t rows, double* loss_sum) {
-    __shared__ double room[kThreads];
-    double sum = *loss_sum;
-    for (int64_t first = 0; first < rows; first += kThreads) {
-        const int64_t i = first + threadIdx.x;
-        if (i < rows) room[threadIdx.x] = losses[i];
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            const int64_t count = min(static_cast<int64_t>(kThreads), rows - first);
-#pragma unroll 16
-            for (int64_t k = 0; k < count; ++k) sum += room[k];
-        }
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) *loss_sum = sum;
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < rows; i += kThreads) sum += losses[i];
+    sum = block_sum<kThreads>(sum);
+    if (threadIdx.x == 0) *loss_sum += sum;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // RMSNorm and LayerNorm, backward. Sums over rows are made in two passes of fixed order.
+#include <cooperative_groups.h>
 #include <cuda_pipeline.h>
 
 #include <algorithm>
@@ -9,6 +10,19 @@
 
 namespace ferry::ops::cuda {
 namespace {
+
+// Where the GPU can: the next kernel of the stream may start once every block of this one has
+// begun, if it says itself when it must wait for this one's results.
+__device__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}
 
 // The sums of a norm's backward pass over a row, and what follows from them.
 struct Row {
@@ -240,6 +254,7 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
     using S = Summing<kRow, kHeld, kLie>;
     using In = Inputs<Norm, kRow, kHeld, kLie>;
     extern __shared__ uint4 room[];
+    let_next_kernel_start();
     const int64_t first = group_index<kRow>() * S::kRowsOfGroup, cols = a.weight.cols;
     const int64_t end = min(first + S::kRowsOfGroup, int64_t{a.runs.count});
     const auto columns = [&](int64_t i) { return i < end ? cols : 0; };
@@ -326,6 +341,7 @@ __global__ void __launch_bounds__(kAcross* kDown)
     partial_kernel(Term term, int64_t rows, int64_t cols, float* partial) {
     constexpr int kWidth = kAcross * kPack;
     __shared__ float room[kDown][kWidth];
+    let_next_kernel_start();
     const int x = static_cast<int>(threadIdx.x) % kAcross;
     const int y = static_cast<int>(threadIdx.x) / kAcross;
     const int64_t begin = int64_t{blockIdx.y} * kWidth, col = begin + x * kPack;
@@ -360,6 +376,7 @@ constexpr int kColumns = 8, kParts = 32;
 __global__ void __launch_bounds__(kColumns* kParts)
     gradient_kernel(const float* partial, int64_t blocks, int64_t cols, float* gradient) {
     __shared__ double sums[kParts][kColumns];
+    wait_for_kernel_before();
     const int64_t col = int64_t{blockIdx.x} * kColumns + threadIdx.x;
     const int64_t run = (blocks + kParts - 1) / kParts, first = threadIdx.y * run;
     double sum = 0;
@@ -376,10 +393,120 @@ __global__ void __launch_bounds__(kColumns* kParts)
     gradient[col] = static_cast<float>(static_cast<double>(gradient[col]) + total);
 }
 
+// It starts while the last blocks of the kernel before are at work, and then waits for them.
 void add_partials(const float* partial, int64_t count, int64_t cols, float* sums,
                   cudaStream_t stream) {
-    gradient_kernel<<<blocks_for(cols, kColumns), dim3(kColumns, kParts), 0, stream>>>(
-        partial, count, cols, sums);
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(blocks_for(cols, kColumns));
+    config.blockDim = dim3(kColumns, kParts);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = has_clusters() ? 1 : 0;
+    cudaLaunchKernelEx(&config, gradient_kernel, partial, count, cols, sums);
+}
+
+// ---------------------------------------------------------------- a bias's gradient
+
+// The sums of a strip of kStrip columns by a cluster of blocks, each of which has a run of the
+// rows. A thread adds batches of kBatch rows, kRowsAtOnce apart, in fp32, and the batches in
+// double. Then lanes, warps and blocks are added in order. Which cluster a shape has follows from
+// its columns.
+constexpr int kStrip = 64, kStripThreads = 512, kMostOfCluster = 8;
+
+template <bool kWhole>
+__device__ RawPack fetch_of_strip(const ConstView& x, int64_t row, int64_t col, int count) {
+    if constexpr (kWhole) {
+        const auto* at = static_cast<const uint16_t*>(x.data) + row * x.ld + col;
+        return {*reinterpret_cast<const uint4*>(at), {}};
+    } else {
+        return fetch_pack(x, row, col, count);
+    }
+}
+
+// kWhole: bf16, all packs at multiples of 16 bytes.
+template <bool kWhole>
+__global__ void __launch_bounds__(kStripThreads)
+    strip_kernel(ConstView x, [[maybe_unused]] int blocks, [[maybe_unused]] float* gradient) {
+#if __CUDA_ARCH__ >= 900
+    constexpr int kPacksOfStrip = kStrip / kPack, kRowsAtOnce = kStripThreads / kPacksOfStrip;
+    constexpr int kBatch = 8, kStripWarps = kStripThreads / 32;
+    __shared__ double of_warps[kStripWarps][kStrip], of_block[kStrip];
+    const auto cluster = cooperative_groups::this_cluster();
+    const int rank = static_cast<int>(blockIdx.x) % blocks;
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int64_t begin = int64_t{blockIdx.x} / blocks * kStrip;
+    const int64_t col = begin + thread % kPacksOfStrip * kPack;
+    const int count = pack_count(x.cols, col);
+    const int64_t rows = ceil_div(x.rows, int64_t{blocks}), first = rank * rows;
+    const int64_t end = count > 0 ? min(first + rows, x.rows) : 0;
+    double total[kPack] = {};
+    for (int64_t row = first + thread / kPacksOfStrip; row < end; row += kBatch * kRowsAtOnce) {
+        RawPack raw[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+            const int64_t at = row + int64_t{k} * kRowsAtOnce;
+            raw[k] = at < end ? fetch_of_strip<kWhole>(x, at, col, count) : RawPack{};
+        }
+        float sum[kPack] = {};
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+            const Pack one = widen_pack(raw[k], kWhole ? DType::bf16 : x.type, count);
+#pragma unroll
+            for (int e = 0; e < kPack; ++e) sum[e] += one.at[e];
+        }
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) total[e] += static_cast<double>(sum[e]);
+    }
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) {
+        for (int apart = 16; apart >= kPacksOfStrip; apart /= 2)
+            total[e] += __shfl_xor_sync(0xffffffffu, total[e], apart);
+        if (thread % 32 < kPacksOfStrip) of_warps[thread / 32][thread % 32 * kPack + e] = total[e];
+    }
+    __syncthreads();
+    if (thread < kStrip) {
+        double sum = 0;
+        for (int warp = 0; warp < kStripWarps; ++warp) sum += of_warps[warp][thread];
+        of_block[thread] = sum;
+    }
+    cluster.sync();
+    if (rank == 0 && thread < kStrip && begin + thread < x.cols) {
+        double sum = 0;
+        for (int block = 0; block < blocks; ++block)
+            sum += *cluster.map_shared_rank(&of_block[thread], block);
+        float& to = gradient[begin + thread];
+        to = static_cast<float>(static_cast<double>(to) + sum);
+    }
+    cluster.sync();  // none ends while its sums may be read
+#endif
+}
+
+// Twice as many blocks as a large GPU has multiprocessors: all are at work from the start.
+int blocks_of_strip(int64_t cols) {
+    constexpr int64_t kBlocks = 264;
+    const int64_t strips = ceil_div(cols, int64_t{kStrip});
+    int blocks = kMostOfCluster;
+    while (blocks > 1 && strips * blocks > kBlocks) blocks /= 2;
+    return blocks;
+}
+
+void sum_strips(const ConstView& x, float* sums, cudaStream_t stream) {
+    const int blocks = blocks_of_strip(x.cols);
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(blocks);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(blocks_for(x.cols, kStrip) * static_cast<unsigned>(blocks));
+    config.blockDim = dim3(kStripThreads);
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    const bool whole = lies_whole(x) && x.cols % kPack == 0;
+    cudaLaunchKernelEx(&config, whole ? strip_kernel<true> : strip_kernel<false>, x, blocks, sums);
 }
 
 template <class Term>
@@ -486,7 +613,10 @@ void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const floa
 
 void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream) {
     if (x.rows == 0 || x.cols == 0) return;
-    add_sums(PlainTerm{x}, x.rows, x.cols, partial, sums, stream);
+    if (has_clusters())
+        sum_strips(x, sums, stream);
+    else
+        add_sums(PlainTerm{x}, x.rows, x.cols, partial, sums, stream);
     check_launch("sum of rows");
 }
 

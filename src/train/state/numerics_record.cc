@@ -84,7 +84,7 @@ std::string library_text(const Device& device, const Config& config) {
     const auto products = product_table_of(config);
     // Newton-Schulz is the processors'.
     const bool muon = config.optimizer.method == optim::Method::muon;
-    return "ops 8; " + ops::cuda_library_versions(config.numerics.attention) +
+    return "ops 9; " + ops::cuda_library_versions(config.numerics.attention) +
            (products ? fmt::format(", products {:016x}", products->hash()) : "") +
            (muon ? "; muon by " + ops::library_versions() : "");
 }
