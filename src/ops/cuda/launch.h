@@ -14,10 +14,6 @@ void check_launch(const char* kernel);
 // The same of a call that tells how it went.
 void check_launch(const char* kernel, cudaError_t error);
 
-// Whether the current GPU has clusters of thread blocks, and kernels that start before the one
-// before them ends.
-bool has_clusters();
-
 inline unsigned blocks_for(int64_t items, int64_t per_block) {
     return static_cast<unsigned>(ceil_div(items, per_block));
 }

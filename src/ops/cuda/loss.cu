@@ -99,6 +99,13 @@ __global__ void __launch_bounds__(kThreads) row_kernel(ConstView logits, const i
 constexpr int kHolders = 512, kPieces = 10, kFour = 4, kMostBlocks = 8;
 constexpr int64_t kHeld = int64_t{kHolders} * kPieces * kFour;
 
+bool has_clusters() {
+    int device = 0, has = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return false;
+    cudaDeviceGetAttribute(&has, cudaDevAttrClusterLaunch, device);
+    return has != 0;
+}
+
 struct HeldRow {
     float x[kPieces][kFour];
     // A logit that does not exist is -inf: its exponential is nothing.

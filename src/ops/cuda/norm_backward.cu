@@ -1,5 +1,4 @@
 // RMSNorm and LayerNorm, backward. Sums over rows are made in two passes of fixed order.
-#include <cooperative_groups.h>
 #include <cuda_pipeline.h>
 
 #include <algorithm>
@@ -10,19 +9,6 @@
 
 namespace ferry::ops::cuda {
 namespace {
-
-// Where the GPU can: the next kernel of the stream may start once every block of this one has
-// begun, if it says itself when it must wait for this one's results.
-__device__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-    cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-__device__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-    cudaGridDependencySynchronize();
-#endif
-}
 
 // The sums of a norm's backward pass over a row, and what follows from them.
 struct Row {
@@ -74,7 +60,8 @@ struct Backward {
     double share;    // 1 / n
     float* partial;  // partial sums of the weight's gradient
     float* bias_partial = nullptr;
-    Turn turn{};  // of dy, before all else
+    Turn turn{};                // of dy, before all else
+    int64_t rows_of_group = 0;  // where the same kernel sums the weight's gradient
 };
 
 // The shared memory of a row.
@@ -162,7 +149,8 @@ __global__ void __launch_bounds__(block_of(kRow)) backward_kernel(Norm norm, Bac
 }
 
 // How the rows of a block that sums the weight's gradient lie: each group has some, one after the
-// other, and the block's sum over them is one partial sum.
+// other, and the block's sum over them is one partial sum. Of many rows groups have more than
+// kRowsOfGroup, so that all blocks are at work from the start: the fewer partial sums, the better.
 template <int kRow, int kHeld, Lie kLie>
 struct Summing {
     static constexpr int kGroups = block_of(kRow) / kRow;
@@ -243,6 +231,9 @@ __device__ void put_sums(Pack (&sums)[kHeld], int64_t cols, float* partial, uint
     }
 }
 
+// Of the GPU that blocks are counted for. A constant, so that sums do not depend on the GPU.
+constexpr int kMultiprocessors = 132;
+
 // Threads of a multiprocessor that find registers for what they hold: the more of them, the more
 // memory is under way. 512 for all but the widest rows, where much would lie in memory instead.
 constexpr int resident(int held, Lie lie) { return held == 4 && lie == Lie::any ? 256 : 512; }
@@ -254,15 +245,14 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
     using S = Summing<kRow, kHeld, kLie>;
     using In = Inputs<Norm, kRow, kHeld, kLie>;
     extern __shared__ uint4 room[];
-    let_next_kernel_start();
-    const int64_t first = group_index<kRow>() * S::kRowsOfGroup, cols = a.weight.cols;
-    const int64_t end = min(first + S::kRowsOfGroup, int64_t{a.runs.count});
+    const int64_t first = group_index<kRow>() * a.rows_of_group, cols = a.weight.cols;
+    const int64_t end = min(first + a.rows_of_group, int64_t{a.runs.count});
     const auto columns = [&](int64_t i) { return i < end ? cols : 0; };
     Pack sums[kHeld] = {};
     [[maybe_unused]] const BiasSums<kRow, kHeld, kLie> bias(a, room);
     In in;
     in.fetch(norm, a, first, columns(first));
-    for (int64_t i = first; i < first + S::kRowsOfGroup; ++i) {  // all threads of a warp together
+    for (int64_t i = first; i < first + a.rows_of_group; ++i) {  // all threads of a warp together
         const int64_t n = columns(i), next = columns(i + 1);
         [[maybe_unused]] Row of_next{};
         if constexpr (S::kAhead) {
@@ -318,19 +308,6 @@ struct NormTerm {
             sum.at[e] = fmaf(Norm::normed(in.at[e], raw.row), d.at[e], sum.at[e]);
     }
 };
-struct PlainTerm {
-    ConstView x;
-    static constexpr int kTogether = 4;
-    using Raw = RawPack;
-    __device__ Raw fetch(int64_t i, int64_t col, int count) const {
-        return fetch_pack(x, i, col, count);
-    }
-    __device__ void add(const Raw& raw, int count, Pack& sum) const {
-        const Pack one = widen_pack(raw, x.type, count);
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) sum.at[e] += one.at[e];
-    }
-};
 
 // A block has kAcross packs of columns and kSumRows rows; each of kDown threads of a pack adds
 // every kDown-th row, then these sums are added in order.
@@ -341,7 +318,6 @@ __global__ void __launch_bounds__(kAcross* kDown)
     partial_kernel(Term term, int64_t rows, int64_t cols, float* partial) {
     constexpr int kWidth = kAcross * kPack;
     __shared__ float room[kDown][kWidth];
-    let_next_kernel_start();
     const int x = static_cast<int>(threadIdx.x) % kAcross;
     const int y = static_cast<int>(threadIdx.x) / kAcross;
     const int64_t begin = int64_t{blockIdx.y} * kWidth, col = begin + x * kPack;
@@ -376,7 +352,6 @@ constexpr int kColumns = 8, kParts = 32;
 __global__ void __launch_bounds__(kColumns* kParts)
     gradient_kernel(const float* partial, int64_t blocks, int64_t cols, float* gradient) {
     __shared__ double sums[kParts][kColumns];
-    wait_for_kernel_before();
     const int64_t col = int64_t{blockIdx.x} * kColumns + threadIdx.x;
     const int64_t run = (blocks + kParts - 1) / kParts, first = threadIdx.y * run;
     double sum = 0;
@@ -393,120 +368,10 @@ __global__ void __launch_bounds__(kColumns* kParts)
     gradient[col] = static_cast<float>(static_cast<double>(gradient[col]) + total);
 }
 
-// It starts while the last blocks of the kernel before are at work, and then waits for them.
 void add_partials(const float* partial, int64_t count, int64_t cols, float* sums,
                   cudaStream_t stream) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(blocks_for(cols, kColumns));
-    config.blockDim = dim3(kColumns, kParts);
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = has_clusters() ? 1 : 0;
-    cudaLaunchKernelEx(&config, gradient_kernel, partial, count, cols, sums);
-}
-
-// ---------------------------------------------------------------- a bias's gradient
-
-// The sums of a strip of kStrip columns by a cluster of blocks, each of which has a run of the
-// rows. A thread adds batches of kBatch rows, kRowsAtOnce apart, in fp32, and the batches in
-// double. Then lanes, warps and blocks are added in order. Which cluster a shape has follows from
-// its columns.
-constexpr int kStrip = 64, kStripThreads = 512, kMostOfCluster = 8;
-
-template <bool kWhole>
-__device__ RawPack fetch_of_strip(const ConstView& x, int64_t row, int64_t col, int count) {
-    if constexpr (kWhole) {
-        const auto* at = static_cast<const uint16_t*>(x.data) + row * x.ld + col;
-        return {*reinterpret_cast<const uint4*>(at), {}};
-    } else {
-        return fetch_pack(x, row, col, count);
-    }
-}
-
-// kWhole: bf16, all packs at multiples of 16 bytes.
-template <bool kWhole>
-__global__ void __launch_bounds__(kStripThreads)
-    strip_kernel(ConstView x, [[maybe_unused]] int blocks, [[maybe_unused]] float* gradient) {
-#if __CUDA_ARCH__ >= 900
-    constexpr int kPacksOfStrip = kStrip / kPack, kRowsAtOnce = kStripThreads / kPacksOfStrip;
-    constexpr int kBatch = 8, kStripWarps = kStripThreads / 32;
-    __shared__ double of_warps[kStripWarps][kStrip], of_block[kStrip];
-    const auto cluster = cooperative_groups::this_cluster();
-    const int rank = static_cast<int>(blockIdx.x) % blocks;
-    const auto thread = static_cast<int>(threadIdx.x);
-    const int64_t begin = int64_t{blockIdx.x} / blocks * kStrip;
-    const int64_t col = begin + thread % kPacksOfStrip * kPack;
-    const int count = pack_count(x.cols, col);
-    const int64_t rows = ceil_div(x.rows, int64_t{blocks}), first = rank * rows;
-    const int64_t end = count > 0 ? min(first + rows, x.rows) : 0;
-    double total[kPack] = {};
-    for (int64_t row = first + thread / kPacksOfStrip; row < end; row += kBatch * kRowsAtOnce) {
-        RawPack raw[kBatch];
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-            const int64_t at = row + int64_t{k} * kRowsAtOnce;
-            raw[k] = at < end ? fetch_of_strip<kWhole>(x, at, col, count) : RawPack{};
-        }
-        float sum[kPack] = {};
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-            const Pack one = widen_pack(raw[k], kWhole ? DType::bf16 : x.type, count);
-#pragma unroll
-            for (int e = 0; e < kPack; ++e) sum[e] += one.at[e];
-        }
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) total[e] += static_cast<double>(sum[e]);
-    }
-#pragma unroll
-    for (int e = 0; e < kPack; ++e) {
-        for (int apart = 16; apart >= kPacksOfStrip; apart /= 2)
-            total[e] += __shfl_xor_sync(0xffffffffu, total[e], apart);
-        if (thread % 32 < kPacksOfStrip) of_warps[thread / 32][thread % 32 * kPack + e] = total[e];
-    }
-    __syncthreads();
-    if (thread < kStrip) {
-        double sum = 0;
-        for (int warp = 0; warp < kStripWarps; ++warp) sum += of_warps[warp][thread];
-        of_block[thread] = sum;
-    }
-    cluster.sync();
-    if (rank == 0 && thread < kStrip && begin + thread < x.cols) {
-        double sum = 0;
-        for (int block = 0; block < blocks; ++block)
-            sum += *cluster.map_shared_rank(&of_block[thread], block);
-        float& to = gradient[begin + thread];
-        to = static_cast<float>(static_cast<double>(to) + sum);
-    }
-    cluster.sync();  // none ends while its sums may be read
-#endif
-}
-
-// Twice as many blocks as a large GPU has multiprocessors: all are at work from the start.
-int blocks_of_strip(int64_t cols) {
-    constexpr int64_t kBlocks = 264;
-    const int64_t strips = ceil_div(cols, int64_t{kStrip});
-    int blocks = kMostOfCluster;
-    while (blocks > 1 && strips * blocks > kBlocks) blocks /= 2;
-    return blocks;
-}
-
-void sum_strips(const ConstView& x, float* sums, cudaStream_t stream) {
-    const int blocks = blocks_of_strip(x.cols);
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = static_cast<unsigned>(blocks);
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(blocks_for(x.cols, kStrip) * static_cast<unsigned>(blocks));
-    config.blockDim = dim3(kStripThreads);
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    const bool whole = lies_whole(x) && x.cols % kPack == 0;
-    cudaLaunchKernelEx(&config, whole ? strip_kernel<true> : strip_kernel<false>, x, blocks, sums);
+    gradient_kernel<<<blocks_for(cols, kColumns), dim3(kColumns, kParts), 0, stream>>>(
+        partial, count, cols, sums);
 }
 
 template <class Term>
@@ -515,6 +380,84 @@ void add_sums(const Term& term, int64_t rows, int64_t cols, float* partial, floa
     const dim3 blocks(blocks_for(rows, kSumRows), blocks_for(cols, kAcross * kPack));
     partial_kernel<<<blocks, kAcross * kDown, 0, stream>>>(term, rows, cols, partial);
     add_partials(partial, blocks.x, cols, sums, stream);
+}
+
+// ---------------------------------------------------------------- a bias's gradient
+
+// A block has a strip of up to kStripPacks packs of columns, which lie next to each other, and a
+// run of the rows. Each of kStripDown threads of a pack adds every kStripDown-th row, a batch at a
+// time.
+constexpr int kStripPacks = 64, kStripDown = 4, kStripThreads = kStripPacks * kStripDown;
+
+// kWhole: bf16, all packs at multiples of 16 bytes.
+template <bool kWhole>
+struct StripBatch {
+    static constexpr int kRows = kWhole ? 8 : 4, kBlocks = kWhole ? 4 : 2;  // of a multiprocessor
+    static __device__ RawPack fetch(const ConstView& x, int64_t row, int64_t col, int count) {
+        if constexpr (!kWhole) return fetch_pack(x, row, col, count);
+        const auto* at = static_cast<const uint16_t*>(x.data) + row * x.ld + col;
+        return {*reinterpret_cast<const uint4*>(at), {}};
+    }
+};
+
+template <bool kWhole>
+__global__ void __launch_bounds__(kStripThreads, StripBatch<kWhole>::kBlocks)
+    strip_kernel(ConstView x, int64_t packs, int64_t rows, float* partial) {
+    using Batch = StripBatch<kWhole>;
+    __shared__ float room[kStripDown][kStripPacks * kPack];
+    const int across = static_cast<int>(threadIdx.x) % kStripPacks;
+    const int down = static_cast<int>(threadIdx.x) / kStripPacks;
+    const int64_t begin = int64_t{blockIdx.y} * packs * kPack, col = begin + across * kPack;
+    const int count = across < packs ? pack_count(x.cols, col) : 0;
+    const int64_t first = int64_t{blockIdx.x} * rows;
+    const int64_t end = count > 0 ? min(first + rows, x.rows) : 0;
+    Pack total{};
+    for (int64_t row = first + down; row < end; row += Batch::kRows * kStripDown) {
+        RawPack raw[Batch::kRows];
+#pragma unroll
+        for (int k = 0; k < Batch::kRows; ++k) {
+            const int64_t at = row + k * kStripDown;
+            raw[k] = at < end ? Batch::fetch(x, at, col, count) : RawPack{};
+        }
+        Pack sum{};
+#pragma unroll
+        for (int k = 0; k < Batch::kRows; ++k) {
+            const Pack one = widen_pack(raw[k], kWhole ? DType::bf16 : x.type, count);
+#pragma unroll
+            for (int e = 0; e < kPack; ++e) sum.at[e] += one.at[e];
+        }
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) total.at[e] += sum.at[e];
+    }
+    total.count = kPack;
+    put_pack(total, &room[down][across * kPack], DType::f32);
+    __syncthreads();
+    for (int64_t c = threadIdx.x; c < packs * kPack && begin + c < x.cols; c += kStripThreads) {
+        float sum = 0;
+        for (int part = 0; part < kStripDown; ++part) sum += room[part][c];
+        partial[int64_t{blockIdx.x} * x.cols + begin + c] = sum;
+    }
+}
+
+// All blocks are at work from the start, each with a batch of rows or more.
+template <bool kWhole>
+void add_strips(ConstView x, float* partial, float* sums, cudaStream_t stream) {
+    using Batch = StripBatch<kWhole>;
+    constexpr int64_t kBlocks = int64_t{kMultiprocessors} * Batch::kBlocks;
+    constexpr int64_t kLeast = int64_t{Batch::kRows} * kStripDown;
+    static_assert(kLeast >= kNormRows, "scratch has room for a partial sum of kNormRows");
+    const int64_t all = ceil_div(x.cols, kPack), strips = ceil_div(all, kStripPacks);
+    const int64_t wanted = std::clamp<int64_t>(kBlocks / strips, 1, ceil_div(x.rows, kLeast));
+    const int64_t rows = ceil_div(x.rows, wanted);
+    const dim3 blocks(blocks_for(x.rows, rows), static_cast<unsigned>(strips));
+    strip_kernel<kWhole>
+        <<<blocks, kStripThreads, 0, stream>>>(x, ceil_div(all, strips), rows, partial);
+    add_partials(partial, blocks.x, x.cols, sums, stream);
+}
+
+void add_rows(ConstView x, float* partial, float* sums, cudaStream_t stream) {
+    lies_whole(x) && x.cols % kPack == 0 ? add_strips<true>(x, partial, sums, stream)
+                                         : add_strips<false>(x, partial, sums, stream);
 }
 
 // ---------------------------------------------------------------- launching
@@ -535,9 +478,13 @@ void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* b
     with_plan(n, lie, [&](auto plan) {
         using P = decltype(plan);
         using S = Summing<P::kRow, P::kHeld, P::kLie>;
-        const unsigned blocks = blocks_for(a.runs.count, S::kRows);
         const bool asked = weight_gradient != nullptr || bias_gradient != nullptr;
-        if (asked && sums_at_once(n, blocks)) {
+        if (asked && sums_at_once(n, blocks_for(a.runs.count, S::kRows))) {
+            constexpr int64_t kGroupsAtOnce =
+                int64_t{kMultiprocessors} * resident(P::kHeld, P::kLie) / P::kRow;
+            a.rows_of_group =
+                std::max<int64_t>(S::kRowsOfGroup, ceil_div(int64_t{a.runs.count}, kGroupsAtOnce));
+            const unsigned blocks = blocks_for(a.runs.count, S::kGroups * a.rows_of_group);
             if (bias_gradient != nullptr) a.bias_partial = a.partial + int64_t{blocks} * n;
             const auto kernel = backward_sums_kernel<Norm, P::kRow, P::kHeld, P::kLie>;
             constexpr int64_t kRoom = S::template room<Norm>();
@@ -552,8 +499,7 @@ void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* b
                 add_partials(a.bias_partial, blocks, n, bias_gradient, stream);
             return;
         }
-        if (bias_gradient != nullptr)
-            add_sums(PlainTerm{a.dy}, a.dy.rows, n, a.partial, bias_gradient, stream);
+        if (bias_gradient != nullptr) add_rows(a.dy, a.partial, bias_gradient, stream);
         if (weight_gradient != nullptr)
             add_sums(term, a.runs.count, n, a.partial, weight_gradient, stream);
         if (a.dx.data != nullptr) {
@@ -613,10 +559,7 @@ void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const floa
 
 void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream) {
     if (x.rows == 0 || x.cols == 0) return;
-    if (has_clusters())
-        sum_strips(x, sums, stream);
-    else
-        add_sums(PlainTerm{x}, x.rows, x.cols, partial, sums, stream);
+    add_rows(x, partial, sums, stream);
     check_launch("sum of rows");
 }
 

@@ -208,13 +208,6 @@ uint32_t exponent_of(DType type) {
 
 }  // namespace
 
-bool has_clusters() {
-    int device = 0, has = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return false;
-    cudaDeviceGetAttribute(&has, cudaDevAttrClusterLaunch, device);
-    return has != 0;
-}
-
 bool runs_here() {
     cudaFuncAttributes attributes;
     const bool runs = cudaFuncGetAttributes(&attributes, add_kernel) == cudaSuccess;

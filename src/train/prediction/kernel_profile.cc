@@ -98,6 +98,7 @@ public:
             fill();
             for (Kernel& kernel : kernels_of_step_) time(kernel);
             time_update();
+            fill();  // updates wrote over the tokens, too, which the next round's load reads
         }
         stack_.store().drain();  // throws what went wrong
         for (const Kernel& kernel : kernels_of_step_) add(kernel, found);
