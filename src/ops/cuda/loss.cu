@@ -263,10 +263,7 @@ __global__ void __launch_bounds__(kHolders, 2)
 
 void start_held(ConstView logits, const int32_t* targets, float scale, View dlogits, double* losses,
                 cudaStream_t stream) {
-    // More than half of a cluster's most: all. Several clusters of 5, 6 or 7 leave multiprocessors
-    // of a group without work.
-    const int64_t least = ceil_div(logits.cols, kHeld);
-    const auto blocks = static_cast<unsigned>(2 * least > kMostBlocks ? kMostBlocks : least);
+    const auto blocks = static_cast<unsigned>(ceil_div(logits.cols, kHeld));
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = blocks;
