@@ -67,9 +67,9 @@ int64_t updated_bytes(const planner::Plan& plan) {
 UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
                          const planner::Plan& plan, int64_t working_bytes,
                          std::span<std::byte> buffers) {
-    // So many times the last-level cache. With 300 MB of it the rate fell from 186 GB/s in 0.5 GB
-    // and 154 in 2.4 to 139 in 4.8, and in 19 GB it was 144.
-    constexpr int64_t kCaches = 16;
+    // So many times the last-level cache. With 300 MB of it the rate fell from 186 GB/s in 0.3 GB
+    // and 154 in 1.5 to 139 in 3, and in 12 GB it was 144 (bench/results/dram_footprint.json).
+    constexpr int64_t kCaches = 10;
     constexpr int64_t kTogether = 64;  // elements: every array begins at a cache line
     const int64_t each = ColdUpdates::bytes_each(plan);
     // As much lies in the caches between two updates as in a run, and no more.
