@@ -36,6 +36,9 @@ struct Shape {
 constexpr Shape kShapes[] = {
     {"576", 2048, 576, 1536, 9, 3, 64, 2048, 49152},
     {"gpt2", 16384, 768, 3072, 12, 12, 64, 1024, 50257, true},
+    {"gpt2-xl", 16384, 1600, 6400, 25, 25, 64, 1024, 50257, true},
+    {"0.5b", 16384, 896, 4864, 14, 2, 64, 2048, 151936},
+    {"1b", 32768, 2048, 8192, 32, 8, 64, 4096, 128256},
     {"qwen3", 65536, 1024, 3072, 16, 8, 128, 4096, 151936, false, true},
     {"3b", 16384, 2048, 11008, 16, 2, 128, 4096, 151936},
     {"phi", 16384, 3072, 8192, 32, 32, 96, 4096, 32064},
@@ -147,6 +150,8 @@ public:
         update(optim::Method::adamw, n, MomentType::int8, false);
         update(optim::Method::lion, n, MomentType::int8, false);
         update(optim::Method::adamw, n, MomentType::f32, true);
+        chunks(24, 4 << 20);
+        chunks(24, 1 << 20);
         update(optim::Method::adamw, 4 << 20, MomentType::f32, false);
         update(optim::Method::adamw, 1 << 20, MomentType::f32, false);
     }
@@ -415,6 +420,34 @@ private:
                    std::string(name_of(moment)) + (split ? ", split" : "") + ", " +
                    std::to_string(n >> 20) + " Mi",
                bytes, [&] { optim::cuda::update(span, scalars, stream_); });
+    }
+
+    // Chunks of an array, as a run has them: a launch each, and together.
+    void chunks(int64_t count, int64_t elements) {
+        if (!wanted("update")) return;
+        const int64_t n = count * elements;
+        Memory gradient(DType::bf16, n, 1e-2f), weight(DType::bf16, n), p(DType::f32, n);
+        Memory m(DType::f32, n, 1e-2f), v(DType::f32, n, 1e-2f, true);
+        std::vector<optim::Span> spans;
+        for (int64_t at = 0; at < n; at += elements) {
+            optim::Span span{.count = elements,
+                             .gradient = gradient.as<uint16_t>() + at,
+                             .gradient_type = DType::bf16,
+                             .weight = weight.as<uint16_t>() + at,
+                             .weight_type = DType::bf16};
+            span.p_in = span.p = p.as<float>() + at;
+            span.m_in = span.m = m.as<float>() + at;
+            span.v_in = span.v = v.as<float>() + at;
+            spans.push_back(span);
+        }
+        const optim::Scalars scalars =
+            optim::scalars_of({.lr = 1e-4, .weight_decay = 0.1}, 100, 0.5);
+        const std::string what = "update adamw, " + std::to_string(count) + " chunks of " +
+                                 std::to_string(elements >> 20) + " Mi";
+        report(what + ", one by one", n * 28, [&] {
+            for (const optim::Span& span : spans) optim::cuda::update(span, scalars, stream_);
+        });
+        report(what + ", together", n * 28, [&] { optim::cuda::update(spans, scalars, stream_); });
     }
 
     std::string only_;

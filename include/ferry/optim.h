@@ -233,6 +233,9 @@ namespace cuda {
 // Whether this build has the kernels and the current device runs them.
 bool available();
 void update(const Span& span, const Scalars& scalars, void* stream);
+// Spans of which none needs what another gives. Neighbours of the same types share launches, up to
+// 24 of them one.
+void update(std::span<const Span> spans, const Scalars& scalars, void* stream);
 void recast(const float* p, int64_t count, DType weight_type, void* weight, void* stream);
 void leaf_norms(const void* gradient, DType type, int64_t count, float* leaves, void* stream);
 

@@ -16,6 +16,7 @@ namespace {
 
 bool available() { return false; }
 void update(const Span&, const Scalars&, void*) { refuse(); }
+void update(std::span<const Span>, const Scalars&, void*) { refuse(); }
 void recast(const float*, int64_t, DType, void*, void*) { refuse(); }
 void leaf_norms(const void*, DType, int64_t, float*, void*) { refuse(); }
 

@@ -125,10 +125,13 @@ public:
                     layer.device_offset + position * size_of(plan_.compute);
             }
         }
-        for (const Chunk& chunk : plan_.chunks) {
-            if (!plan_.updates_on_device(chunk)) continue;
-            for (const ObjectId id : {chunk.state, chunk.gradient})
-                plan_.objects[id].offset = take(Tier::device, plan_.objects[id].bytes);
+        // The gradients of a run follow each other.
+        for (const ObjectId Chunk::*of : {&Chunk::state, &Chunk::gradient}) {
+            for (const Chunk& chunk : plan_.chunks) {
+                if (plan_.updates_on_device(chunk))
+                    plan_.objects[chunk.*of].offset =
+                        take(Tier::device, plan_.objects[chunk.*of].bytes);
+            }
         }
         plan_.host_slots = {{.slot_bytes = buffer_bytes(Class::state_staging, work_)},
                             {.slot_bytes = buffer_bytes(Class::weight_staging, work_)}};
@@ -143,7 +146,32 @@ public:
             c.offset = take(Tier::host, c.slots * c.slot_bytes);
     }
 
+    // Runs end where anything changes but the place in the layer, and where the leaves would fill
+    // more than a wire buffer.
+    void make_runs() {
+        const int64_t most = plan_.buffers[at(Class::wire)].bytes / 4 * kLeafElements;
+        Chunk* first = nullptr;
+        int64_t elements = 0;
+        for (size_t c = 0; c < plan_.chunks.size(); ++c) {
+            Chunk& chunk = plan_.chunks[c];
+            elements += chunk.count;
+            if (first != nullptr && elements <= most && continues(plan_.chunks[c - 1], chunk)) {
+                ++first->run;
+                chunk.run = 0;
+            } else {
+                first = &chunk;
+                elements = chunk.count;
+            }
+        }
+    }
+
 private:
+    bool continues(const Chunk& before, const Chunk& chunk) const {
+        return plan_.updates_on_device(before) && plan_.updates_on_device(chunk) &&
+               !is_matrix(before) && !is_matrix(chunk) && before.layer == chunk.layer &&
+               before.owner == chunk.owner && before.decays == chunk.decays &&
+               before.format == chunk.format && before.first + before.count == chunk.first;
+    }
     int64_t take(Tier tier, int64_t bytes) {
         int64_t& end = tier == Tier::device ? plan_.device_bytes : plan_.host_bytes;
         return std::exchange(end, end + round_up(bytes, kPage));
@@ -243,6 +271,7 @@ void lay_out(Plan& plan, const Placement& placement, const Workload& work, Budge
     layout.make_buffers();
     layout.make_objects();
     layout.assign_addresses();
+    layout.make_runs();
     spend_nvme(plan, nvme, paths);
     for (const Budget* budget : {&placement.device, &placement.host, &std::as_const(nvme)}) {
         plan.rows.insert(plan.rows.end(), budget->rows().begin(), budget->rows().end());

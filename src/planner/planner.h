@@ -37,6 +37,7 @@ struct Chunk {
     // Of Muon's matrix, which is one chunk, with zeros behind it; 0: a run of elements.
     int64_t rows = 0, cols = 0;
     bool speculative = false;  // may be updated before the step's outcome is known
+    int32_t run = 1;  // of so many chunks it is the first (Plan::run_of); 0: it is another one
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
     // Of its turn, where momentum travels as signs: this rank's gradient until the outcome, and
@@ -189,6 +190,17 @@ struct Plan {
     // State, weights and gradient all lie there: its update is the device's, after the outcome.
     bool updates_on_device(const Chunk& chunk) const {
         return chunk.trainable && objects[chunk.state].home == swap::Tier::device;
+    }
+    // Neighbours whose state the device has, beginning with this one: a kernel rounds them
+    // together, and a kernel updates them. Where the device updates nothing, each chunk is one of
+    // its own.
+    std::span<const Chunk> run_of(const Chunk& first) const {
+        return {&first, static_cast<size_t>(first.run)};
+    }
+    int64_t elements_of_run(const Chunk& first) const {
+        int64_t elements = 0;
+        for (const Chunk& chunk : run_of(first)) elements += chunk.count;
+        return elements;
     }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it

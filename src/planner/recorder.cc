@@ -140,30 +140,36 @@ void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
             exchange(c, gradient);
             continue;
         }
+        if (chunk.run == 0) continue;
         const AssignedBuffer wire = acquire(Class::wire);
-        const auto rounded = impl_->rounded(chunk, wire);
+        auto rounded = impl_->rounded(chunk, wire);
+        for (const Chunk& more : plan_.run_of(chunk).subspan(1))
+            rounded.resources.push_back(more.gradient);
         const LocatedOf<Content::gradient> of_chunk{
             {gradient.place(chunk.first * 4), gradient.resources()}};
         record<op::Round>(
-            layer, c, {.gradient = of_chunk, .wire = rounded.located(), .leaves = leaves_in(wire)});
+            layer, c,
+            {.gradient = of_chunk, .wire = rounded.located(), .leaves = leaves_in(wire, chunk)});
         if (!plan_.updates_on_device(chunk))
             impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_staging);
-        send_leaves(chunk, wire);
+        send_leaves(chunk, plan_.elements_of_run(chunk), wire);
     }
 }
 
-// A wire buffer holds the norm leaves behind a chunk's values.
-LocatedOf<Content::leaves> Recorder::leaves_in(const AssignedBuffer& wire) const {
-    return {{wire.place(plan_.chunk_elements * size_of(plan_.wire))}};
+// A wire buffer holds the norm leaves behind a chunk's values, or alone.
+LocatedOf<Content::leaves> Recorder::leaves_in(const AssignedBuffer& wire,
+                                               const Chunk& chunk) const {
+    const bool alone = plan_.updates_on_device(chunk);
+    return {{wire.place(alone ? 0 : plan_.chunk_elements * size_of(plan_.wire))}};
 }
 
-void Recorder::send_leaves(const Chunk& chunk, const AssignedBuffer& wire) {
+void Recorder::send_leaves(const Chunk& chunk, int64_t elements, const AssignedBuffer& wire) {
     Task norms{.verb = Verb::copy,
                .lane = Lane::d2h,
                .layer = static_cast<int32_t>(chunk.layer),
                .item = static_cast<int32_t>(&chunk - plan_.chunks.data()),
-               .bytes = chunk.count / kLeafElements * 4};
-    norms.places[0] = leaves_in(wire).place;
+               .bytes = elements / kLeafElements * 4};
+    norms.places[0] = leaves_in(wire, chunk).place;
     norms.places[1] = {Place::Kind::host, swap::kNoObject,
                        plan_.leaves_offset + chunk.first_leaf * 4};
     impl_->emit(norms,
@@ -277,6 +283,12 @@ void Recorder::update_chunk(int64_t index, Op op, const Located* momentum) {
     auto weight = Part<Content::weight>::of(chunk.weight);
     if (plan_.updates_on_device(chunk)) {
         FERRY_CHECK(op == Op::update, "what the device updates does not speculate");
+        if (chunk.run == 0) return;  // an earlier chunk's task updates it
+        for (const Chunk& more : plan_.run_of(chunk).subspan(1)) {
+            state.resources.push_back(more.state);
+            gradient.resources.push_back(more.gradient);
+            weight.resources.push_back(more.weight);
+        }
         return record_update<op::Update>(index, state, gradient, weight, {.on_device = true});
     }
     const bool recast = op == Op::recast, stored = state_home == Tier::nvme;

@@ -229,8 +229,8 @@ private:
     void merge(Turn& turn);
     void average(Turn turn);
     void agree();
-    LocatedOf<Content::leaves> leaves_in(const AssignedBuffer& wire) const;
-    void send_leaves(const Chunk& chunk, const AssignedBuffer& wire);
+    LocatedOf<Content::leaves> leaves_in(const AssignedBuffer& wire, const Chunk& chunk) const;
+    void send_leaves(const Chunk& chunk, int64_t elements, const AssignedBuffer& wire);
 
     const Plan& plan_;
     std::unique_ptr<Impl> impl_;

@@ -111,10 +111,11 @@ void Recorder::receive_oldest() {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(arrival.chunk)];
     const auto wire = acquire<Content::wire>();
     const auto sum = impl_->rounded(chunk, wire);
-    record<op::Sum>(chunk.layer, arrival.chunk,
-                    {.parts = arrival.parts, .wire = sum.located(), .leaves = leaves_in(wire)});
+    record<op::Sum>(
+        chunk.layer, arrival.chunk,
+        {.parts = arrival.parts, .wire = sum.located(), .leaves = leaves_in(wire, chunk)});
     arrival.parts.release();
-    send_leaves(chunk, wire);
+    send_leaves(chunk, chunk.count, wire);
     if (plan_.updates_on_device(chunk)) return;
     if (plan_.partition.sharding.state)
         return impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_staging);

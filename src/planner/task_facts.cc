@@ -54,8 +54,15 @@ int64_t bytes_checked_by_update(const Plan& plan, const swap::Task& task) {
     return checked;
 }
 
-void set_chunk(cost::Work& work, const Chunk& chunk) {
-    work.elements = chunk.count;
+// A task of the device is of a whole run, but for those of ranks.
+bool is_of_run(const swap::Task& task) {
+    return task.lane == swap::Lane::compute &&
+           (cost::is_update(task) || static_cast<Op>(task.op) == Op::round);
+}
+
+void set_chunk(cost::Work& work, const Plan& plan, const swap::Task& task) {
+    const Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
+    work.elements = is_of_run(task) ? plan.elements_of_run(chunk) : chunk.count;
     work.state = chunk.format;
 }
 
@@ -80,7 +87,7 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
         work.table = &plan.layers.front();
     if (cost::row_of(task).item == cost::ItemOf::chunk) {
         const Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
-        set_chunk(work, chunk);
+        set_chunk(work, plan, task);
         if (is_matrix(chunk) && cost::is_update(task))
             work.products = products_of(chunk, plan.ns_steps, plan.ns_products, plan.compute,
                                         task.lane == swap::Lane::team);

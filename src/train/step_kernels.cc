@@ -21,7 +21,11 @@ constexpr int64_t kCodedTile = 8 * optim::kLeaf;
 }  // namespace
 
 StepKernels::StepKernels(const planner::Plan& plan, NodeTeams& teams, const StepModel& model)
-    : plan_(plan), teams_(teams), model_(model) {}
+    : plan_(plan), teams_(teams), model_(model) {
+    int32_t longest = 1;
+    for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.run);
+    spans_of_device_.reserve(static_cast<size_t>(longest));
+}
 
 void StepKernels::run(const Call& call) noexcept {
     const swap::Task& task = *call.task;
@@ -162,7 +166,8 @@ void StepKernels::kernel(const Call& call, const op::Add<At>& at) {
 }
 
 void StepKernels::kernel(const Call& call, const op::Round<At>& at) {
-    model_.ops->round_gradient(at.gradient, chunk_of(call).count, plan_.wire, at.wire, at.leaves);
+    model_.ops->round_gradient(at.gradient, plan_.elements_of_run(chunk_of(call)), plan_.wire,
+                               at.wire, at.leaves);
 }
 
 // Cuts, from every rank's shard, the run that lies as the chunk does in its owner's, in rank order.
@@ -380,6 +385,45 @@ void StepKernels::kernel(const Call& call, const op::UpdateSpeculative<At>& at) 
     update(call, at, states_[call.sequence].speculative);
 }
 
+namespace {
+
+template <Op which>
+optim::Span span_of(const planner::Plan& plan, const Chunk& chunk,
+                    const op::Updating<cost::Addressed, which>& at) {
+    optim::Span span = state_span(chunk.format, chunk.count, at.before, at.state);
+    span.gradient = at.gradient;
+    span.gradient_type = plan.wire;
+    span.weight = at.weight;
+    span.weight_type = plan.compute;
+    span.weight_in = reinterpret_cast<const uint16_t*>(at.weight_before);
+    span.layer = static_cast<uint32_t>(chunk.layer);
+    span.element = chunk.first;
+    return span;
+}
+
+}  // namespace
+
+template <Op which>
+std::span<const optim::Span> StepKernels::spans_on_device(const Chunk& first,
+                                                          const op::Updating<At, which>& at) {
+    const auto apart = [&](swap::ObjectId one, swap::ObjectId other) {
+        return plan_.objects[other].offset - plan_.objects[one].offset;
+    };
+    spans_of_device_.clear();
+    for (const Chunk& chunk : plan_.run_of(first)) {
+        const int64_t state = apart(first.state, chunk.state);
+        const int64_t weight = apart(first.weight, chunk.weight);
+        op::Updating<At, which> its = at;
+        its.before += state;
+        its.state += state;
+        its.gradient += apart(first.gradient, chunk.gradient);
+        its.weight += weight;
+        if (its.weight_before != nullptr) its.weight_before += weight;
+        spans_of_device_.push_back(span_of(plan_, chunk, its));
+    }
+    return spans_of_device_;
+}
+
 template <Op which>
 void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
                          const ScalarsByKind& scalars) {
@@ -388,20 +432,19 @@ void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
     if (!intact(call, chunk.state, at.before)) return;
     if (!by_momentum && !intact(call, chunk.gradient, at.gradient)) return;
     if (at.weight_before && !intact(call, chunk.weight, at.weight_before)) return;
-    optim::Span span = state_span(chunk.format, chunk.count, at.before, at.state);
-    span.gradient = at.gradient;
-    span.gradient_type = by_momentum ? DType::f32 : plan_.wire;
-    span.weight = at.weight;
-    span.weight_type = plan_.compute;
-    span.weight_in = reinterpret_cast<const uint16_t*>(at.weight_before);
-    span.layer = static_cast<uint32_t>(chunk.layer);
-    span.element = chunk.first;
-    apply(call, span, scalars);
+    if (call.task->lane == swap::Lane::team) {
+        optim::Span span = span_of(plan_, chunk, at);
+        if (by_momentum) span.gradient_type = DType::f32;
+        apply(call, {&span, 1}, scalars);
+    } else {
+        apply(call, spans_on_device(chunk, at), scalars);
+    }
     seal(call, chunk.state, at.state);
     seal(call, chunk.weight, at.weight);
 }
 
-void StepKernels::apply(const Call& call, const optim::Span& span, const ScalarsByKind& by_kind) {
+void StepKernels::apply(const Call& call, std::span<const optim::Span> spans,
+                        const ScalarsByKind& by_kind) {
     const Chunk& chunk = chunk_of(call);
     const auto kind = is_matrix(chunk) ? UpdateKind::matrix
                       : chunk.decays   ? UpdateKind::decayed
@@ -410,13 +453,16 @@ void StepKernels::apply(const Call& call, const optim::Span& span, const Scalars
     const bool by_team = call.task->lane == swap::Lane::team;
     // Of each kind one after the other: there is one workspace.
     if (kind == UpdateKind::matrix && by_team)
-        return model_.muon->update(chunk.rows, chunk.cols, span, scalars);
+        return model_.muon->update(chunk.rows, chunk.cols, spans.front(), scalars);
     if (kind == UpdateKind::matrix)
-        return model_.muon->update_on_device(chunk.rows, chunk.cols, span, scalars);
-    if (by_team) return optim::update(teams_, span, scalars);
+        return model_.muon->update_on_device(chunk.rows, chunk.cols, spans.front(), scalars);
+    if (by_team) return optim::update(teams_, spans.front(), scalars);
+    if (model_.device->kind() == DeviceKind::cuda) {
+        return optim::cuda::update(spans, scalars,
+                                   model_.device->stream(StreamKind::compute).native());
+    }
     // One arena on one node, and beside the team lane's thread, which alone may ask each node.
-    if (model_.device->kind() == DeviceKind::cpu) return optim::update(teams_.all(), span, scalars);
-    optim::cuda::update(span, scalars, model_.device->stream(StreamKind::compute).native());
+    for (const optim::Span& span : spans) optim::update(teams_.all(), span, scalars);
 }
 
 void StepKernels::kernel(const Call& call, const op::Recast<At>& at) {

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cost/operands.h"
 #include "data/tokens.h"
@@ -95,7 +96,12 @@ private:
     template <cost::Op which>
     void update(const swap::Call& call, const cost::op::Updating<At, which>& at,
                 const ScalarsByKind& scalars);
-    void apply(const swap::Call& call, const optim::Span& span, const ScalarsByKind& by_kind);
+    // Of a run that the device updates: `at` says where the first one's operands are.
+    template <cost::Op which>
+    std::span<const optim::Span> spans_on_device(const planner::Chunk& first,
+                                                 const cost::op::Updating<At, which>& at);
+    void apply(const swap::Call& call, std::span<const optim::Span> spans,
+               const ScalarsByKind& by_kind);
     bool intact(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
     void seal(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
 
@@ -105,6 +111,7 @@ private:
     StepStates states_;
     int64_t evaluation_targets_ = 0;
     std::span<float> logits_{};
+    std::vector<optim::Span> spans_of_device_{};  // room for those of the longest run
 };
 
 }  // namespace ferry::train

@@ -202,14 +202,32 @@ TEST_P(OpsRows, norm_backward_of_many_rows) {
 }
 
 TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
-    for (const auto& [rows, cols] :
-         {std::pair{1, 1}, {63, 5}, {64, 33}, {200, 1030}, {129, 128}, {65, 136}}) {
-        const Matrix x = Matrix(type(), rows, cols).random(1);
-        Matrix sums = Matrix(DType::f32, 1, cols).random(2), sums0 = sums;
-        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(rows, cols));
-        ops().sum_rows(x.view(), static_cast<float*>(sums.view().data), aligned(scratch));
-        oracle().sum_rows(x.view(), static_cast<float*>(sums0.view().data), nullptr);
-        expect_near(sums, sums0, 10);
+    const bool gpu = std::get<0>(GetParam()).threads == kGpu;
+    // Columns of one strip and of so many that a GPU's clusters have eight blocks, two and one.
+    for (const auto& [rows, cols] : {std::pair{1, 1},
+                                     {63, 5},
+                                     {64, 33},
+                                     {200, 1030},
+                                     {129, 128},
+                                     {65, 136},
+                                     {4099, 1600},
+                                     {1031, 4808},
+                                     {300, 17000}}) {
+        if (rows * cols > 1'000'000 && !gpu) continue;
+        SCOPED_TRACE(cols);
+        for (const int64_t gap : {0, 3}) {
+            const Matrix x = Matrix(type(), rows, cols, gap).random(1);
+            Matrix sums = Matrix(DType::f32, 1, cols, 0).random(2), sums0 = sums, again = sums;
+            auto scratch = scratch_of(ops().norm_backward_scratch_bytes(rows, cols));
+            const auto sum = [&](Ops& by, Matrix& to, std::byte* room) {
+                by.sum_rows(x.view(), static_cast<float*>(to.view().data), room);
+            };
+            sum(ops(), sums, aligned(scratch));
+            sum(oracle(), sums0, nullptr);
+            sum(ops(), again, aligned(scratch));
+            expect_near(sums, sums0, 10);
+            EXPECT_TRUE(again.same_bytes(sums));
+        }
     }
 }
 
@@ -426,7 +444,7 @@ TEST_P(OpsRows, cross_entropy_ignores_masked_rows) {
     std::vector<int64_t> sizes{1, 5, 37, 1100, 4096, 4097, 9000};
     // Two blocks a row on a GPU with clusters, three, the most of them, and too long a row.
     const bool blocks = std::get<0>(GetParam()).threads == kGpu;
-    if (blocks) sizes.insert(sizes.end(), {20480, 20481, 50257, 151936, 163841});
+    if (blocks) sizes.insert(sizes.end(), {20480, 20481, 50257, 128256, 151936, 163841});
     for (const int64_t vocab : sizes) {
         const Matrix logits = Matrix(DType::f32, 9, vocab).random(1, 5);
         std::vector<int32_t> targets(9);
@@ -525,15 +543,32 @@ TEST_P(OpsRows, rows_are_copied_out_and_nothing_beside_them) {
 }
 
 TEST_P(OpsRows, one_bad_element_is_found) {
-    Matrix x = Matrix(type(), 9, 37).random(1);
-    uint32_t found = 0;
-    ops().check_finite(x.view(), &found);
-    EXPECT_EQ(found, 0u);
-    for (const float bad : {INFINITY, -INFINITY, NAN}) {
-        x.set(8, 36, bad);
-        found = 4;
+    for (const auto& [rows, cols, gap] : {std::array{9, 37, 3}, {8, 64, 0}, {77, 648, 0}}) {
+        const Matrix good = Matrix(type(), rows, cols, gap).random(1);
+        uint32_t found = 0;
+        ops().check_finite(good.view(), &found);
+        EXPECT_EQ(found, 0u);
+        for (const int64_t at : {int64_t{0}, int64_t{1}, int64_t{rows} * cols - 2,
+                                 int64_t{rows} * cols - 1, int64_t{rows} * cols / 2}) {
+            for (const float bad : {INFINITY, -INFINITY, NAN}) {
+                Matrix x = good;
+                x.set(at / cols, at % cols, bad);
+                found = 4;
+                ops().check_finite(x.view(), &found);
+                EXPECT_EQ(found, 5u) << at << " of " << rows << " x " << cols;
+            }
+        }
+    }
+}
+
+// The largest values of each type are none.
+TEST_P(OpsRows, the_largest_elements_are_finite) {
+    const float largest = type() == DType::f16 ? 65504.0f : 0x1.fep127f;
+    for (const int64_t gap : {0, 3}) {
+        const Matrix x = Matrix(type(), 16, 64, gap).fill(largest);
+        uint32_t found = 0;
         ops().check_finite(x.view(), &found);
-        EXPECT_EQ(found, 5u);
+        EXPECT_EQ(found, 0u);
     }
 }
 

@@ -2,6 +2,10 @@
 // none.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <span>
+#include <vector>
+
 #include "ferry/error.h"
 #include "tests/unit/optim_arrays.h"
 
@@ -47,42 +51,78 @@ private:
     char* data_ = nullptr;
 };
 
+// Copies of host arrays, and the span of them.
+class SpanOnDevice {
+public:
+    SpanOnDevice(Arrays& arrays, const Case& c)
+        : arrays_(arrays),
+          case_(c),
+          gradient_(arrays.gradient()),
+          weight_(arrays.weight()),
+          weight_in_(arrays.weight_in()),
+          p_in_(arrays.in(0)),
+          m_in_(arrays.in(1)),
+          v_in_(arrays.in(2)),
+          p_out_(arrays.out(0)),
+          m_out_(arrays.out(1)),
+          v_out_(arrays.out(2)),
+          ms_in_(arrays.scale_in(1)),
+          ms_out_(arrays.scale_out(1)),
+          vs_in_(arrays.scale_in(2)),
+          vs_out_(arrays.scale_out(2)) {}
+
+    Span span() {
+        Span span = arrays_.span();
+        if (span.m_scale) {
+            span.m_scale_in = ms_in_.floats(), span.m_scale = ms().floats();
+            span.v_scale_in = vs_in_.floats(), span.v_scale = vs().floats();
+        }
+        span.gradient = gradient_.data();
+        span.v_in = v_in_.data();
+        span.v = v().data();
+        if (span.m) span.m_in = m_in_.data(), span.m = m().data();
+        if (span.weight) span.weight = weight_.data();
+        if (case_.split) {
+            OnDevice& weight_in = case_.out_of_place ? weight_in_ : weight_;
+            span.weight_in = static_cast<uint16_t*>(weight_in.data());
+            span.low_in = static_cast<uint16_t*>(p_in_.data());
+            span.low = static_cast<uint16_t*>(p().data());
+        } else {
+            span.p_in = p_in_.floats();
+            span.p = p().floats();
+        }
+        return span;
+    }
+
+    // What an update has left, to the host's arrays.
+    void read() {
+        p().read(arrays_.out(0).data());
+        m().read(arrays_.out(1).data());
+        v().read(arrays_.out(2).data());
+        ms().read(arrays_.scale_out(1).data());
+        vs().read(arrays_.scale_out(2).data());
+        weight_.read(arrays_.weight().data());
+    }
+
+private:
+    OnDevice& p() { return case_.out_of_place ? p_out_ : p_in_; }
+    OnDevice& m() { return case_.out_of_place ? m_out_ : m_in_; }
+    OnDevice& v() { return case_.out_of_place ? v_out_ : v_in_; }
+    OnDevice& ms() { return case_.out_of_place ? ms_out_ : ms_in_; }
+    OnDevice& vs() { return case_.out_of_place ? vs_out_ : vs_in_; }
+
+    Arrays& arrays_;
+    const Case case_;
+    OnDevice gradient_, weight_, weight_in_, p_in_, m_in_, v_in_, p_out_, m_out_, v_out_;
+    OnDevice ms_in_, ms_out_, vs_in_, vs_out_;
+};
+
 // Does on the device what update() does to host arrays.
 void update_on_device(Arrays& arrays, const Case& c, const Scalars& scalars) {
-    OnDevice gradient(arrays.gradient()), weight(arrays.weight()), weight_in(arrays.weight_in());
-    OnDevice p_in(arrays.in(0)), m_in(arrays.in(1)), v_in(arrays.in(2));
-    OnDevice p_out(arrays.out(0)), m_out(arrays.out(1)), v_out(arrays.out(2));
-    OnDevice &p = c.out_of_place ? p_out : p_in, &m = c.out_of_place ? m_out : m_in,
-             &v = c.out_of_place ? v_out : v_in;
-    OnDevice ms_in(arrays.scale_in(1)), ms_out(arrays.scale_out(1));
-    OnDevice vs_in(arrays.scale_in(2)), vs_out(arrays.scale_out(2));
-    OnDevice &ms = c.out_of_place ? ms_out : ms_in, &vs = c.out_of_place ? vs_out : vs_in;
-    Span span = arrays.span();
-    if (span.m_scale) {
-        span.m_scale_in = ms_in.floats(), span.m_scale = ms.floats();
-        span.v_scale_in = vs_in.floats(), span.v_scale = vs.floats();
-    }
-    span.gradient = gradient.data();
-    span.v_in = v_in.data();
-    span.v = v.data();
-    if (span.m) span.m_in = m_in.data(), span.m = m.data();
-    if (span.weight) span.weight = weight.data();
-    if (c.split) {
-        span.weight_in = static_cast<uint16_t*>((c.out_of_place ? weight_in : weight).data());
-        span.low_in = static_cast<uint16_t*>(p_in.data());
-        span.low = static_cast<uint16_t*>(p.data());
-    } else {
-        span.p_in = p_in.floats();
-        span.p = p.floats();
-    }
-    cuda::update(span, scalars, nullptr);
+    SpanOnDevice there(arrays, c);
+    cuda::update(there.span(), scalars, nullptr);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    p.read(arrays.out(0).data());
-    m.read(arrays.out(1).data());
-    v.read(arrays.out(2).data());
-    ms.read(arrays.scale_out(1).data());
-    vs.read(arrays.scale_out(2).data());
-    weight.read(arrays.weight().data());
+    there.read();
 }
 
 class Cuda : public testing::Test {
@@ -121,6 +161,74 @@ protected:
 };
 // Everything at sizes that compute-sanitizer gets through.
 using CudaSmall = Cuda;
+
+// More than a launch takes, of sizes that end within a block, within a pack and within a run, and
+// of formats that no launch takes together.
+TEST_F(CudaSmall, many_spans_at_once) {
+    const int64_t sizes[] = {32, 8192, 1, 0, 2048, 257, 4096, 33, 7, 2049};
+    for (const Method method : kMethods) {
+        std::vector<std::unique_ptr<Arrays>> got, want;
+        std::vector<std::unique_ptr<SpanOnDevice>> there;
+        std::vector<Case> cases;
+        std::vector<Span> spans;
+        for (int i = 0; i < 67; ++i) {
+            Case c{.count = sizes[static_cast<size_t>(i) % std::size(sizes)],
+                   .gradient_type = i < 40 ? DType::bf16 : DType::f32,
+                   .weight_type = DType::bf16,
+                   .seed = static_cast<uint64_t>(100 + i),
+                   .offset = i % 9 == 8 ? 4 : 0,
+                   .out_of_place = i % 4 == 3};
+            c.positive_m = method == Method::adagrad;
+            if (i >= 50) c.split = true;
+            if (i >= 55) c.moment_type = MomentType::bf16;
+            if (i >= 60) c.moment_type = MomentType::int8;
+            cases.push_back(c);
+            got.push_back(std::make_unique<Arrays>(c));
+            want.push_back(std::make_unique<Arrays>(c));
+            there.push_back(std::make_unique<SpanOnDevice>(*got.back(), c));
+            spans.push_back(there.back()->span());
+        }
+        const Scalars scalars = scalars_for(method);
+        cuda::update(spans, scalars, nullptr);
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        for (size_t i = 0; i < cases.size(); ++i) {
+            there[i]->read();
+            update_reference(want[i]->span(), scalars);
+            EXPECT_EQ(difference(*got[i], *want[i], cases[i]), "")
+                << name_of(method) << ", span " << i << " of " << cases[i].count << " elements";
+        }
+    }
+}
+
+// The kernels of a call, as a captured graph has them.
+size_t launches_of(std::span<const Span> spans, const Scalars& scalars) {
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    size_t nodes = 0;
+    EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    cuda::update(spans, scalars, stream);
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphGetNodes(graph, nullptr, &nodes), cudaSuccess);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+    return nodes;
+}
+
+TEST_F(CudaSmall, spans_of_one_format_share_launches) {
+    const Case c{.count = 4096};
+    Arrays arrays(c);
+    SpanOnDevice there(arrays, c);
+    const Scalars scalars = scalars_for(Method::adamw);
+    std::vector<Span> spans(24, there.span());
+    EXPECT_EQ(launches_of(spans, scalars), 1U);
+    spans.resize(49, there.span());
+    EXPECT_EQ(launches_of(spans, scalars), 3U);
+    spans[0].count = 4095;  // the elements behind its last run
+    EXPECT_EQ(launches_of(spans, scalars), 4U);
+    spans[0].count = 0;
+    EXPECT_EQ(launches_of(spans, scalars), 2U);
+}
 
 TEST_F(CudaSmall, every_size_type_and_method) {
     const int64_t sizes[] = {0, 1, 2, 3, 4, 5, 7, 8, 31, 33, 255, 256, 257, 1023, 1025};

@@ -16,6 +16,7 @@ from harness import FERRY, FerryTest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 FIO = shutil.which("fio")
 sys.path.insert(0, str(BENCH))
+import default_plan  # noqa: E402
 import needs  # noqa: E402
 import slow_network  # noqa: E402
 import training  # noqa: E402
@@ -153,7 +154,7 @@ class ScriptsTest(FerryTest):
 
     def test_wrong_arguments_are_said_at_once(self):
         whole = "is no whole number of at least"
-        for script in ("adam_deepspeed", "attention", "beside_peers", "compute", "fits", "nvme_step", "sparse_attention", "startup", "step_bound", "three_tiers",
+        for script in ("adam_deepspeed", "attention", "beside_peers", "compute", "default_plan", "fits", "nvme_step", "sparse_attention", "startup", "step_bound", "three_tiers",
                        "weak_scaling"):
             for rounds in ("0", "-1"):
                 self.assertIn(f"--rounds: {rounds} {whole} 1", self.refused(script, "--rounds", rounds))
@@ -162,7 +163,7 @@ class ScriptsTest(FerryTest):
                                ("beside_peers", "micro-batches"), ("nvme_step", "layers"), ("step_bound", "layers"),
                                ("three_tiers", "steps"), ("weak_scaling", "ranks")):
             self.assertIn(f"--{option}: 0 {whole} 1", self.refused(script, f"--{option}", "0"))
-        for script in ("beside_peers", "nvme_step", "step_bound", "weak_scaling"):
+        for script in ("beside_peers", "default_plan", "nvme_step", "step_bound", "weak_scaling"):
             self.assertIn("more than --warmup", self.refused(script, "--steps", "3", "--warmup", "3"))
         for script in ("beside_peers", "nvme_step", "weak_scaling"):  # of which the first is left out
             self.assertIn(f"--peer-steps: 1 {whole} 2", self.refused(script, "--peer-steps", "1"))
@@ -184,6 +185,23 @@ class ScriptsTest(FerryTest):
             done = subprocess.run([*command, "--ferry", FERRY, *words, "--json", "/nope/x.json"], capture_output=True,
                                   text=True, check=False, env=bare)
             self.assertIn("/nope is no directory", done.stderr)
+
+    def test_default_plan(self):
+        """Every plan of the configuration gives the same numbers, and the best of them stands beside the default."""
+        rows, notes = self.script("default_plan", "--steps", "5", "--set", "batch.micro_batches=2", "--set",
+                                  "swap.groups=auto")
+        beside, = (row for name, row in rows.items() if name.startswith("default: a step, beside the best: "))
+        self.assertEqual(beside["target"], 0.95)
+        for choice in ("no speculative updates", "attention saved", "MLP saved", "block inputs leave", "chunks of a quarter",
+                       "2 groups"):
+            self.assertGreater(rows[f"{choice}: a step"]["value"], 0)
+        self.assertTrue(any(note.endswith("runs have one state hash") for note in notes), notes)
+
+    def test_default_plan_refuses_plans_that_change_numbers(self):
+        tries = default_plan.Tries(None, {})
+        tries.hashes = {"default": "1", "MLP saved": "2"}
+        with self.assertRaisesRegex(SystemExit, "the plan changed a run's numbers: .*MLP saved"):
+            tries.check()
 
     def test_beside_peers(self):
         rows, notes = self.script("beside_peers", "--micro-batches", "4", "--steps", "5")

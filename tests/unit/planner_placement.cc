@@ -305,6 +305,51 @@ TEST(Plan, StateGoesToTheDeviceInForwardOrderAndBeforeFurtherWeights) {
     EXPECT_GT(partial, 10);
 }
 
+// One task for each run of chunks that the device updates: every element once, gradients one after
+// the other, and leaves that fit a wire buffer.
+TEST(Plan, TheDeviceUpdatesNeighboursTogether) {
+    PlanRequest request = small_request();
+    request.swap.state_on_device = 1;
+    request.swap.chunk_elements = kLeafElements;
+    const int64_t all = plan_of(request).device_bytes;
+    int64_t longest = 0, single = 0;
+    for (const int64_t device : {kUnlimited, all - 1500 * kKiB}) {
+        request.budgets.device_bytes = device;
+        const Plan plan = plan_of(request);
+        const Chunk* first = nullptr;
+        int64_t left = 0;
+        for (const Chunk& chunk : plan.chunks) {
+            if (chunk.run > 0) {
+                EXPECT_EQ(left, 0);
+                first = &chunk;
+                left = chunk.run;
+                longest = std::max<int64_t>(longest, chunk.run);
+                single += chunk.run == 1;
+                EXPECT_LE(plan.elements_of_run(chunk) / kLeafElements * 4,
+                          plan.buffers[size_t(Class::wire)].bytes);
+            }
+            EXPECT_EQ(plan.updates_on_device(chunk), plan.updates_on_device(*first));
+            EXPECT_EQ(chunk.layer, first->layer);
+            EXPECT_EQ(chunk.decays, first->decays);
+            EXPECT_TRUE(plan.updates_on_device(chunk) || chunk.run == 1);
+            if (plan.updates_on_device(chunk)) {
+                const int64_t apart = chunk.first - first->first;
+                EXPECT_EQ(plan.objects[chunk.gradient].offset,
+                          plan.objects[first->gradient].offset + apart * size_of(plan.wire));
+                EXPECT_EQ(plan.objects[chunk.weight].offset,
+                          plan.objects[first->weight].offset + apart * size_of(plan.compute));
+            }
+            --left;
+        }
+        EXPECT_EQ(left, 0);
+        int64_t elements = 0;
+        for (const Chunk& chunk : plan.chunks) elements += plan.elements_of_run(chunk);
+        EXPECT_EQ(elements, plan.leaves * kLeafElements);
+    }
+    EXPECT_GT(longest, 10);
+    EXPECT_GT(single, 0);
+}
+
 TEST(Plan, ThePartOfTheStateOnTheDeviceIsLimitedByWhatIsAskedFor) {
     PlanRequest request = small_request();
     request.budgets.nvme = {{.path = "disk"}};

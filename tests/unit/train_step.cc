@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 
+#include "planner/recorder.h"
 #include "step.h"
 
 namespace ferry::train {
@@ -10,8 +12,7 @@ namespace {
 
 constexpr int64_t kBlocks = 4, kMicroBatches = 2;
 
-// All weights on the device, state and block inputs in host memory.
-planner::Plan inputs_away() {
+planner::Plan plan_of(const SwapConfig& swap) {
     const model::Shape shape{.hidden = 64,
                              .layers = kBlocks,
                              .heads = 2,
@@ -21,10 +22,15 @@ planner::Plan inputs_away() {
                              .vocab = 64};
     planner::PlanRequest request;
     request.micro_batches = kMicroBatches;
-    request.swap = {.speculate = Speculate::all, .state_on_device = 0, .save_inputs = 0};
+    request.swap = swap;
     return planner::make_plan(
         request, model::layers_of(shape, {}, false), {.sequence = 64, .micro_batch = 1},
         {.activation = 16384, .scratch = 1 << 20}, cost::default_measurements(request.device));
+}
+
+// All weights on the device, state and block inputs in host memory.
+planner::Plan inputs_away() {
+    return plan_of({.speculate = Speculate::all, .state_on_device = 0, .save_inputs = 0});
 }
 
 // Copies of a lane go one after another: behind one that waits for an update, none begins.
@@ -45,6 +51,29 @@ TEST(Step, AnInputComesBackBeforeTheWeightsOfTheBlockAboveAreUpdated) {
         for (const planner::Chunk& chunk : plan.chunks_of(block + 2))  // of the layer above
             EXPECT_LT(turn(plan.inputs[first]), turn(chunk.weight)) << block;
         EXPECT_LT(turn(plan.inputs[first]), turn(plan.inputs[first + 1]));
+    }
+}
+
+// Of everything that trains, once; a task says how much it is of.
+TEST(Step, TheDeviceRoundsAndUpdatesRunsOfChunks) {
+    const planner::Plan plan = plan_of({.chunk_elements = 4096, .state_on_device = 1});
+    const swap::Schedule step = record_step(plan, Previous::not_speculative, false);
+    std::array<int64_t, 2> tasks{}, elements{};
+    for (const swap::Task& task : step.tasks) {
+        const bool updates = cost::is_update(task);
+        if (!updates &&
+            (task.verb != swap::Verb::kernel || static_cast<cost::Op>(task.op) != cost::Op::round))
+            continue;
+        EXPECT_EQ(task.lane, swap::Lane::compute);
+        ++tasks[updates];
+        elements[updates] += planner::work_of(plan, task).elements;
+    }
+    int64_t runs = 0;
+    for (const planner::Chunk& chunk : plan.chunks) runs += chunk.run > 0;
+    EXPECT_LT(3 * runs, std::ssize(plan.chunks));
+    for (const size_t which : {0U, 1U}) {
+        EXPECT_EQ(tasks[which], runs);
+        EXPECT_EQ(elements[which], plan.leaves * cost::kLeafElements);
     }
 }
 

@@ -278,22 +278,13 @@ void start_held(ConstView logits, const int32_t* targets, float scale, View dlog
                        static_cast<int>(blocks));
 }
 
-// One thread adds in row order; the others only fetch.
+// Each thread adds every kThreads-th row, then a tree adds these sums.
 __global__ void sum_kernel(const double* losses, int64_t rows, double* loss_sum) {
-    __shared__ double room[kThreads];
-    double sum = *loss_sum;
-    for (int64_t first = 0; first < rows; first += kThreads) {
-        const int64_t i = first + threadIdx.x;
-        if (i < rows) room[threadIdx.x] = losses[i];
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            const int64_t count = min(static_cast<int64_t>(kThreads), rows - first);
-#pragma unroll 16
-            for (int64_t k = 0; k < count; ++k) sum += room[k];
-        }
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) *loss_sum = sum;
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < rows; i += kThreads) sum += losses[i];
+    sum = block_sum<kThreads>(sum);
+    if (threadIdx.x == 0) *loss_sum += sum;
 }
 
 }  // namespace

@@ -60,7 +60,8 @@ struct Backward {
     double share;    // 1 / n
     float* partial;  // partial sums of the weight's gradient
     float* bias_partial = nullptr;
-    Turn turn{};  // of dy, before all else
+    Turn turn{};                // of dy, before all else
+    int64_t rows_of_group = 0;  // where the same kernel sums the weight's gradient
 };
 
 // The shared memory of a row.
@@ -148,7 +149,8 @@ __global__ void __launch_bounds__(block_of(kRow)) backward_kernel(Norm norm, Bac
 }
 
 // How the rows of a block that sums the weight's gradient lie: each group has some, one after the
-// other, and the block's sum over them is one partial sum.
+// other, and the block's sum over them is one partial sum. Of many rows groups have more than
+// kRowsOfGroup, so that all blocks are at work from the start: the fewer partial sums, the better.
 template <int kRow, int kHeld, Lie kLie>
 struct Summing {
     static constexpr int kGroups = block_of(kRow) / kRow;
@@ -229,6 +231,9 @@ __device__ void put_sums(Pack (&sums)[kHeld], int64_t cols, float* partial, uint
     }
 }
 
+// Of the GPU that blocks are counted for. A constant, so that sums do not depend on the GPU.
+constexpr int kMultiprocessors = 132;
+
 // Threads of a multiprocessor that find registers for what they hold: the more of them, the more
 // memory is under way. 512 for all but the widest rows, where much would lie in memory instead.
 constexpr int resident(int held, Lie lie) { return held == 4 && lie == Lie::any ? 256 : 512; }
@@ -240,14 +245,14 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
     using S = Summing<kRow, kHeld, kLie>;
     using In = Inputs<Norm, kRow, kHeld, kLie>;
     extern __shared__ uint4 room[];
-    const int64_t first = group_index<kRow>() * S::kRowsOfGroup, cols = a.weight.cols;
-    const int64_t end = min(first + S::kRowsOfGroup, int64_t{a.runs.count});
+    const int64_t first = group_index<kRow>() * a.rows_of_group, cols = a.weight.cols;
+    const int64_t end = min(first + a.rows_of_group, int64_t{a.runs.count});
     const auto columns = [&](int64_t i) { return i < end ? cols : 0; };
     Pack sums[kHeld] = {};
     [[maybe_unused]] const BiasSums<kRow, kHeld, kLie> bias(a, room);
     In in;
     in.fetch(norm, a, first, columns(first));
-    for (int64_t i = first; i < first + S::kRowsOfGroup; ++i) {  // all threads of a warp together
+    for (int64_t i = first; i < first + a.rows_of_group; ++i) {  // all threads of a warp together
         const int64_t n = columns(i), next = columns(i + 1);
         [[maybe_unused]] Row of_next{};
         if constexpr (S::kAhead) {
@@ -301,19 +306,6 @@ struct NormTerm {
 #pragma unroll
         for (int e = 0; e < kPack; ++e)
             sum.at[e] = fmaf(Norm::normed(in.at[e], raw.row), d.at[e], sum.at[e]);
-    }
-};
-struct PlainTerm {
-    ConstView x;
-    static constexpr int kTogether = 4;
-    using Raw = RawPack;
-    __device__ Raw fetch(int64_t i, int64_t col, int count) const {
-        return fetch_pack(x, i, col, count);
-    }
-    __device__ void add(const Raw& raw, int count, Pack& sum) const {
-        const Pack one = widen_pack(raw, x.type, count);
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) sum.at[e] += one.at[e];
     }
 };
 
@@ -390,6 +382,84 @@ void add_sums(const Term& term, int64_t rows, int64_t cols, float* partial, floa
     add_partials(partial, blocks.x, cols, sums, stream);
 }
 
+// ---------------------------------------------------------------- a bias's gradient
+
+// A block has a strip of up to kStripPacks packs of columns, which lie next to each other, and a
+// run of the rows. Each of kStripDown threads of a pack adds every kStripDown-th row, a batch at a
+// time.
+constexpr int kStripPacks = 64, kStripDown = 4, kStripThreads = kStripPacks * kStripDown;
+
+// kWhole: bf16, all packs at multiples of 16 bytes.
+template <bool kWhole>
+struct StripBatch {
+    static constexpr int kRows = kWhole ? 8 : 4, kBlocks = kWhole ? 4 : 2;  // of a multiprocessor
+    static __device__ RawPack fetch(const ConstView& x, int64_t row, int64_t col, int count) {
+        if constexpr (!kWhole) return fetch_pack(x, row, col, count);
+        const auto* at = static_cast<const uint16_t*>(x.data) + row * x.ld + col;
+        return {*reinterpret_cast<const uint4*>(at), {}};
+    }
+};
+
+template <bool kWhole>
+__global__ void __launch_bounds__(kStripThreads, StripBatch<kWhole>::kBlocks)
+    strip_kernel(ConstView x, int64_t packs, int64_t rows, float* partial) {
+    using Batch = StripBatch<kWhole>;
+    __shared__ float room[kStripDown][kStripPacks * kPack];
+    const int across = static_cast<int>(threadIdx.x) % kStripPacks;
+    const int down = static_cast<int>(threadIdx.x) / kStripPacks;
+    const int64_t begin = int64_t{blockIdx.y} * packs * kPack, col = begin + across * kPack;
+    const int count = across < packs ? pack_count(x.cols, col) : 0;
+    const int64_t first = int64_t{blockIdx.x} * rows;
+    const int64_t end = count > 0 ? min(first + rows, x.rows) : 0;
+    Pack total{};
+    for (int64_t row = first + down; row < end; row += Batch::kRows * kStripDown) {
+        RawPack raw[Batch::kRows];
+#pragma unroll
+        for (int k = 0; k < Batch::kRows; ++k) {
+            const int64_t at = row + k * kStripDown;
+            raw[k] = at < end ? Batch::fetch(x, at, col, count) : RawPack{};
+        }
+        Pack sum{};
+#pragma unroll
+        for (int k = 0; k < Batch::kRows; ++k) {
+            const Pack one = widen_pack(raw[k], kWhole ? DType::bf16 : x.type, count);
+#pragma unroll
+            for (int e = 0; e < kPack; ++e) sum.at[e] += one.at[e];
+        }
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) total.at[e] += sum.at[e];
+    }
+    total.count = kPack;
+    put_pack(total, &room[down][across * kPack], DType::f32);
+    __syncthreads();
+    for (int64_t c = threadIdx.x; c < packs * kPack && begin + c < x.cols; c += kStripThreads) {
+        float sum = 0;
+        for (int part = 0; part < kStripDown; ++part) sum += room[part][c];
+        partial[int64_t{blockIdx.x} * x.cols + begin + c] = sum;
+    }
+}
+
+// All blocks are at work from the start, each with a batch of rows or more.
+template <bool kWhole>
+void add_strips(ConstView x, float* partial, float* sums, cudaStream_t stream) {
+    using Batch = StripBatch<kWhole>;
+    constexpr int64_t kBlocks = int64_t{kMultiprocessors} * Batch::kBlocks;
+    constexpr int64_t kLeast = int64_t{Batch::kRows} * kStripDown;
+    static_assert(kLeast >= kNormRows, "scratch has room for a partial sum of kNormRows");
+    const int64_t all = ceil_div(x.cols, kPack), strips = ceil_div(all, kStripPacks);
+    const int64_t wanted = std::clamp<int64_t>(kBlocks / strips, 1, ceil_div(x.rows, kLeast));
+    const int64_t rows = ceil_div(x.rows, wanted);
+    const dim3 blocks(blocks_for(x.rows, rows), static_cast<unsigned>(strips));
+    strip_kernel<kWhole>
+        <<<blocks, kStripThreads, 0, stream>>>(x, ceil_div(all, strips), rows, partial);
+    add_partials(partial, blocks.x, x.cols, sums, stream);
+}
+
+void add_rows(ConstView x, float* partial, float* sums, cudaStream_t stream) {
+    lies_whole(x) && x.cols % kPack == 0 ? add_strips<true>(x, partial, sums, stream)
+                                         : add_strips<false>(x, partial, sums, stream);
+}
+
 // ---------------------------------------------------------------- launching
 
 // Whether one kernel does both: fewer blocks would leave multiprocessors without work. Never by
@@ -408,9 +478,13 @@ void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* b
     with_plan(n, lie, [&](auto plan) {
         using P = decltype(plan);
         using S = Summing<P::kRow, P::kHeld, P::kLie>;
-        const unsigned blocks = blocks_for(a.runs.count, S::kRows);
         const bool asked = weight_gradient != nullptr || bias_gradient != nullptr;
-        if (asked && sums_at_once(n, blocks)) {
+        if (asked && sums_at_once(n, blocks_for(a.runs.count, S::kRows))) {
+            constexpr int64_t kGroupsAtOnce =
+                int64_t{kMultiprocessors} * resident(P::kHeld, P::kLie) / P::kRow;
+            a.rows_of_group =
+                std::max<int64_t>(S::kRowsOfGroup, ceil_div(int64_t{a.runs.count}, kGroupsAtOnce));
+            const unsigned blocks = blocks_for(a.runs.count, S::kGroups * a.rows_of_group);
             if (bias_gradient != nullptr) a.bias_partial = a.partial + int64_t{blocks} * n;
             const auto kernel = backward_sums_kernel<Norm, P::kRow, P::kHeld, P::kLie>;
             constexpr int64_t kRoom = S::template room<Norm>();
@@ -425,8 +499,7 @@ void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* b
                 add_partials(a.bias_partial, blocks, n, bias_gradient, stream);
             return;
         }
-        if (bias_gradient != nullptr)
-            add_sums(PlainTerm{a.dy}, a.dy.rows, n, a.partial, bias_gradient, stream);
+        if (bias_gradient != nullptr) add_rows(a.dy, a.partial, bias_gradient, stream);
         if (weight_gradient != nullptr)
             add_sums(term, a.runs.count, n, a.partial, weight_gradient, stream);
         if (a.dx.data != nullptr) {
@@ -486,7 +559,7 @@ void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const floa
 
 void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream) {
     if (x.rows == 0 || x.cols == 0) return;
-    add_sums(PlainTerm{x}, x.rows, x.cols, partial, sums, stream);
+    add_rows(x, partial, sums, stream);
     check_launch("sum of rows");
 }
 

@@ -90,12 +90,15 @@ __device__ void put_master(const Span& span, int64_t i, float p) {
 // A warp a block of moments, whose threads take neighbouring elements in turn: of any alignment,
 // types and master, and the last block may be shorter.
 template <Method kMethod>
-__global__ void __launch_bounds__(kThreads) update_coded_kernel(const Span span, const Scalars s) {
+__global__ void __launch_bounds__(kThreads)
+    update_coded_kernel(const __grid_constant__ Spans spans, const __grid_constant__ Scalars s) {
     __shared__ NearMap map, map_of_v;
     map.load(kMethod == Method::adagrad ? device_without_sign : device_with_sign);
     if constexpr (has_v(kMethod)) map_of_v.load(device_without_sign);
     __syncthreads();
-    const int64_t block = thread_index() / 32;
+    const int which = span_of_block(spans);
+    const Span& span = spans.at[which];
+    const int64_t block = thread_of_span(spans, which) / 32;
     const int64_t first = block * kMomentBlock;
     if (first >= span.count) return;  // a whole warp
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -130,11 +133,14 @@ __global__ void __launch_bounds__(kThreads) update_coded_kernel(const Span span,
 
 }  // namespace
 
-void update_coded(const Span& span, const Scalars& scalars, cudaStream_t stream) {
-    const unsigned blocks = blocks_for(ceil_div(span.count, kMomentBlock) * 32);
+unsigned coded_blocks(const Span& span) {
+    return blocks_for(ceil_div(span.count, kMomentBlock) * 32);
+}
+
+void update_coded(const Spans& spans, const Scalars& scalars, cudaStream_t stream) {
     with_method(scalars.method, [&](auto method) {
         update_coded_kernel<decltype(method)::kValue>
-            <<<blocks, kThreads, 0, stream>>>(span, scalars);
+            <<<spans.end[spans.count - 1], kThreads, 0, stream>>>(spans, scalars);
     });
     check_launch("update");
 }

@@ -15,10 +15,40 @@ __device__ inline int64_t thread_index() { return int64_t{blockIdx.x} * kThreads
 inline unsigned blocks_for(int64_t threads) {
     return static_cast<unsigned>(ceil_div(threads, kThreads));
 }
+
+// The spans of a launch, which are its argument: each has blocks of its own, one after the other.
+constexpr int kSpans = 24;
+struct Spans {
+    Span at[kSpans];
+    unsigned end[kSpans];  // of a span's blocks
+    int count;
+};
+static_assert(sizeof(Spans) + sizeof(Scalars) <= 4096, "a kernel's arguments are as large at most");
+
+// The span that this block has a part of, by halving.
+__device__ inline int span_of_block(const Spans& spans) {
+    int low = 0, high = spans.count - 1;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (blockIdx.x < spans.end[middle])
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+// The thread's number among those of its block's span.
+__device__ inline int64_t thread_of_span(const Spans& spans, int span) {
+    const unsigned first = span == 0 ? 0 : spans.end[span - 1];
+    return int64_t{blockIdx.x - first} * kThreads + threadIdx.x;
+}
+
 // Throws Trouble::internal when the kernel named did not start.
 void check_launch(const char* kernel);
-// Updates a span whose moments are codes (coded.cu).
-void update_coded(const Span& span, const Scalars& scalars, cudaStream_t stream);
+// Updates spans whose moments are codes (coded.cu).
+void update_coded(const Spans& spans, const Scalars& scalars, cudaStream_t stream);
+// The blocks that such a span takes.
+unsigned coded_blocks(const Span& span);
 
 template <DType kType>
 struct Constant {

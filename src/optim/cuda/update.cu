@@ -99,12 +99,15 @@ struct Format {
     static constexpr bool kSplit = kIsSplit;
 };
 
-// span.count is a multiple of kTogether.
+// Counts are multiples of kTogether.
 template <Method kMethod, DType kGradient, DType kWeight, class Kept>
-__global__ void __launch_bounds__(kThreads, 3) update_kernel(const Span span, const Scalars s) {
+__global__ void __launch_bounds__(kThreads, 3)
+    update_kernel(const __grid_constant__ Spans spans, const __grid_constant__ Scalars s) {
     constexpr int kCount = kTogether;
     constexpr MomentType kMoment = Kept::kMoment;
-    const int64_t i = thread_index() * kCount;
+    const int which = span_of_block(spans);
+    const Span& span = spans.at[which];
+    const int64_t i = thread_of_span(spans, which) * kCount;
     Pack<uint32_t, kCount> noise{};
     if constexpr (kMoment == MomentType::bf16) noise = draw_noise(span, s, i);
     if (i >= span.count) return;
@@ -179,16 +182,16 @@ void with_types(const Span& span, const Call& call) {
 }
 
 template <Method kMethod>
-void launch_packs(const Span& span, const Scalars& scalars, cudaStream_t stream) {
-    const unsigned blocks = blocks_for(span.count / kTogether);
-    with_types(span, [&](auto gradient, auto weight) {
-        with_format(span, [&](auto format) {
+void launch_packs(const Spans& spans, const Scalars& scalars, cudaStream_t stream) {
+    const Span& first = spans.at[0];
+    with_types(first, [&](auto gradient, auto weight) {
+        with_format(first, [&](auto format) {
             constexpr DType kGradient = decltype(gradient)::kValue;
             constexpr DType kWeight = decltype(weight)::kValue;
             using Kept = decltype(format);
             if constexpr (!Kept::kSplit || kWeight != DType::f32) {
                 update_kernel<kMethod, kGradient, kWeight, Kept>
-                    <<<blocks, kThreads, 0, stream>>>(span, scalars);
+                    <<<spans.end[spans.count - 1], kThreads, 0, stream>>>(spans, scalars);
             }
         });
     });
@@ -220,25 +223,75 @@ bool all_aligned(const Span& span, int64_t elements) {
            fits(span.weight, size_of(span.weight_type));
 }
 
-template <Method kMethod>
-void launch_all(const Span& span, const Scalars& scalars, cudaStream_t stream) {
-    // Whole runs: the threads of a run draw its random bits together.
-    const int64_t packs = all_aligned(span, kTogether) ? round_down(span.count, kNoiseRun) : 0;
-    if (packs > 0) launch_packs<kMethod>(part_of(span, 0, packs), scalars, stream);
-    if (packs < span.count)
-        launch_rest<kMethod>(part_of(span, packs, span.count - packs), scalars, stream);
+// Whether a kernel made for the one updates the other.
+bool alike(const Span& a, const Span& b) {
+    return a.gradient_type == b.gradient_type && a.weight_type == b.weight_type &&
+           a.moment_type == b.moment_type && is_split(a) == is_split(b) &&
+           is_coded(a) == is_coded(b);
 }
+
+// Collects spans until a launch is full or one is not like them.
+class Launches {
+public:
+    Launches(const Scalars& scalars, cudaStream_t stream) : scalars_(scalars), stream_(stream) {}
+
+    void add(const Span& span) {
+        if (is_coded(span)) return add(span, coded_blocks(span));
+        // Whole runs: the threads of a run draw its random bits together.
+        const int64_t packs = all_aligned(span, kTogether) ? round_down(span.count, kNoiseRun) : 0;
+        if (packs > 0) add(part_of(span, 0, packs), blocks_for(packs / kTogether));
+        if (packs < span.count) start_rest(part_of(span, packs, span.count - packs));
+    }
+
+    void start() {
+        if (spans_.count == 0) return;
+        if (is_coded(spans_.at[0])) {
+            update_coded(spans_, scalars_, stream_);
+        } else {
+            with_method(scalars_.method, [&](auto method) {
+                launch_packs<decltype(method)::kValue>(spans_, scalars_, stream_);
+            });
+        }
+        spans_.count = 0;
+    }
+
+private:
+    void add(const Span& span, unsigned blocks) {
+        constexpr unsigned kMostBlocks = 0x7fffffff;  // of a launch
+        const int last = spans_.count - 1;
+        if (last >= 0 && (spans_.count == kSpans || !alike(spans_.at[0], span) ||
+                          blocks > kMostBlocks - spans_.end[last]))
+            start();
+        const int place = spans_.count++;
+        spans_.at[place] = span;
+        spans_.end[place] = blocks + (place == 0 ? 0 : spans_.end[place - 1]);
+    }
+    void start_rest(const Span& span) {
+        with_method(scalars_.method, [&](auto method) {
+            launch_rest<decltype(method)::kValue>(span, scalars_, stream_);
+        });
+    }
+
+    const Scalars& scalars_;
+    cudaStream_t stream_;
+    Spans spans_{};
+};
 
 }  // namespace
 
 void update(const Span& span, const Scalars& scalars, void* stream) {
-    check_span(span, scalars);
-    if (span.count == 0) return;
-    FERRY_CHECK(all_aligned(span, 1), "an array is not aligned to its elements");
-    auto* on = static_cast<cudaStream_t>(stream);
-    if (is_coded(span)) return update_coded(span, scalars, on);
-    with_method(scalars.method,
-                [&](auto method) { launch_all<decltype(method)::kValue>(span, scalars, on); });
+    update(std::span(&span, 1), scalars, stream);
+}
+
+void update(std::span<const Span> spans, const Scalars& scalars, void* stream) {
+    Launches launches(scalars, static_cast<cudaStream_t>(stream));
+    for (const Span& span : spans) {
+        check_span(span, scalars);
+        if (span.count == 0) continue;
+        FERRY_CHECK(all_aligned(span, 1), "an array is not aligned to its elements");
+        launches.add(span);
+    }
+    launches.start();
 }
 
 }  // namespace ferry::optim::cuda

@@ -99,6 +99,7 @@ public:
             fill();
             for (Kernel& kernel : kernels_of_step_) time(kernel);
             time_update();
+            fill();  // updates wrote over the tokens, too, which the next round's load reads
         }
         stack_.store().drain();  // throws what went wrong
         for (const Kernel& kernel : kernels_of_step_) add(kernel, found);
@@ -247,7 +248,8 @@ private:
         return chunks;
     }
 
-    // As many elements as a chunk has, or as there is room for, through all of the buffers.
+    // As many elements as the device updates together, or as there is room for, through all of the
+    // buffers.
     void time_update() {
         const auto chunks = updated();
         if (chunks.empty()) return;
@@ -255,7 +257,10 @@ private:
         const int64_t each = ceil_div(kept.bytes(optim::kLeaf), optim::kLeaf) +
                              size_of(plan_.compute) + size_of(plan_.wire);
         const int64_t room = device_buffer_bytes(sample_);
-        const int64_t count = std::min(plan_.chunk_elements, round_down(room / each, optim::kLeaf));
+        int64_t together = 0;
+        for (const planner::Chunk* chunk : chunks)
+            together = std::max(together, plan_.elements_of_run(*chunk));
+        const int64_t count = std::min(together, round_down(room / each, optim::kLeaf));
         if (count == 0) return;
         const optim::Scalars scalars = optim::scalars_of(elements_hyper_of(config_), 1, 1.0);
         const int64_t places = std::clamp<int64_t>(room / (count * each), 1, 8);
