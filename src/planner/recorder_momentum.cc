@@ -23,10 +23,10 @@ void Recorder::keep_gradient(int64_t layer, const Gradient& gradient) {
         if (!chunk.trainable || !plan_.owns(chunk)) continue;
         auto parts = acquire<Content::parts>();
         const auto wire = acquire<Content::wire>();
-        const LocatedOf<Content::leaves> leaves{{leaves_in(wire).place, wire.resources()}};
+        const LocatedOf<Content::leaves> leaves{{leaves_in(wire, chunk).place, wire.resources()}};
         record<op::Keep>(layer, c, {.gradient = gradient, .parts = parts, .leaves = leaves});
         impl_->send(*this, parts, 0, chunk.kept, Class::feedback_staging);
-        send_leaves(chunk, wire);
+        send_leaves(chunk, chunk.count, wire);
     }
 }
 

@@ -280,10 +280,10 @@ Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& p
     found.planned = shares_of(plan);
     found.bound = {bound.state_on_device, bound.state_in_host,
                    1 - bound.state_on_device - bound.state_in_host};
-    for (const model::Saved what : model::kAllSaved) {
+    for (const model::Saved saved : model::kAllSaved) {
         if (plan.blocks_at_most() > 0)
-            found.planned_saved[at(what)] = static_cast<double>(plan.blocks_saving(what)) /
-                                            static_cast<double>(plan.blocks_at_most());
+            found.planned_saved[at(saved)] = static_cast<double>(plan.blocks_saving(saved)) /
+                                             static_cast<double>(plan.blocks_at_most());
     }
     found.bound_saved = bound.saved;
     return found;
