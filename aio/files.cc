@@ -67,7 +67,8 @@ PathFiles::~PathFiles() { release(); }
 void PathFiles::release() noexcept {
     const bool removes = owned_ && !options_.raw_device;
     const int opened = static_cast<int>(std::ssize(descriptors_));
-    if (replaces_) unstage(options_.path);
+    // Once staged, its state may be the one that counts: whoever comes next looks.
+    if (replaces_ && !staged_) unstage(options_.path);
     for (int i = 0; i < opened; ++i) {
         const int file = descriptors_[static_cast<size_t>(i)];
         // A ring lets go of its files some time after it was closed; the space must be free now,
@@ -302,6 +303,7 @@ void PathFiles::stage() {
     Header next = header_now_;
     next.published = 1;
     aio::stage(options_.path, nameless_, descriptors_, next);
+    staged_ = true;
 }
 
 void PathFiles::keep() {
@@ -318,12 +320,16 @@ void PathFiles::keep() {
 void PathFiles::finish_exchange(std::span<const PathOptions> paths) {
     const std::optional<Header> next = staged(options_.path);
     const auto counts = [&](const PathOptions& path) {
-        const std::optional<Header> header = whole_header(header_name(path.path));
+        const std::optional<Header> header = whole_header(header_of(path));
         return header && header->published && header->volume_id == next->volume_id;
     };
     if (!next || std::none_of(paths.begin(), paths.end(), counts)) return;
     header_->replace(*next);
     take_names(options_.path, next->files);
+}
+
+void PathFiles::drop_staged() noexcept {
+    if (resumed_ && !options_.raw_device) unstage(options_.path);
 }
 
 std::string PathFiles::missing() const {

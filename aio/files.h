@@ -73,6 +73,9 @@ public:
     // stage(), then keep(): see exchange.h. Both throw Error.
     void stage();
     void keep();
+    bool replaces() const noexcept { return replaces_; }
+    // What a start that was killed left beside the files of the run that goes on.
+    void drop_staged() noexcept;
     // The first of its files that was removed, replaced, overwritten (a header) or cut while it is
     // in use; empty: none was.
     std::string missing() const;
@@ -118,6 +121,7 @@ private:
     bool replaces_ = false;     // what lies here is another's, and goes last
     bool awaits_room_ = false;  // that must go before our slot files are preallocated
     int files_before_ = 0;      // of what is replaced
+    bool staged_ = false;       // its own files lie beside what it replaces
     Nameless nameless_;         // opened early, where something is replaced
     int file_count_ = 1;        // at most, until the probe has spoken
     int kept_ = 0;              // of them, taken over from a killed run

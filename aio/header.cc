@@ -172,6 +172,10 @@ void lock_or_throw(int file, const std::string& name) {
 
 std::string header_name(const std::string& path) { return path + "/ferry.volume"; }
 
+std::string header_of(const PathOptions& path) {
+    return path.raw_device ? path.path : header_name(path.path);
+}
+
 std::string slot_file_name(const std::string& path, int index) {
     return path + "/ferry.slots" + std::to_string(index);
 }
@@ -183,8 +187,7 @@ uint64_t sum_of(Header header) noexcept {
 }
 
 uint64_t published_run(const PathOptions& path) noexcept {
-    const std::string name = path.raw_device ? path.path : header_name(path.path);
-    const std::optional<Header> header = whole_header(name);
+    const std::optional<Header> header = whole_header(header_of(path));
     return header && header->published ? header->run_id : 0;
 }
 

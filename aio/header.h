@@ -18,6 +18,7 @@ constexpr bool reuses(Leftover leftover) {
 // In a directory.
 std::string header_name(const std::string& path);
 std::string slot_file_name(const std::string& path, int index);
+std::string header_of(const PathOptions& path);  // a device begins with its own
 
 constexpr int kFilesMax = 256;         // a path
 constexpr int kRecordClassesMax = 64;  // classes of slots in a volume that can be resumed

@@ -104,7 +104,9 @@ public:
         File file{.path = path, .writes = (flags & O_ACCMODE) != O_RDONLY};
         file.descriptor = flags < 0 ? -1 : fcntl(descriptor, F_DUPFD_CLOEXEC, kFirst);
         if (file.descriptor < 0)
-            throw Error(Trouble::usage, problem_of("the file is not open", path, errno));
+            throw errno == EBADF
+                ? Error(Trouble::usage, problem_of("the file is not open", path, errno))
+                : Error(trouble_of(errno), problem_of("the file cannot be opened", path, errno));
         // O_DIRECT is the open file's, and the caller's too: another opening has it, or has not.
         const std::string again = name_of_open(descriptor);
         const int access = O_CLOEXEC | (flags & O_ACCMODE);

@@ -90,6 +90,7 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
             find_records();
         else if (options_.write_once)
             prepare_layout();
+        for (const auto& files : files_) files->drop_staged();
         for (const auto& files : files_) files->check_room();
         for (const auto& files : files_) files->make_room();
         if (!options_.write_once && options_.record_bytes == 0)

@@ -254,7 +254,11 @@ bool VolumeOnPaths::published() {
     // Only now is there something to keep.
     if (!kept_) {
         for (const auto& files : files_) files->stage();
-        for (const auto& files : files_) files->keep();
+        // First where nothing is replaced: an ended run's files go once all of the new one is
+        // there.
+        for (const bool replaces : {false, true})
+            for (const auto& files : files_)
+                if (files->replaces() == replaces) files->keep();
     }
     kept_ = true;
     return true;

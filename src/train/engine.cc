@@ -400,6 +400,7 @@ private:
     void drain() {
         const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
+            await_durable();
             kernels().states()[++sequence_] = {.step = step_};
             store().append(schedules_.drain(previous_, travels_), sequence_, step_);
             previous_ = Previous::none;

@@ -207,11 +207,17 @@ TEST_P(Killed, AtEverySystemCall) {
     EXPECT_GT(left[false], 5);
 }
 
-// Two paths, and another number of files for each run.
-VolumeOptions durable(const std::string& path, uint64_t run, Leftover leftover) {
-    VolumeOptions made = options(path + "/0", leftover);
+// Run 7 is the one before, on so many paths; run 8 has two, and other numbers of files.
+struct Where {
+    std::string path{};
+    int paths_before = 2;
+};
+VolumeOptions durable(const Where& where, uint64_t run, Leftover leftover) {
+    VolumeOptions made = options(where.path + "/0", leftover);
     made.paths[0].files = run == 7 ? 2 : 1;
-    made.paths.push_back({.path = path + "/1", .size_bytes = kMiB, .files = run == 7 ? 1 : 3});
+    if (run == 8 || where.paths_before == 2)
+        made.paths.push_back(
+            {.path = where.path + "/1", .size_bytes = kMiB, .files = run == 7 ? 1 : 3});
     made.run_id = run;
     made.record_bytes = sizeof(SlotId);
     return made;
@@ -225,7 +231,7 @@ void transfer(Volume& volume, Executor& executor, Kind kind, SlotId slot, std::b
 }
 
 // A run of that number, in the place of whatever is there: a slot of such bytes, and its record.
-int publish(const std::string& path, uint64_t run) {
+int publish(const Where& path, uint64_t run) {
     auto executor = make_thread_executor();
     auto volume = Volume::open(durable(path, run, Leftover::remove_any), *executor);
     const AlignedBuffer memory = aligned_buffer(4096, kSlotBytes);
@@ -242,7 +248,7 @@ int publish(const std::string& path, uint64_t run) {
 }
 
 // Whether that run's state is there, whole.
-bool is_there(const std::string& path, uint64_t run) try {
+bool is_there(const Where& path, uint64_t run) try {
     auto executor = make_thread_executor();
     auto volume = Volume::open(durable(path, run, Leftover::resume), *executor);
     SlotId slot = kNoSlot;
@@ -259,35 +265,40 @@ bool is_there(const std::string& path, uint64_t run) try {
 }
 
 // An ended run's state goes when the next one's is there, and at no system call are both lost.
-TEST(KilledWhileItReplacesARun, OneOfBothIsWhole) {
+class KilledWhileItReplacesARun : public testing::TestWithParam<int> {};
+
+TEST_P(KilledWhileItReplacesARun, OneOfBothIsWhole) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     GTEST_SKIP() << "a sanitizer's own system calls would be the ones that are counted";
 #endif
     setenv("FERRY_LOG", "error", 1);
     const TemporaryDirectory directory("/var/tmp");
+    const Where where{directory.path(), GetParam()};
     for (const char* const name : {"0", "1"}) std::filesystem::create_directory(directory / name);
     std::map<uint64_t, int> found;
     bool old = false;
     int stop = 0;
     for (bool killed = true; killed; ++stop) {
         SCOPED_TRACE("killed at " + std::to_string(stop));
-        const bool made = old || in_child([&] { return publish(directory.path(), 7); }) == 0;
+        const bool made = old || in_child([&] { return publish(where, 7); }) == 0;
         ASSERT_TRUE(made);
         TracedChild child;
-        if (!child.start([&] { return publish(directory.path(), 8); }))
+        if (!child.start([&] { return publish(where, 8); }))
             GTEST_SKIP() << "processes may not be traced here";
         killed = child.kill_at(stop);
-        old = is_there(directory.path(), 7);
+        old = is_there(where, 7);
         ++found[old ? 7 : 8];
-        ASSERT_TRUE(old || is_there(directory.path(), 8));
+        ASSERT_TRUE(old || is_there(where, 8));
     }
     EXPECT_GT(found[7], 100);
     EXPECT_GT(found[8], 10);
     RecordProperty("kills", stop);
-    ASSERT_EQ(in_child([&] { return publish(directory.path(), 7); }), 0);
+    ASSERT_EQ(in_child([&] { return publish(where, 7); }), 0);
     for (const auto& file : std::filesystem::recursive_directory_iterator(directory.path()))
         EXPECT_NE(file.path().extension(), ".next") << file.path();
 }
+
+INSTANTIATE_TEST_SUITE_P(Paths, KilledWhileItReplacesARun, testing::Values(1, 2));
 
 // Contents are undefined after a takeover, but the files are the same ones.
 TEST_P(Killed, ReusedFilesAreTheSameFiles) {
