@@ -21,7 +21,7 @@ constexpr Nanos kLook = 5 * kMillisecond;
 // Past its deadline, or once a rank is known to be lost, the library may keep the comm thread so
 // long.
 constexpr Nanos kGrace = 5000 * kMillisecond;
-// How long abandon() waits until the others are told.
+// How long a rank that gives up waits until the others are told.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 
 News news_of(News::Kind kind, std::span<const int> ranks = {}, std::string_view how = "") {
@@ -87,18 +87,16 @@ void CommThread::check() {
 }
 
 void CommThread::give_up(std::span<const int> ranks, std::string_view how) noexcept {
-    {
-        const std::lock_guard lock(mutex_);
-        if (!given_up_) given_up_.emplace(std::vector(ranks.begin(), ranks.end()), how);
-    }
+    std::unique_lock lock(mutex_);
+    if (!given_up_) given_up_.emplace(std::vector(ranks.begin(), ranks.end()), how);
     changed_.notify_all();
+    // Who called may end the process: not before the others were told.
+    changed_.wait_for(lock, kFarewell, [this] { return failure_.has_value(); });
 }
 
 void CommThread::abandon(std::string_view why) noexcept {
     why = why.substr(0, why.find('\n'));  // the rest is said by this rank
     give_up({&place_.rank, 1}, "it ended with an error: " + std::string(why));
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kFarewell, [this] { return failure_.has_value(); });
 }
 
 std::unique_ptr<Communicator> CommThread::group(std::span<const int> members) {
@@ -288,7 +286,7 @@ void CommThread::keep_watch() {
 }
 
 void CommThread::look_for_ended(Nanos now) {
-    if (!sources_.wire || now < next_look_) return;
+    if (!sources_.wire || now < next_look_ || told_) return;  // what was told says more
     next_look_ = now + kLook;
     const std::optional<int> rank = sources_.wire->ended();
     if (!rank) return;
