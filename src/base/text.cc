@@ -80,8 +80,10 @@ private:
 
 // As errno says.
 [[noreturn]] void unreadable(const std::string& path, const TextFile& kind, int error) {
-    std::string limit = limit_behind(error);
-    throw Error(trouble_of_reading(error),
+    // Of a read it says that nothing is there yet, not that there is a thread too many.
+    const bool waits = error == EAGAIN;
+    std::string limit = waits ? "" : limit_behind(error);
+    throw Error(waits ? Trouble::usage : trouble_of_reading(error),
                 {.what = "cannot read " + std::string(kind.name),
                  .where = path,
                  .measured = std::strerror(error),

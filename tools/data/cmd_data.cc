@@ -15,8 +15,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/files.h"
@@ -48,30 +50,77 @@ struct DataOptions {
     bool knows_documents() const { return documents || separator; }
 };
 
+[[noreturn]] void refuse_unread(const std::string& path, int error) {
+    const std::string limit = ferry::limit_behind(error);
+    throw Error(ferry::trouble_of_reading(error),
+                {.what = error ? "cannot read the file" : "the file is empty",
+                 .where = path,
+                 .measured = error ? std::strerror(error) : "0 bytes",
+                 .limit = limit,
+                 .remedy = !limit.empty()    ? "raise that limit"
+                           : error == EISDIR ? "name the files in it"
+                           : error           ? "name a file that you may read"
+                                             : "name a file with text in it"});
+}
+
+// A text that is opened, and what it was then.
+class Text {
+public:
+    explicit Text(const std::string& path)
+        : path_(path),
+          file_(ferry::open_above_standard(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY)) {
+        if (file_ < 0 || fstat(file_, &opened_) != 0) refuse_unread(path_, errno);
+    }
+    ~Text() { close(file_); }
+    Text(const Text&) = delete;
+    Text& operator=(const Text&) = delete;
+
+    std::string_view next(std::span<char> block) {
+        ssize_t got = 0;
+        do {
+            got = read(file_, block.data(), block.size());
+        } while (got < 0 && errno == EINTR);
+        if (got < 0) refuse_unread(path_, errno);
+        read_ += got;
+        return {block.data(), static_cast<size_t>(got)};
+    }
+    // At its end: a file that was written or cut meanwhile is neither the old nor the new one.
+    void require_unchanged() const {
+        struct stat now {};
+        if (!S_ISREG(opened_.st_mode) || fstat(file_, &now) != 0) return;
+        const bool whole = read_ == opened_.st_size || opened_.st_size == 0;  // as in /proc
+        const bool same = whole && now.st_size == opened_.st_size &&
+                          now.st_mtim.tv_sec == opened_.st_mtim.tv_sec &&
+                          now.st_mtim.tv_nsec == opened_.st_mtim.tv_nsec;
+        if (same) return;
+        throw Error(
+            Trouble::io,
+            {.what = "the file changed while it was read",
+             .where = path_,
+             .measured = fmt::format("{} bytes read, {} bytes now", read_, int64_t{now.st_size}),
+             .limit = fmt::format("{} bytes, as it was at first", int64_t{opened_.st_size}),
+             .remedy = "run it again once nothing writes to the file"});
+    }
+
+private:
+    const std::string& path_;
+    const int file_;
+    struct stat opened_ {};
+    int64_t read_ = 0;
+};
+
 // Calls body with all of a file, block after block: texts are larger than memory.
 template <class Body>
 void read_file(const std::string& path, const Body& body) {
     std::vector<char> block(size_t{1} << 20);
-    errno = 0;
-    std::ifstream file(path, std::ios::binary);
+    Text text(path);
     bool empty = true;
-    while (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0) {
+    for (std::string_view next = text.next(block); !next.empty(); next = text.next(block)) {
         empty = false;
-        body(std::string_view(block.data(), static_cast<size_t>(file.gcount())));
+        body(next);
     }
-    if (!file.is_open() || empty || file.bad()) {
-        const int error = errno;
-        const std::string limit = ferry::limit_behind(error);
-        throw Error(ferry::trouble_of_reading(error),
-                    {.what = error ? "cannot read the file" : "the file is empty",
-                     .where = path,
-                     .measured = error ? std::strerror(error) : "0 bytes",
-                     .limit = limit,
-                     .remedy = !limit.empty()    ? "raise that limit"
-                               : error == EISDIR ? "name the files in it"
-                               : error           ? "name a file that you may read"
-                                                 : "name a file with text in it"});
-    }
+    text.require_unchanged();
+    if (empty) refuse_unread(path, 0);
 }
 
 bool is_terminal(const std::string& path) {
@@ -170,8 +219,10 @@ void copy_ids(const std::string& path, ferry::TokenWriter& to, Documents& docume
     std::string left;  // the first bytes of an id that a block ends in
     std::vector<uint32_t> tokens;
     uint64_t bytes = 0;
+    bool begun = false, seen = false;  // by something else than white space
     read_file(path, [&](std::string_view block) {
-        if (bytes == 0) first(block);
+        if (!begun) begun = block.find_first_not_of(" \t\r\n") != block.npos;
+        if (begun && !std::exchange(seen, true)) first(block);
         bytes += block.size();
         left += block;
         tokens.clear();

@@ -88,6 +88,20 @@ void refuse_empty(CLI::App& app) {
         refuse_empty(*command);
 }
 
+namespace {
+
+// The word where a command was asked for; empty: there was none.
+std::string unknown_command(const CLI::App& app) {
+    const CLI::App* at = &app;
+    while (!at->get_subcommands().empty()) at = at->get_subcommands().front();
+    const std::vector<std::string> words = at->remaining();
+    const bool has_commands = !at->get_subcommands([](const CLI::App*) { return true; }).empty();
+    if (!has_commands || words.empty()) return {};
+    return in_quotes(shown(words.front(), 100)) + " is none";
+}
+
+}  // namespace
+
 Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
     constexpr size_t kLongest = 600;
     std::string command = "ferry", near = suggestion_in(app);
@@ -100,6 +114,7 @@ Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
     return {Trouble::usage,
             {.what = shown(error.what(), kLongest),
              .where = command,
+             .measured = unknown_command(app),
              .remedy = near + command + " --help"}};
 }
 
