@@ -282,6 +282,12 @@ class CheckpointTest(Saving):
                 self.ok(self.ferry("ckpt", "verify", self.step(STEPS)))
                 elsewhere = self.run_config(NVME, **{**ranks, "zero__stage": 3})
                 self.assertEqual(self.ok(self.train(elsewhere, "--resume", self.step(8), through=mpi)).hashes, whole.hashes)
+                for name in ("error_of_rank_0", "error_of_rank_1", "owner_error", "exp_avg", "exp_avg_sq"):
+                    path = os.path.join(self.step(8), name + ".safetensors")
+                    self.flip(path, os.path.getsize(path) - 5)
+                    self.refused(IO, [f"{name}.safetensors: ", "not those that were written", f"--resume {self.step(7)}"],
+                                 *self.command(config), "--resume", self.step(8), through=mpi)
+                    self.flip(path, os.path.getsize(path) - 5)
                 # The errors of ranks are of so many ranks; before, any number may go on.
                 self.refused(USAGE, ["another number of ranks", "3 ranks", "2 ranks"],
                              *self.command(config), "--resume", self.step(STEPS), through=self.mpi(3))
