@@ -392,7 +392,13 @@ void check_onebit_adam(const Config& c, const Given& given) {
                    {gradients == CodecKind::none, "zero.compress.gradients",
                     "1-bit Adam's warm-up is exact: its gradients are not coded",
                     "gradients " + std::string(word_of(kGradientCodecs, gradients)),
-                    "set it to none, or optimizer.method to \"adamw\""}});
+                    "set it to none, or optimizer.method to \"adamw\""},
+                   {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
+                    "1-bit Adam's errors do not survive the process on NVMe: no step after "
+                    "freeze_step could be resumed",
+                    method + " onebit_adam",
+                    "set it to false and save with checkpoint.dir, or optimizer.method to "
+                    "\"adamw\""}});
 }
 
 void check_checkpoint(const Config& c, const Given& given) {

@@ -68,7 +68,7 @@ public:
                 read_arrays(layer, tensor, sink);
             };
             Saving whole = saving;
-            whole.errors = travels_ == Travels::momentum;
+            whole.errors = has_errors(moment_updates_);
             if (world_.rank != 0)
                 return read_checkpoint(
                     plan_, whole.errors, read, [](std::span<const std::span<const std::byte>>) {},
@@ -98,7 +98,7 @@ public:
         return guarded([this] {
             drain();
             uint64_t mine = state_->hash();
-            if (travels_ == Travels::momentum) mine = momentum_->hash(mine);
+            if (has_errors(moment_updates_)) mine = momentum_->hash(mine);
             if (!ranks_) return mine;
             const std::vector<uint64_t> all = gather(*ranks_, executor_, mine, "state hash");
             return checksum(std::as_bytes(std::span(all)));

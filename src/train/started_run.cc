@@ -148,6 +148,8 @@ void StartedRun::prove_first_state() {
         if (has_errors(saved_->manifest().moment_updates))
             saved_->require_errors(plan_, config_.optimizer.freeze_step);
         saved_->prove(team, world_.rank, world_.ranks, stack_.start_up());
+        if (has_errors(saved_->manifest().moment_updates))
+            saved_->prove_errors(plan_, team, world_.rank, world_.ranks, stack_.start_up());
         if (world_.rank == 0 && saved_->manifest().numerics != numerics_record())
             log_info("the checkpoint was written under other numerics (" +
                      saved_->manifest().numerics +
@@ -271,7 +273,10 @@ void StartedRun::resume_run(const StateIo::Fill& fill) {
 void StartedRun::resume_saved(const StateIo::Contents& contents, const StateIo::Watch& watch) {
     found_ = run_of(saved_->manifest());
     found_.frozen = state_->initialise(contents, watch, stack_.start_up());
-    if (has_errors(found_.moment_updates)) momentum_->restore(contents.moments);
+    if (has_errors(found_.moment_updates))
+        momentum_->restore(
+            [this](const model::Layer& layer, const StateArray& array, int64_t first,
+                   std::span<std::byte> out) { saved_->read_proved(layer, array, first, out); });
     if (world_.rank == 0)
         log_info(fmt::format("resumed after step {} from {}", found_.step, saved_->path()));
 }

@@ -55,6 +55,9 @@ protected:
 
     LossScale first_loss_scale() const { return LossScale(numerics_.compute == DType::f16); }
 
+    // Whether ranks have exchanged momentum after so many updates.
+    bool has_errors(int64_t moment_updates) const;
+
     swap::Store& store() const { return stack_.store(); }
     aio::Volume* volume() const { return stack_.volume(); }
 
@@ -121,8 +124,6 @@ private:
     void make_plan(const Runtime& runtime);
     void require_same_start() const;
     void prove_first_state();
-    // Whether ranks have exchanged momentum after so many updates.
-    bool has_errors(int64_t moment_updates) const;
     void reserve_checkpoint_room();
     void open(const Runtime& runtime);
     void first_contents(const Runtime& runtime);

@@ -282,6 +282,12 @@ class CheckpointTest(Saving):
                 self.ok(self.ferry("ckpt", "verify", self.step(STEPS)))
                 elsewhere = self.run_config(NVME, **{**ranks, "zero__stage": 3})
                 self.assertEqual(self.ok(self.train(elsewhere, "--resume", self.step(8), through=mpi)).hashes, whole.hashes)
+                for name in ("error_of_rank_0", "error_of_rank_1", "owner_error", "exp_avg", "exp_avg_sq"):
+                    path = os.path.join(self.step(8), name + ".safetensors")
+                    self.flip(path, os.path.getsize(path) - 5)
+                    self.refused(IO, [f"{name}.safetensors: ", "not those that were written", f"--resume {self.step(7)}"],
+                                 *self.command(config), "--resume", self.step(8), through=mpi)
+                    self.flip(path, os.path.getsize(path) - 5)
                 # The errors of ranks are of so many ranks; before, any number may go on.
                 self.refused(USAGE, ["another number of ranks", "3 ranks", "2 ranks"],
                              *self.command(config), "--resume", self.step(STEPS), through=self.mpi(3))
@@ -290,6 +296,21 @@ class CheckpointTest(Saving):
                 early = self.run_config(zero__stage=stage, checkpoint__dir=self.dir_, **onebit)
                 self.ok(self.train(early, "--resume", self.step(5), through=self.mpi(3)))
                 shutil.rmtree(self.dir_)
+
+    def test_onebit_adam_whose_first_step_by_momentum_is_skipped(self):
+        """No code was off by anything yet: such a checkpoint has no errors, and nobody misses them."""
+        mpi = self.mpi(2)
+        steep = {"precision": "fp16", "batch__sequence": 1, "batch__micro_batches": 2, "steps": 5, "seed": 8,
+                 "model__norm_eps": 1e-30, "clip_norm": 1e6, "optimizer__lr": 1e-6}
+        config = self.saving(**steep, optimizer__method="onebit_adam", optimizer__freeze_step=2, checkpoint__every=1,
+                             checkpoint__keep={"last": 5})
+        whole = self.ok(self.train(config, through=mpi))
+        self.assertEqual([step["skipped"] for step in whole.steps], [False, False, True, False, False])
+        for step, has_errors in ((3, False), (4, True)):
+            path = self.step(step)
+            self.assertEqual("owner_error.safetensors" in os.listdir(path), has_errors)
+            shutil.rmtree(self.step(5), ignore_errors=True)
+            self.assertEqual(self.ok(self.train(config, "--resume", path, through=mpi)).hashes, whole.hashes)
 
     # ------------------------------------------------------------ refused
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "train/model_of.h"
+#include "train/state/numerics_record.h"
 
 namespace ferry::train {
 namespace {
@@ -86,6 +87,20 @@ TEST(Numerics, no_budget_changes_the_head_tile) {
     Config config = config_of(DeviceKind::cuda, 4096, 8);
     config.budgets.device_bytes = 1 << 30;
     EXPECT_EQ(head_tile_of(config, 128'256, 8192), 2048);
+}
+
+// Ranks that share a sequence are one replica: it takes all of its micro-batches.
+TEST(Numerics, record_has_the_micro_batches_of_a_replica) {
+    const auto record = [](int64_t micro_batches, int parts, int ranks) {
+        Config config = config_of(DeviceKind::cpu, 1024, 1);
+        config.batch.micro_batches = micro_batches;
+        config.parallel.sequence = parts;
+        return numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", ranks);
+    };
+    EXPECT_NE(record(2, 2, 2), record(3, 2, 2));
+    EXPECT_NE(record(3, 2, 2).find("micro-batch 1 x 3;"), std::string::npos) << record(3, 2, 2);
+    EXPECT_NE(record(6, 2, 4).find("micro-batch 1 x 3;"), std::string::npos) << record(6, 2, 4);
+    EXPECT_NE(record(6, 1, 2).find("micro-batch 1 x 3;"), std::string::npos) << record(6, 1, 2);
 }
 
 }  // namespace

@@ -118,8 +118,8 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
 
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks) {
-    return text_of(config, shape, config.batch.micro_batches / ranks, ranks,
-                   operations_of(config)) +
+    return text_of(config, shape, config.batch.micro_batches * config.parallel.sequence / ranks,
+                   ranks, operations_of(config)) +
            "; " + machine;
 }
 

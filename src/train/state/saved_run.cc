@@ -4,7 +4,10 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <sstream>
+#include <vector>
 
 #include "base/checksum.h"
 #include "base/log.h"
@@ -138,6 +141,31 @@ void SavedRun::prove(Team& team, int part, int parts, StartUp& start_up) const {
     naming_another([&] { prove_files(path_, manifest().shards, team, part, parts, start_up); });
 }
 
+void SavedRun::prove_errors(const Plan& plan, Team& team, int part, int parts,
+                            StartUp& start_up) const {
+    if (!saved_->in_pieces()) return;  // prove() does it
+    std::set<std::string, std::less<>> names;
+    for (const model::Layer& layer : plan.layers) {
+        for (const model::Tensor& tensor : layer.tensors) {
+            if (!tensor.trainable) continue;
+            for (const StateArray& array : state_arrays_of(plan, layer, tensor))
+                if (array.what == StateArray::What::first_moment ||
+                    array.what == StateArray::What::second_moment)
+                    names.insert(tensor.name + array.suffix);
+            for (const StateArray& array : error_arrays(plan.partition.ranks))
+                names.insert(tensor.name + array.suffix);
+        }
+    }
+    std::vector<checkpoint::Shard> files;
+    std::ranges::copy_if(
+        manifest().shards, std::back_inserter(files), [&](const checkpoint::Shard& shard) {
+            return std::ranges::any_of(shard.arrays, [&](const checkpoint::ArraySum& array) {
+                return names.contains(array.name);
+            });
+        });
+    naming_another([&] { prove_files(path_, files, team, part, parts, start_up); });
+}
+
 // What the chunk is filled from; and what is not loaded but belongs to the checkpoint, once.
 void SavedRun::want(const Plan& plan, const StateIo::Part& part) {
     const planner::Chunk& chunk = *part.chunk;
@@ -160,18 +188,26 @@ void SavedRun::want(const Plan& plan, const StateIo::Part& part) {
     ahead_->end_step();
 }
 
-void SavedRun::fill(const model::Layer& layer, const StateArray& array, int64_t first,
-                    std::span<std::byte> out) const {
+template <class Body>
+void SavedRun::each_piece(const model::Layer& layer, const StateArray& array, int64_t first,
+                          std::span<std::byte> out, const Body& body) const {
     const Width width = array.width;
     const int64_t count = std::ssize(out) / width.bytes * width.elements;
     for (const model::Tensor& tensor : layer.tensors) {
         const auto [from, to] = common_of(tensor, first, count);
         if (from >= to) continue;
-        ahead_->read(*saved_->find(tensor.name + std::string(array.suffix))->stored,
-                     width.of(from - tensor.offset),
-                     out.subspan(static_cast<size_t>(width.of(from - first)),
-                                 static_cast<size_t>(width.of(to - from))));
+        body(*saved_->find(tensor.name + std::string(array.suffix)), width.of(from - tensor.offset),
+             out.subspan(static_cast<size_t>(width.of(from - first)),
+                         static_cast<size_t>(width.of(to - from))));
     }
+}
+
+void SavedRun::read_proved(const model::Layer& layer, const StateArray& array, int64_t first,
+                           std::span<std::byte> out) const {
+    each_piece(layer, array, first, out,
+               [this](const checkpoint::Saved::Array& from, int64_t at, std::span<std::byte> to) {
+                   saved_->read(from, at, to);
+               });
 }
 
 StateIo::Contents SavedRun::contents(const Plan& plan, const StateIo::FirstMoment& first_moment,
@@ -192,8 +228,14 @@ StateIo::Contents SavedRun::contents(const Plan& plan, const StateIo::FirstMomen
                     }
                 },
             .first_moment = first_moment,
-            .moments = [this](const model::Layer& layer, const StateArray& array, int64_t first,
-                              std::span<std::byte> out) { fill(layer, array, first, out); },
+            .moments =
+                [this](const model::Layer& layer, const StateArray& array, int64_t first,
+                       std::span<std::byte> out) {
+                    each_piece(
+                        layer, array, first, out,
+                        [this](const checkpoint::Saved::Array& from, int64_t at,
+                               std::span<std::byte> to) { ahead_->read(*from.stored, at, to); });
+                },
             .begin =
                 [this, &plan, &team](std::span<const StateIo::Part> parts) {
                     naming_another([&] {

@@ -37,6 +37,13 @@ public:
     void require_errors(const planner::Plan& plan, int64_t freeze_step) const;
     // Where it can only be proved whole, reads part `part` of `parts` of it; throws io as above.
     void prove(Team& team, int part, int parts, StartUp& start_up) const;
+    // Errors of momentum's codes, and the moments that are read beside them, are taken piece by
+    // piece in an order of their own: the files that hold them are proved whole before, in parts as
+    // above. Then elements from `first` on of one of these arrays.
+    void prove_errors(const planner::Plan& plan, Team& team, int part, int parts,
+                      StartUp& start_up) const;
+    void read_proved(const model::Layer& layer, const StateArray& array, int64_t first,
+                     std::span<std::byte> out) const;
     // Padding's moments are as in a run that begins. Every byte is proved before it is given, and
     // also that of arrays that are not wanted themselves, each by one rank. The team and this must
     // outlive it.
@@ -48,8 +55,10 @@ private:
     void naming_another(const Work& work) const;
     void require(const model::Tensor& tensor, const StateArray& array) const;
     void want(const planner::Plan& plan, const StateIo::Part& part);
-    void fill(const model::Layer& layer, const StateArray& array, int64_t first,
-              std::span<std::byte> out) const;
+    // Calls body(array, first byte of it, where it goes to) for each tensor's part of `out`.
+    template <class Body>
+    void each_piece(const model::Layer& layer, const StateArray& array, int64_t first,
+                    std::span<std::byte> out, const Body& body) const;
 
     std::string path_;
     std::unique_ptr<checkpoint::Saved> saved_;

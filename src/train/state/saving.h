@@ -17,7 +17,8 @@ struct Saving {
     std::optional<double> held_back_loss{};  // the loss of these weights, where it was evaluated
     std::function<void(int64_t bytes, int64_t of)> progress{};
     std::string program{};  // the version that writes it
-    // Whether momentum travels between ranks: what its codes were off by is state (error_arrays).
+    // Whether momentum has travelled between ranks: what its codes were off by is state
+    // (error_arrays).
     bool errors = false;
     int64_t shard_bytes = 16LL << 30;  // the most that the files of one number hold together
 };
