@@ -8,6 +8,7 @@ import pty
 import re
 import resource
 import subprocess
+import threading
 import unittest
 
 from harness import DIVERGED, DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest
@@ -323,7 +324,10 @@ class CommandLineTest(BadInputTest):
             self.assertIn(f'did you mean "{near}"?', err)
             self.assertIn("--help", err)
         self.assertIn('did you mean "--path", before io?', self.said("bench", "io", "--pth", self.dir))
-        self.assertNotIn("did you mean", self.said("xyzzy-xyzzy"))
+        for words in (("xyzzy-xyzzy",), ("ckpt", "xyzzy-xyzzy")):
+            said = self.said(*words)
+            self.assertNotIn("did you mean", said)
+            self.assertIn('"xyzzy-xyzzy" is none', said)
 
     def test_several_keys_behind_one_set(self):
         config = self.command(self.config())[1]
@@ -760,7 +764,7 @@ class DataTest(BadInputTest):
                            ("t.jsonl", "\n true \n"), ("long.txt", "plain\n" + '{"text": "%s"}' % ("x" * 2000000)),
                            ("prose.json", "no JSON at all"), ("true.JSONL", "true or not?"), ("five.json5", "{a: 'b'}"),
                            ("packed.jsonl.gz", "packed"), ("packed.json.zst", "packed"), ("packed.ndjson.xz", "packed"),
-                           ("late.jsonl", "\n" * 1100000 + lines), ("sequence.txt", "\x1e" + "\x1e".join([lines] * 3)),
+                           ("late.jsonl", "\n" * 1100000 + lines), ("late.txt", " \n" * 600000 + lines), ("sequence.txt", "\x1e" + "\x1e".join([lines] * 3)),
                            ("words.txt", '["a", "b"]\n' * 3), ("nested.txt", "[[1, 2], [3]]\n" * 3),
                            ("tall.txt", '[\n"a",\n"b"\n]\n'),
                            ("few.txt", "a\nb\nc\n" + json.dumps({"text": "much of it"}))):
@@ -783,6 +787,25 @@ class DataTest(BadInputTest):
                 file.write(text)
             run = self.ferry("data", self.path(name), "-o", self.path("prose.bin"))
             self.assertEqual(run.code, 0, (name, run.err))
+
+    def test_a_text_that_changes_while_it_is_read(self):
+        with open(self.path("long.txt"), "wb") as file:
+            file.write(b"words and more\n" * 10_000_000)
+            file.flush()
+            ended = threading.Event()
+
+            def write():
+                while not ended.wait(0.002):
+                    file.write(b".")
+                    file.flush()
+            writer = threading.Thread(target=write)
+            writer.start()
+            run = self.ferry("data", self.path("long.txt"), "-o", self.path("long.bin"))
+            ended.set()
+            writer.join()
+        self.assert_refused(run, IO, "changed while it was read", self.path("long.txt"), "as it was at first")
+        self.assertFalse(os.path.exists(self.path("long.bin")))
+        os.remove(self.path("long.txt"))
 
     def test_json_of_a_pipe_and_behind_marks(self):
         line = '{"text": "hi"}\n'
