@@ -140,6 +140,15 @@ class FerryTest(unittest.TestCase):
         os.mkdir(cls.path("nvme"))
         os.mkdir(cls.path("nvme2"))
 
+    def run(self, result=None):
+        """Says of a slow test how long it took: CI has two cores and 25 minutes."""
+        begin = time.monotonic()
+        done = super().run(result)
+        seconds = time.monotonic() - begin
+        if seconds > 5:
+            print(f"slow: {self.id()} {seconds:.1f} s", flush=True)
+        return done
+
     @classmethod
     def path(cls, name):
         return os.path.join(cls.dir, name)
