@@ -150,12 +150,13 @@ void check_span(const optim::Span& span, const optim::Hyper& hyper, bool on_gpu)
     }};
     const Array low_in{"update->low_in", span.low_in, 2, false};
     check_arrays(arrays, span.count);
-    if (split && span.p)
-        refuse_argument("update->p and update->low are both given", "two masters",
-                        "p, or weight and low of a split master");
+    if (split && (span.p || span.p_in))
+        refuse_argument(
+            std::string(span.p ? "update->p" : "update->p_in") + " and update->low are both given",
+            "two masters", "p, or weight and low of a split master");
     if (split && span.weight_type == DType::f32)
         refuse_argument("update->weight_type of a split master",
-                        std::string(name_of(span.weight_type)), "FERRY_BF16 or FERRY_FP16");
+                        std::string(name_of(span.weight_type)), "FERRY_BF16 or FERRY_F16");
     check_in_place_or_apart(arrays[2], arrays[1], span.count);
     check_in_place_or_apart(arrays[4], arrays[3], span.count);
     check_in_place_or_apart(arrays[6], arrays[5], span.count);

@@ -290,6 +290,7 @@ private:
         update.element = seldom() ? size() : 0;
         update.gradient = array(0);
         update.p = array(1);
+        if (below(4) == 0) update.p_in = array(1);
         update.m = array(2), update.v = array(3), update.weight = array(4);
         update.m_scale = array(5), update.v_scale = array(6);
         if (seldom()) update.low = reinterpret_cast<uint16_t*>(array(7)), update.p = nullptr;
