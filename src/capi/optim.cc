@@ -116,6 +116,9 @@ void check_come_together(const std::string& moment, const void* codes, const flo
 // Checks the scales of int8 moments, a float for each moment block.
 void check_scales(const optim::Span& span, int moments) {
     if (span.moment_type != MomentType::int8) return;
+    if (moments == 0 && !span.m)
+        refuse_argument("update->moment_type where the method keeps no moment",
+                        std::string(name_of(span.moment_type)), "FERRY_F32");
     const int64_t blocks = (span.count + kMomentBlock - 1) / kMomentBlock;
     const std::array<Array, 4> scales{{
         {"update->m_scale", span.m_scale, 4, true},

@@ -165,7 +165,9 @@ TEST_F(CapiOptim, KeepsMomentsInInt8) {
     ASSERT_DONE(ferry_hyper_default(FERRY_LION, &hyper_));
     refuses_coded([](auto& u) { u.v = nullptr; }, "v and its scales come together");
     ASSERT_DONE(ferry_hyper_default(FERRY_SGD, &hyper_));
-    refuses_coded([](auto& u) { u.m = nullptr, u.m_scale = nullptr; }, "m_scale is NULL");
+    refuses_coded([](auto& u) { u.m = nullptr, u.m_scale = nullptr; },
+                  "moment_type where the method keeps no moment");
+    refuses_coded([](auto& u) { u.m_scale = nullptr; }, "m_scale is NULL");
 }
 
 TEST_F(CapiOptim, TellsWhatCodesStandFor) {
