@@ -50,6 +50,15 @@ void same_type(const char* name, const Array& array, int32_t type) {
            kNames[type]);
 }
 
+// A split master's weight that is read, of the type of the one that is written; uint16 is that
+// type's bits.
+void same_weights(const Array& in, const Array& weight) {
+    if (!in.data || !weight.data) return;
+    const bool are_bits =
+        in.keep.dtype().code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt);
+    if (!are_bits) same_type("weight_in", in, weight.type);
+}
+
 // Scales of moments in int8: one a block, so of another count than all others.
 void same_blocks(int64_t count, const char* name, const Array& array) {
     constexpr int64_t kBlock = 256;  // elements
@@ -79,7 +88,7 @@ void check(const Arrays& arrays) {
     same_count(count, "weight_in", arrays.weight_in);
     same_count(count, "low", arrays.low);
     same_count(count, "low_in", arrays.low_in);
-    same_type("weight_in", arrays.weight_in, FERRY_BF16);
+    same_weights(arrays.weight_in, arrays.weight);
     same_type("low", arrays.low, FERRY_BF16);
     same_type("low_in", arrays.low_in, FERRY_BF16);
     same_blocks(count, "m_scale", arrays.m_scale);
@@ -277,8 +286,9 @@ void bind_optim(nb::module_& module) {
                "The step-th update (from 1) of arrays of one size, in place or from those with "
                "_in. weight "
                "gets p, rounded to its type. Moments in uint8 are codes, with a scale for each 256 "
-               "elements. A split master has low, its low 16 bits, in place of p, and weight in "
-               "bfloat16.");
+               "elements. A split master has low, 16 bits beside weight's, in place of p. weight "
+               "is then bfloat16 or float16, and weight_in of the same type, or uint16 as its "
+               "bits.");
     module.def(
         "moment_shares", &moment_shares, "method"_a, "moment"_a = 0,
         "Of moments in uint8: what the 256 codes stand for, in parts of their block's scale. "

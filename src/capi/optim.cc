@@ -116,6 +116,9 @@ void check_come_together(const std::string& moment, const void* codes, const flo
 // Checks the scales of int8 moments, a float for each moment block.
 void check_scales(const optim::Span& span, int moments) {
     if (span.moment_type != MomentType::int8) return;
+    if (moments == 0 && !span.m)
+        refuse_argument("update->moment_type where the method keeps no moment",
+                        std::string(name_of(span.moment_type)), "FERRY_F32");
     const int64_t blocks = (span.count + kMomentBlock - 1) / kMomentBlock;
     const std::array<Array, 4> scales{{
         {"update->m_scale", span.m_scale, 4, true},
@@ -150,12 +153,13 @@ void check_span(const optim::Span& span, const optim::Hyper& hyper, bool on_gpu)
     }};
     const Array low_in{"update->low_in", span.low_in, 2, false};
     check_arrays(arrays, span.count);
-    if (split && span.p)
-        refuse_argument("update->p and update->low are both given", "two masters",
-                        "p, or weight and low of a split master");
+    if (split && (span.p || span.p_in))
+        refuse_argument(
+            std::string(span.p ? "update->p" : "update->p_in") + " and update->low are both given",
+            "two masters", "p, or weight and low of a split master");
     if (split && span.weight_type == DType::f32)
         refuse_argument("update->weight_type of a split master",
-                        std::string(name_of(span.weight_type)), "FERRY_BF16 or FERRY_FP16");
+                        std::string(name_of(span.weight_type)), "FERRY_BF16 or FERRY_F16");
     check_in_place_or_apart(arrays[2], arrays[1], span.count);
     check_in_place_or_apart(arrays[4], arrays[3], span.count);
     check_in_place_or_apart(arrays[6], arrays[5], span.count);

@@ -184,8 +184,9 @@ public:
                                     float* gradient, std::byte* scratch) = 0;
 
     // Softmax cross-entropy of a tile of logits (fp32 [tokens, vocab]); targets -1 are ignored.
-    // *loss_sum += the tile's losses, in double, in token order. dlogits (optional; may be `logits`
-    // when fp32) = scale * (softmax - onehot), zero rows where ignored.
+    // *loss_sum += the tile's losses, in double, in token order; on a GPU in an order that follows
+    // from the number of tokens. dlogits (optional; may be `logits` when fp32) = scale * (softmax -
+    // onehot), zero rows where ignored.
     virtual int64_t cross_entropy_scratch_bytes(int64_t tokens) const = 0;
     virtual void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
                                double* loss_sum, std::byte* scratch) = 0;

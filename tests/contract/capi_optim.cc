@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "ferry/optim.h"
@@ -164,7 +165,9 @@ TEST_F(CapiOptim, KeepsMomentsInInt8) {
     ASSERT_DONE(ferry_hyper_default(FERRY_LION, &hyper_));
     refuses_coded([](auto& u) { u.v = nullptr; }, "v and its scales come together");
     ASSERT_DONE(ferry_hyper_default(FERRY_SGD, &hyper_));
-    refuses_coded([](auto& u) { u.m = nullptr, u.m_scale = nullptr; }, "m_scale is NULL");
+    refuses_coded([](auto& u) { u.m = nullptr, u.m_scale = nullptr; },
+                  "moment_type where the method keeps no moment");
+    refuses_coded([](auto& u) { u.m_scale = nullptr; }, "m_scale is NULL");
 }
 
 TEST_F(CapiOptim, TellsWhatCodesStandFor) {
@@ -249,6 +252,11 @@ TEST_F(CapiOptim, RefusesArraysThatAreNotThere) {
                auto& u) { u.count = int64_t{1} << 44, u.gradient = reinterpret_cast<void*>(-64); },
             "beyond all memory");
     refuses([](auto&, auto& u) { u.low = static_cast<uint16_t*>(u.weight); }, "both given");
+    refuses(
+        [](auto&, auto& u) {
+            u.low = reinterpret_cast<uint16_t*>(u.p), u.p_in = std::exchange(u.p, nullptr);
+        },
+        "update->p_in and update->low are both given");
     refuses([](auto&, auto& u) { u.p = nullptr, u.low_in = reinterpret_cast<uint16_t*>(64); },
             "low is NULL");
 }

@@ -290,9 +290,10 @@ private:
         update.element = seldom() ? size() : 0;
         update.gradient = array(0);
         update.p = array(1);
+        if (below(2) == 0) update.p_in = array(1);
         update.m = array(2), update.v = array(3), update.weight = array(4);
         update.m_scale = array(5), update.v_scale = array(6);
-        if (seldom()) update.low = reinterpret_cast<uint16_t*>(array(7)), update.p = nullptr;
+        if (below(4) == 0) update.low = reinterpret_cast<uint16_t*>(array(7)), update.p = nullptr;
         update.gradient_type = choice(3), update.weight_type = choice(3);
         update.moment_type = below(2) ? choice(4) : FERRY_F32;
         ferry_team* const team = below(2) ? nullptr : handle_of(teams_);

@@ -89,6 +89,33 @@ def test_out_of_place_leaves_the_old_version():
         np.testing.assert_array_equal(fresh, old)
 
 
+@pytest.mark.parametrize("bits_in", [False, True])
+def test_a_split_master_beside_float16_is_read_as_float16(bits_in):
+    rng = np.random.default_rng(3)
+    weight, g = rng.normal(size=1000).astype(np.float16), rng.normal(size=1000).astype(np.float32)
+    low, p, hyper = np.zeros(1000, np.uint16), weight.astype(np.float32), ferry.Hyper("sgd", lr=1e-2)
+    new_weight, new_low, cast = np.zeros_like(weight), np.zeros_like(low), np.zeros_like(weight)
+    ferry.update(hyper, 1, g, weight=new_weight, low=new_low, low_in=low, weight_in=weight.view(np.uint16) if bits_in else weight)
+    ferry.update(hyper, 1, g, p, weight=cast)
+    np.testing.assert_array_equal(new_weight, cast)
+    ferry.update(hyper, 1, g, weight=weight, low=low)
+    np.testing.assert_array_equal(new_weight, weight)
+    np.testing.assert_array_equal(new_low, low)
+
+
+@pytest.mark.parametrize(("weight", "weight_in"), [
+    ("float16", "bfloat16"), ("bfloat16", "float16"), ("float16", "float32"), ("uint16", "float16"),
+])
+def test_weights_of_two_types_are_no_split_master(weight, weight_in):
+    torch = pytest.importorskip("torch")
+
+    def ones(type):
+        return np.ones(8, type) if type == "uint16" else torch.ones(8, dtype=getattr(torch, type))
+
+    with pytest.raises(ferry.UsageError, match="weight_in has another type"):
+        ferry.update(ferry.Hyper("sgd"), 1, ONES, weight=ones(weight), low=np.zeros(8, np.uint16), weight_in=ones(weight_in))
+
+
 @pytest.mark.parametrize(("method", "moments"), [("adamw", 2), ("adam", 2), ("lion", 1), ("sgd", 0), ("adagrad", 1)])
 def test_every_method_moves_the_weight(method, moments):
     hyper = ferry.Hyper(method, lr=0.1)

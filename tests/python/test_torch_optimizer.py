@@ -14,6 +14,8 @@ import pytest
 import ferry_offload as ferry
 
 torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from ferry_offload.torch import OffloadAdam, OffloadAdamW, OffloadLion, OffloadSGD  # noqa: E402
 from ferry_offload.torch._worker import Worker  # noqa: E402
 
@@ -164,6 +166,38 @@ def test_codes_of_a_loaded_state_are_those_of_an_update():
     format.set_moment(loaded, "m", values)
     assert torch.equal(made["m"], loaded["m"]) and torch.equal(made["m_scale"], loaded["m_scale"])
     assert (format.moment(loaded, "m") - values).abs().max() < 0.1 * values.abs().max()
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that an operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not any(made is x for x in args):
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("given", ["values", "values and scales", "scales", "nothing"])
+@pytest.mark.parametrize("name", ["m", "v"])
+def test_moments_are_coded_by_slices_to_the_same_codes(monkeypatch, name, given):
+    from ferry_offload.torch import _format
+    format = _format.Format("adamw", ["exp_avg", "exp_avg_sq"], "int8", "fp32")
+    count = 10 * 256 + 77
+    values = torch.randn(count, generator=torch.Generator().manual_seed(1)).pow(2 if name == "v" else 3)
+    scales = _format.scales_of(values, count) * 2 if "scales" in given else None
+    whole, sliced = (format.empty(count, torch.device("cpu")) for _ in range(2))
+    format.set_moment(whole, name, values if "values" in given else torch.zeros(count), scales)
+    monkeypatch.setattr(_format, "_SLICE", 3 * 256)
+    with Largest() as largest:
+        format.set_moment(sliced, name, values if "values" in given else None, scales)
+    assert all(torch.equal(whole[row], sliced[row]) for row in whole)
+    assert whole[name].unique().numel() > 100 or "values" not in given
+    assert largest.elements <= 3 * 256
 
 
 def test_smaller_moments_are_near_those_of_32_bits(make):

@@ -13,6 +13,7 @@ from ..tiered_state import MASTERS, MOMENT_BLOCK, MOMENT_TYPES, rows_of
 
 Rows = dict[str, torch.Tensor]
 _LEAST_SCALE = 1e-12  # also of a block of zeros
+_SLICE = 8192 * MOMENT_BLOCK  # elements that are coded at once: in a dozen temporary arrays
 _TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.uint16): torch.bfloat16, np.dtype(np.uint8): torch.uint8}
 
 
@@ -89,14 +90,21 @@ class Format:
         if not self.is_coded:
             rows[name].zero_() if values is None else rows[name].copy_(values)
             return
-        into, scale = rows[name], rows[f"{name}_scale"]
-        values = torch.zeros(into.numel(), device=into.device) if values is None else values.to(into.device, torch.float32)
-        scale.copy_(_largest(values).clamp_(min=_LEAST_SCALE) if scales is None else scales)
-        x = values / of_elements(scale, values.numel())
-        shares = self._shares[name].to(into.device)
-        code = (torch.bucketize(x, shares, right=True) - 1).clamp_(min=0)  # the last share that is not above x
-        here, next_one = shares[code], shares[(code + 1).clamp_(max=255)]
-        into.copy_(code + ((code < 255) & (x - here >= (next_one - here) * 0.5)))
+        into, scale, shares = rows[name], rows[f"{name}_scale"], self._shares[name]
+        if scales is not None:
+            scale.copy_(scales)
+        if values is None:
+            into.fill_(int(_codes(torch.zeros(1), shares)))
+            if scales is None:
+                scale.fill_(_LEAST_SCALE)
+            return
+        shares = shares.to(into.device)
+        for start in range(0, into.numel(), _SLICE):
+            part = values[start:start + _SLICE].to(into.device, torch.float32)
+            blocks = scale[start // MOMENT_BLOCK:][:blocks_in(part.numel())]
+            if scales is None:
+                blocks.copy_(_largest(part).clamp_(min=_LEAST_SCALE))
+            into[start:start + _SLICE].copy_(_codes(part / of_elements(blocks, part.numel()), shares))
 
 
 def scales_of(given: torch.Tensor, count: int) -> torch.Tensor | None:
@@ -113,6 +121,13 @@ def _largest(values: torch.Tensor) -> torch.Tensor:
 
 def of_elements(scales: torch.Tensor, count: int) -> torch.Tensor:
     return scales.repeat_interleave(MOMENT_BLOCK)[:count]
+
+
+def _codes(x: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Of the share that is nearest to x, of two the greater."""
+    code = (torch.bucketize(x, shares, right=True) - 1).clamp_(min=0)  # the last share that is not above x
+    here, next_one = shares[code], shares[(code + 1).clamp_(max=255)]
+    return code + ((code < 255) & (x - here >= (next_one - here) * 0.5))
 
 
 def _bits(row: torch.Tensor) -> torch.Tensor:
