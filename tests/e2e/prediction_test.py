@@ -739,6 +739,7 @@ class MachineTest(PredictionTest):
                 (put("kernels", "layer", None), "layer", "none of those"),
                 (put("kernels", "size", -1), "size", "-1"),
                 (lambda c: c.update(ferry_machine=2), "newer ferry"),
+                (lambda c: c.update(memroy=[]), 'call it "memory"'),
                 (lambda c: c.update(ferry_machine=0), "no machine file"),
                 (lambda c: c.update(memory=3), "memory", "no list")):
             file = self.changed(change)

@@ -16,6 +16,8 @@
 
 #include "base/files.h"
 #include "base/json_reader.h"
+#include "base/text.h"
+#include "base/words.h"
 #include "io_site.h"
 #include "tools/output/writable.h"
 
@@ -29,6 +31,8 @@ const char* key_of(model::Saved what) {
 }
 
 constexpr const char *kOf = "of", *kOfHost = "host", *kOfRank = "rank";
+
+const std::array<std::string, 5> kLists = {"paths", "memory", "devices", "kernels", "ranks"};
 
 constexpr const char* kOtherFile =
     "give another file, or write it with `ferry bench --all --save FILE`";
@@ -61,9 +65,16 @@ json read_file(const std::string& file, bool may_be_new) {
         refuse(file, "the file exists and is no machine file of ferry's");
     if (format.get<uint64_t>() > kMachineFormat)
         refuse(file, "the machine file was written by a newer ferry", shown_json(format));
-    for (const char* list : {"paths", "memory", "devices", "kernels", "ranks"}) {
+    for (const std::string& list : kLists) {
         if (content.contains(list) && !content[list].is_array())
             refuse(file, fmt::format("the machine file's \"{}\" is no list", list));
+    }
+    for (const auto& item : content.items()) {
+        if (item.key() == "ferry_machine" || std::ranges::count(kLists, item.key()) > 0) continue;
+        const std::string near = nearest_word(item.key(), kLists);
+        refuse(file, "the machine file has a key that ferry does not know",
+               "\"" + shown(item.key(), 100) + "\"",
+               near.empty() ? "remove it" : "call it \"" + near + "\", or remove it");
     }
     return content;
 }
