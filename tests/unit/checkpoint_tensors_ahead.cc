@@ -125,6 +125,24 @@ TEST_F(TensorsAheadTest, NamesTheTensorOfAFlippedBit) {
     }
 }
 
+// A file in the place of the one that was summed may have tensors of other sizes.
+TEST_F(TensorsAheadTest, RefusesATensorOfMorePiecesThanChecksums) {
+    const Weights weights(path_);
+    const size_t last = kBytes.size() - 1;
+    for (const size_t sums : {size_t{1}, shard_.arrays[last].pieces.size() - 1}) {
+        TensorSource of = source(weights, last);
+        of.pieces = of.pieces.first(sums);
+        TensorsAhead ahead(team_);
+        try {
+            ahead.want(of, 0, kBytes[last]);
+            ADD_FAILURE() << sums;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::io);
+            EXPECT_THAT(error.what(), testing::HasSubstr(path_ + ": " + name(last)));
+        }
+    }
+}
+
 TEST_F(TensorsAheadTest, NoticesThatTheFileWasWrittenToOrCut) {
     const Weights weights(path_);
     flip(shard_.bytes - 1);
