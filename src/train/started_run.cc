@@ -80,6 +80,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (world_.rank == 0) reserve_checkpoint_room();
     open(runtime);
     if (world_.rank == 0) warn_of_text(config_, described_);
+    if (world_.rank == 0) warn_of_speculation(config_, world_);
     if (world_.ranks == 1) warn_of_codecs(config_);
     log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
     if (const std::string rule = muon_rule(config_, layers_, world_.ranks); !rule.empty())
@@ -110,7 +111,7 @@ std::unique_ptr<LoadedWeights> StartedRun::first_weights_of(const Config& config
 TierStack::Ground StartedRun::ground(bool resumes) {
     Topology machine =
         machine_of_rank(machine_for(config_), device_.pci_address(), ranks_, executor_);
-    if (resumes && !ranks_) take_recorded_kernels(config_, shape_, device_);
+    if (resumes) take_recorded_kernels(config_, share_.budgets.nvme, shape_, device_, world_.ranks);
     if (saved_)
         take_kernels_of(saved_->manifest().numerics_hash, config_, shape_, device_, world_.ranks);
     return {.config = config_,
@@ -168,7 +169,8 @@ void StartedRun::require_same_start() const {
 
 void StartedRun::open(const Runtime& runtime) {
     if (!executor_.simulated()) check_paths(share_.budgets.nvme);
-    if (runtime.resume) require_recorded_formats(config_, shape_, machine_text_);
+    if (runtime.resume)
+        require_recorded_formats(config_, share_.budgets.nvme, shape_, machine_text_, world_.ranks);
     rows_.emplace(recording_, executor_, config_, share_, world_.ranks, stack_.teams());
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
     if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
