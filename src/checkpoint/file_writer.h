@@ -24,13 +24,14 @@ public:
     // `files`: the most of them at once, each with a block that it fills.
     explicit FileWriter(int64_t files = 1);
     ~FileWriter();
+    static constexpr int64_t kLeastMemory = 64 * kMiB;  // of all blocks
     FileWriter(const FileWriter&) = delete;
     FileWriter& operator=(const FileWriter&) = delete;
 
 private:
     friend class StreamedFile;
     static constexpr int64_t kBlockBytes = 2 * kMiB;
-    static constexpr int64_t kBlocksLeast = 32;  // 64 MiB
+    static constexpr int64_t kBlocksLeast = kLeastMemory / kBlockBytes;
 
     // A block that nobody has. Waits for a transfer where all are on their way.
     size_t take_block();

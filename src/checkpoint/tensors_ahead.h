@@ -33,7 +33,8 @@ class TensorsAhead {
 public:
     // The team's threads prove. `memory`: the most of what waits to be taken, but for a step that
     // wants more by itself.
-    explicit TensorsAhead(Team& team, int64_t memory = 256 * kMiB);
+    static constexpr int64_t kMemory = 256 * kMiB;  // that does to have a drive busy
+    explicit TensorsAhead(Team& team, int64_t memory = kMemory);
     ~TensorsAhead();
     TensorsAhead(const TensorsAhead&) = delete;
     TensorsAhead& operator=(const TensorsAhead&) = delete;

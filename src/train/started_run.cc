@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/tensors_ahead.h"
 #include "ops/blas_kernels.h"
 #include "rank_agreement.h"
 #include "train/from_config.h"
@@ -212,7 +213,8 @@ void StartedRun::first_contents(const Runtime& runtime) {
     if (resumes)
         resume_run(fill);
     else if (saved_)
-        resume_saved(saved_->contents(plan_, moment, stack_.teams().all()), {touch, lock});
+        resume_saved(saved_->contents(plan_, moment, stack_.teams().all(), memory_for_reading()),
+                     {touch, lock});
     else if (imported_)
         import_state(runtime.imported, moment, {touch, lock});
     else
@@ -223,6 +225,11 @@ void StartedRun::first_contents(const Runtime& runtime) {
     saved_.reset();
     imported_.reset();
     start_up.done(restored ? "restored state" : "first contents", state_->bytes());
+}
+
+int64_t StartedRun::memory_for_reading() const {
+    return std::min(checkpoint::TensorsAhead::kMemory,
+                    train::memory_for_reading(plan_, share_.budgets, stack_.machine(), device_));
 }
 
 // For what waits to be written; touched by the first checkpoint.
@@ -256,7 +263,7 @@ StateIo::Contents StartedRun::new_contents(const StateIo::Fill& fill,
     StateIo::Contents contents{.master = fill, .first_moment = moment};
     if (!loaded_) return contents;
     contents.begin = [this](std::span<const StateIo::Part> parts) {
-        loaded_->begin(plan_, parts, stack_.teams().all());
+        loaded_->begin(plan_, parts, stack_.teams().all(), memory_for_reading());
     };
     contents.next = [this] { loaded_->next(); };
     return contents;

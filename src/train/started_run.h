@@ -124,6 +124,7 @@ private:
     // Whether ranks have exchanged momentum after so many updates.
     bool has_errors(int64_t moment_updates) const;
     void reserve_checkpoint_room();
+    int64_t memory_for_reading() const;
     void open(const Runtime& runtime);
     void first_contents(const Runtime& runtime);
     StateIo::Contents new_contents(const StateIo::Fill& fill, const StateIo::FirstMoment& moment);
