@@ -271,7 +271,7 @@ StateIo::Contents StartedRun::new_contents(const StateIo::Fill& fill,
 
 void StartedRun::resume_run(const StateIo::Fill& fill) {
     if (!volume()) throw nothing_to_resume();
-    const auto prove = [&] { return state_->restore(fill); };
+    const Prove prove = [&](const auto& may_write) { return state_->restore(fill, may_write); };
     found_ = ranks_ ? resume(store(), record_, prove, *ranks_, executor_)
                     : resume(store(), record_, prove);
     log_info(resumed_text(found_.step, volume()->noted_step()));
