@@ -12,13 +12,20 @@
 #include "ferry/error.h"
 
 namespace ferry::checkpoint {
+namespace {
 
-FileWriter::FileWriter()
-    : memory_(kBlockBytes * static_cast<int64_t>(kBlocks)), executor_(make_thread_executor()) {
-    constexpr int kFilesMost = 64;
-    files_ = aio::UserFiles::open(
-        {.operations_max = static_cast<int>(kBlocks), .files_max = kFilesMost}, *executor_);
-    for (size_t i = kBlocks; i-- > 0;) free_.push_back(i);
+constexpr int64_t kOnTheirWay = 8;  // blocks, beside the one that each file fills
+
+}  // namespace
+
+FileWriter::FileWriter(int64_t files)
+    : blocks_(std::max(kBlocksLeast, files + kOnTheirWay)),
+      memory_(kBlockBytes * blocks_),
+      executor_(make_thread_executor()),
+      operations_(static_cast<size_t>(blocks_)) {
+    const int most = static_cast<int>(blocks_);
+    files_ = aio::UserFiles::open({.operations_max = most, .files_max = most}, *executor_);
+    for (size_t i = operations_.size(); i-- > 0;) free_.push_back(i);
 }
 
 FileWriter::~FileWriter() = default;

@@ -3,7 +3,6 @@
 // at once.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -22,15 +21,17 @@ namespace ferry::checkpoint {
 // The blocks and the ring that the files of one thread share.
 class FileWriter {
 public:
-    FileWriter();
+    // `files`: the most of them at once, each with a block that it fills.
+    explicit FileWriter(int64_t files = 1);
     ~FileWriter();
+    static constexpr int64_t kLeastMemory = 64 * kMiB;  // of all blocks
     FileWriter(const FileWriter&) = delete;
     FileWriter& operator=(const FileWriter&) = delete;
 
 private:
     friend class StreamedFile;
     static constexpr int64_t kBlockBytes = 2 * kMiB;
-    static constexpr size_t kBlocks = 32;  // 64 MiB
+    static constexpr int64_t kBlocksLeast = kLeastMemory / kBlockBytes;
 
     // A block that nobody has. Waits for a transfer where all are on their way.
     size_t take_block();
@@ -43,9 +44,10 @@ private:
     void wait_for(aio::FileNumber file);
     void require_whole(aio::FileNumber file) const;
 
+    const int64_t blocks_;
     IoMemory memory_;
     std::unique_ptr<Executor> executor_;
-    std::array<aio::Operation, kBlocks> operations_{};  // of the block of that number
+    std::vector<aio::Operation> operations_;  // of the block of that number
     std::vector<size_t> free_{};
     std::vector<std::pair<aio::FileNumber, Error>> failed_{};
     std::unique_ptr<aio::UserFiles> files_;  // goes first: it waits for transfers

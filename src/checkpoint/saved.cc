@@ -234,6 +234,8 @@ void require_model_files(const std::string& weights) {
         for (const Shard& shard : model.files) {
             if (shard.arrays.empty())
                 check_shard(model.checkpoint, shard, [](int64_t) {});
+            else if (shard.in_pieces())
+                check_header(file_of(model.checkpoint, shard), shard);
             else
                 Reader(file_of(model.checkpoint, shard), shard.bytes);
         }

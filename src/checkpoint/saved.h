@@ -61,7 +61,7 @@ struct ModelFiles {
 ModelFiles files_of_model(const std::string& weights);
 
 // Where `weights` are a checkpoint's: throws io unless the model's files are there, with their
-// sizes, and config.json has its bytes. Reads no weights.
+// sizes, and config.json and what comes before the weights have their bytes. Reads no weights.
 void require_model_files(const std::string& weights);
 // The error with a remedy for who changed one of the model's files on purpose.
 Error of_model(const Error& damage);

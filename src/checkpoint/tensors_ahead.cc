@@ -45,8 +45,20 @@ const std::byte* TensorsAhead::bytes_of(const Piece& piece) const {
     return ring_->bytes().data() + at + piece.stored->offset + piece.first - begin_in_file(piece);
 }
 
+void TensorsAhead::require_sums(const TensorSource& tensor) {
+    const int64_t wanted = ceil_div(tensor.bytes, kSummedBytes), there = std::ssize(tensor.pieces);
+    if (there == 0 || there == wanted) return;
+    throw Error(Trouble::io,
+                {.what = "a tensor has another size than the manifest says",
+                 .where = tensor.weights->file_of(*tensor.stored) + ": " + tensor.stored->name,
+                 .measured = fmt::format("{} bytes, {} pieces", tensor.bytes, wanted),
+                 .limit = fmt::format("checksums of {} pieces", there),
+                 .remedy = "use another checkpoint: ferry ckpt verify says which are whole"});
+}
+
 void TensorsAhead::want(const TensorSource& tensor, int64_t first, int64_t bytes) {
     FERRY_CHECK(!started_ && first >= 0 && first + bytes <= tensor.bytes, tensor.stored->name);
+    require_sums(tensor);
     const int descriptor = tensor.weights->descriptor_of(*tensor.stored);
     auto number = numbers_.find(descriptor);
     if (number == numbers_.end())

@@ -33,13 +33,15 @@ class TensorsAhead {
 public:
     // The team's threads prove. `memory`: the most of what waits to be taken, but for a step that
     // wants more by itself.
-    explicit TensorsAhead(Team& team, int64_t memory = 256 * kMiB);
+    static constexpr int64_t kMemory = 256 * kMiB;  // that does to have a drive busy
+    explicit TensorsAhead(Team& team, int64_t memory = kMemory);
     ~TensorsAhead();
     TensorsAhead(const TensorsAhead&) = delete;
     TensorsAhead& operator=(const TensorsAhead&) = delete;
 
     // First all that will be wanted: bytes [first, first + bytes) of tensors, step by step. Throws
-    // io where a file cannot be opened once more.
+    // io where a file cannot be opened once more, and where a tensor has more or fewer checksums
+    // than pieces.
     void want(const TensorSource& tensor, int64_t first, int64_t bytes);
     void end_step();
     // Then a step after the other: all of it is there at return, and what the step before wanted is
@@ -63,6 +65,7 @@ private:
         bool landed = false, proved = false;
     };
 
+    static void require_sums(const TensorSource& tensor);
     static int64_t begin_in_file(const Piece& piece);  // rounded down to a block
     static int64_t room_of(const Piece& piece);        // with what blocks add
     const std::byte* bytes_of(const Piece& piece) const;

@@ -112,9 +112,15 @@ RankShare share_of(const Config& config, const World& world) {
     return all;
 }
 
-namespace {
+void warn_of_speculation(const Config& config, const World& world) {
+    if (world.ranks == 1 || !config.checkpoint.durable_steps ||
+        config.swap.speculate != Speculate::all)
+        return;
+    log_warn(
+        "swap.speculate = \"all\" does nothing here: with checkpoint.durable_steps several ranks "
+        "make no speculative updates");
+}
 
-// The rank whose directory this could be; none: it is nobody's.
 std::optional<int> rank_of(const std::filesystem::path& directory) {
     const std::string name = directory.filename();
     if (!name.starts_with(kRankDirectory)) return {};
@@ -123,6 +129,8 @@ std::optional<int> rank_of(const std::filesystem::path& directory) {
     const auto read = std::from_chars(name.data() + kRankDirectory.size(), end, rank);
     return read.ptr == end && rank >= 0 ? std::optional(rank) : std::nullopt;
 }
+
+namespace {
 
 // Nobody of this run will look there, so it is said.
 void warn_of_more_ranks(const Config& config, const World& world) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,6 +39,10 @@ struct RankShare {
 RankShare share_of(const Config& config, const World& world);
 // The same of what a plan of the whole run is asked for. Throws usage as well.
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);
+// Where the configuration asks for speculation that ranks do not do.
+void warn_of_speculation(const Config& config, const World& world);
+// The rank whose directory below a path of the configuration this could be; none: it is nobody's.
+std::optional<int> rank_of(const std::filesystem::path& directory);
 
 // Directories of this rank's own below the paths of the configuration, as its share names them;
 // removed at the end.

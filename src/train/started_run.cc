@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/tensors_ahead.h"
 #include "ops/blas_kernels.h"
 #include "rank_agreement.h"
 #include "train/from_config.h"
@@ -80,6 +81,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (world_.rank == 0) reserve_checkpoint_room();
     open(runtime);
     if (world_.rank == 0) warn_of_text(config_, described_);
+    if (world_.rank == 0) warn_of_speculation(config_, world_);
     if (world_.ranks == 1) warn_of_codecs(config_);
     log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
     if (const std::string rule = muon_rule(config_, layers_, world_.ranks); !rule.empty())
@@ -110,7 +112,7 @@ std::unique_ptr<LoadedWeights> StartedRun::first_weights_of(const Config& config
 TierStack::Ground StartedRun::ground(bool resumes) {
     Topology machine =
         machine_of_rank(machine_for(config_), device_.pci_address(), ranks_, executor_);
-    if (resumes && !ranks_) take_recorded_kernels(config_, shape_, device_);
+    if (resumes) take_recorded_kernels(config_, share_.budgets.nvme, shape_, device_, world_.ranks);
     if (saved_)
         take_kernels_of(saved_->manifest().numerics_hash, config_, shape_, device_, world_.ranks);
     return {.config = config_,
@@ -170,7 +172,8 @@ void StartedRun::require_same_start() const {
 
 void StartedRun::open(const Runtime& runtime) {
     if (!executor_.simulated()) check_paths(share_.budgets.nvme);
-    if (runtime.resume) require_recorded_formats(config_, shape_, machine_text_);
+    if (runtime.resume)
+        require_recorded_formats(config_, share_.budgets.nvme, shape_, machine_text_, world_.ranks);
     rows_.emplace(recording_, executor_, config_, share_, world_.ranks, stack_.teams());
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
     if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
@@ -212,7 +215,8 @@ void StartedRun::first_contents(const Runtime& runtime) {
     if (resumes)
         resume_run(fill);
     else if (saved_)
-        resume_saved(saved_->contents(plan_, moment, stack_.teams().all()), {touch, lock});
+        resume_saved(saved_->contents(plan_, moment, stack_.teams().all(), memory_for_reading()),
+                     {touch, lock});
     else if (imported_)
         import_state(runtime.imported, moment, {touch, lock});
     else
@@ -223,6 +227,11 @@ void StartedRun::first_contents(const Runtime& runtime) {
     saved_.reset();
     imported_.reset();
     start_up.done(restored ? "restored state" : "first contents", state_->bytes());
+}
+
+int64_t StartedRun::memory_for_reading() const {
+    return std::min(checkpoint::TensorsAhead::kMemory,
+                    train::memory_for_reading(plan_, share_.budgets, stack_.machine(), device_));
 }
 
 // For what waits to be written; touched by the first checkpoint.
@@ -256,7 +265,7 @@ StateIo::Contents StartedRun::new_contents(const StateIo::Fill& fill,
     StateIo::Contents contents{.master = fill, .first_moment = moment};
     if (!loaded_) return contents;
     contents.begin = [this](std::span<const StateIo::Part> parts) {
-        loaded_->begin(plan_, parts, stack_.teams().all());
+        loaded_->begin(plan_, parts, stack_.teams().all(), memory_for_reading());
     };
     contents.next = [this] { loaded_->next(); };
     return contents;
@@ -264,7 +273,7 @@ StateIo::Contents StartedRun::new_contents(const StateIo::Fill& fill,
 
 void StartedRun::resume_run(const StateIo::Fill& fill) {
     if (!volume()) throw nothing_to_resume();
-    const auto prove = [&] { return state_->restore(fill); };
+    const Prove prove = [&](const auto& may_write) { return state_->restore(fill, may_write); };
     found_ = ranks_ ? resume(store(), record_, prove, *ranks_, executor_)
                     : resume(store(), record_, prove);
     log_info(resumed_text(found_.step, volume()->noted_step()));

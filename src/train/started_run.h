@@ -125,6 +125,7 @@ private:
     void require_same_start() const;
     void prove_first_state();
     void reserve_checkpoint_room();
+    int64_t memory_for_reading() const;
     void open(const Runtime& runtime);
     void first_contents(const Runtime& runtime);
     StateIo::Contents new_contents(const StateIo::Fill& fill, const StateIo::FirstMoment& moment);

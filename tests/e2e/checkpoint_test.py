@@ -442,6 +442,17 @@ class CheckpointTest(Saving):
                     self.refused(IO, [path, named], *words)
                 self.refused(IO, [path, named], *training, through=self.mpi(2))
                 self.flip(path, at)
+        with self.subTest("another file of the same length"):
+            whole = pathlib.Path(weights).read_bytes()
+            one, other = sorted(k for k in entries if k.endswith("layernorm.weight"))[:2]
+            self.assertEqual(entries[one]["shape"], entries[other]["shape"])
+            swapped = {**entries, one: entries[other], other: entries[one]}
+            header = json.dumps(swapped, separators=(",", ":")).encode().ljust(data - 8)
+            self.assertEqual(len(header), data - 8)
+            pathlib.Path(weights).write_bytes(whole[:8] + header + whole[data:])
+            for words in (training, evaluating, exporting):
+                self.refused(IO, [weights, "its header", "manifest.json"], *words)
+            pathlib.Path(weights).write_bytes(whole)
         description = pathlib.Path(there, "config.json")
         text = description.read_text(encoding="utf-8")
         changed = text.replace('"hidden_act": "silu"', '"hidden_act" : "silu"')

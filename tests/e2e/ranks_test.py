@@ -429,6 +429,26 @@ class Ranks(FerryTest):
                 for line in run.steps:
                     self.assertEqual(line["loss"], losses[line["step"]], line)
 
+    def test_durable_steps_of_ranks_are_found(self):
+        """By the name of their path, and by what they were kept in."""
+        os.makedirs(self.path("nvme"), exist_ok=True)
+        config = self.config(steps=8, zero__stage=3, checkpoint__durable_steps=True, budgets__nvme=[self.nvme()],
+                             budgets__host="1200KiB", swap__chunk_elements=8192, swap__speculate="all")
+        self.killed_ranks(2, config, steps=3)
+        drive = config["budgets"]["nvme"][0]["path"]
+        refused = self.ranks(2, {**config, "optimizer": {**config["optimizer"], "moments": "bf16"}}, "--resume", drive)
+        self.assertEqual(refused.code, USAGE, refused.err)
+        for text in ("its state is kept in other formats", "the run has optimizer.moments = fp32"):
+            self.assertIn(text, refused.err)
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            has_two = " avx512vl " in file.read()  # sets of kernels, of which ferry takes the newer by itself
+        other = {"OPENBLAS_CORETYPE": "Haswell"} if has_two and "OPENBLAS_CORETYPE" not in os.environ else {}
+        run = self.train(config, "--resume", drive, through=[*MPIRUN, "-n", "2"], env={**ENVIRONMENT, **other})
+        self.assert_trained(run)
+        self.assertEqual("goes on with them" in run.err, bool(other), run.err)
+        self.assertEqual(run.err.count('swap.speculate = "all" does nothing'), 1, run.err)
+        self.assertIn("resumed after step", run.err)
+
     def test_durable_steps_want_a_rank_to_have_what_it_needs(self):
         os.makedirs(self.path("nvme"), exist_ok=True)
         run = self.ranks(2, self.config(zero__stage=2, checkpoint__durable_steps=True, budgets__nvme=[self.nvme()],

@@ -94,6 +94,30 @@ TEST(Manifest, WithoutACountOfMomentsHasTheWeights) {
     EXPECT_EQ(read_manifest(text, "m").moment_updates, m.updates);
 }
 
+// Its length is the same, its tensors have other sizes: the checksums are of other pieces.
+TEST(ModelFiles, ReplacedByOthersOfTheSameLengthAreRefused) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    write_sample(steps, 3);
+    const std::string step = directory.path() + "/" + name_of_step(3),
+                      path = step + "/model.safetensors";
+    require_model_files(step);
+    require_model_files(path);
+    const auto length = std::filesystem::file_size(path);
+    std::filesystem::remove(path);
+    const std::vector<float> values(10);
+    ArrayFile other(path, {{"w", "F32", {2, 2}, 16}, {"v", "F32", {6}, 24}});
+    other.write(std::as_bytes(std::span(values)));
+    other.finish();
+    ASSERT_EQ(std::filesystem::file_size(path), length);
+    for (const std::string& named : {step, path}) {
+        const Error error = error_of([&] { require_model_files(named); });
+        EXPECT_EQ(error.trouble(), Trouble::io);
+        EXPECT_EQ(error.problem().where, path + ": its header");
+        EXPECT_NE(error.problem().remedy.find("remove its manifest.json"), std::string::npos);
+    }
+}
+
 TEST(Manifest, EveryFlippedBitIsNoticed) {
     Manifest m = sample_manifest(3);
     m.shards = {{"a.safetensors", 24, 7, {{"w", 8, kSumOfFive, {5}}}}};

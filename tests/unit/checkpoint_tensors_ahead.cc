@@ -10,6 +10,7 @@
 #include <random>
 
 #include "checkpoint/array_file.h"
+#include "checkpoint/saved.h"
 #include "ferry/error.h"
 #include "tests/support/temporary_directory.h"
 
@@ -124,6 +125,24 @@ TEST_F(TensorsAheadTest, NamesTheTensorOfAFlippedBit) {
     }
 }
 
+// A file in the place of the one that was summed may have tensors of other sizes.
+TEST_F(TensorsAheadTest, RefusesATensorOfMorePiecesThanChecksums) {
+    const Weights weights(path_);
+    const size_t last = kBytes.size() - 1;
+    for (const size_t sums : {size_t{1}, shard_.arrays[last].pieces.size() - 1}) {
+        TensorSource of = source(weights, last);
+        of.pieces = of.pieces.first(sums);
+        TensorsAhead ahead(team_);
+        try {
+            ahead.want(of, 0, kBytes[last]);
+            ADD_FAILURE() << sums;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::io);
+            EXPECT_THAT(error.what(), testing::HasSubstr(path_ + ": " + name(last)));
+        }
+    }
+}
+
 TEST_F(TensorsAheadTest, NoticesThatTheFileWasWrittenToOrCut) {
     const Weights weights(path_);
     flip(shard_.bytes - 1);
@@ -164,6 +183,27 @@ TEST_F(TensorsAheadTest, FilesAreWrittenSideBySide) {
         std::vector<std::byte> read(bytes[t].size());
         weights.read_bytes(*weights.find(name(t)), 0, read);
         EXPECT_EQ(read, bytes[t]);
+    }
+}
+
+// More files than there are blocks for a few, as one of every rank's errors.
+TEST_F(TensorsAheadTest, ManyFilesAreWrittenSideBySide) {
+    constexpr int64_t kFiles = 100, kFileBytes = 2 * kMiB + 3;
+    FileWriter writer(kFiles);
+    std::vector<std::byte> bytes(static_cast<size_t>(kFileBytes));
+    for (int64_t at = 0; at < kFileBytes; ++at) bytes[static_cast<size_t>(at)] = byte_of(0, at);
+    std::vector<std::unique_ptr<ArrayFile>> files;
+    std::vector<NextBytes> next;
+    for (int64_t f = 0; f < kFiles; ++f) {
+        files.push_back(std::make_unique<ArrayFile>(
+            writer, directory_.path() + "/many-" + std::to_string(f),
+            std::vector<ArrayInfo>{{"w", "U8", {kFileBytes}, kFileBytes}}));
+        next.push_back({files.back().get(), bytes});
+    }
+    write_side_by_side(std::move(next), team_);
+    for (const auto& file : files) {
+        const Shard shard = file->finish();
+        check_shard(directory_.path(), shard, [](int64_t) {});
     }
 }
 

@@ -27,12 +27,12 @@ Topology two_nodes() {
 class WithinMemory : public testing::Test {
 protected:
     // The error's words; empty: it fits.
-    std::string refusal(int64_t device_bytes, int64_t host_bytes) {
+    std::string refusal(int64_t device_bytes, int64_t host_bytes, int64_t beside = 0) {
         planner::Plan plan;
         plan.device_bytes = device_bytes;
         plan.host_bytes = host_bytes;
         try {
-            within_memory(plan, {}, two_nodes(), *device_);
+            within_memory(plan, {}, two_nodes(), *device_, beside);
             return "";
         } catch (const Error& error) {
             EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
@@ -228,6 +228,18 @@ TEST_F(WithinMemory, WhatIsLeftIsTheLimit) {
     const std::string said = refusal(kMost / 2, kMost / 2 + 1);
     EXPECT_THAT(said, testing::HasSubstr(std::to_string(kMost) + " bytes"));
     EXPECT_THAT(said, testing::HasSubstr("of 1.00 GiB installed or allowed"));
+}
+
+TEST_F(WithinMemory, WhatIsTakenForAWhileIsCounted) {
+    constexpr int64_t kMost = 480 * kMiB, kBeside = 64 * kMiB;
+    EXPECT_EQ(refusal(0, kMost - kBeside, kBeside), "");
+    EXPECT_THAT(refusal(0, kMost - kBeside + 1, kBeside),
+                testing::HasSubstr("96.00 MiB for threads and libraries and to write checkpoints"));
+    planner::Plan plan;
+    plan.host_bytes = kMost - kBeside;
+    EXPECT_EQ(memory_for_reading(plan, {}, two_nodes(), *device_), kBeside);
+    plan.host_bytes = kMost + 1;
+    EXPECT_EQ(memory_for_reading(plan, {}, two_nodes(), *device_), 0);
 }
 
 class Vocabulary : public testing::Test {

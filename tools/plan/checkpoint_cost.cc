@@ -36,7 +36,7 @@ double seconds_since(Nanos then, const Executor& executor) {
 // Files as a checkpoint has them, side by side and flushed.
 void write_files(const std::vector<std::string>& paths, int64_t bytes,
                  std::span<const std::byte> room, Team& team) {
-    checkpoint::FileWriter writer;
+    checkpoint::FileWriter writer(std::ssize(paths));
     std::vector<std::unique_ptr<checkpoint::ArrayFile>> files;
     for (const std::string& path : paths)
         files.push_back(std::make_unique<checkpoint::ArrayFile>(

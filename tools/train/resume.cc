@@ -9,6 +9,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/saved.h"
 #include "ferry/error.h"
+#include "train/rank_share.h"
 
 namespace ferry::tools {
 namespace {
@@ -38,6 +39,14 @@ ResumeFrom newest_in(const std::string& directory) {
                              : "start without --resume, or name them: --resume " + aside.back());
     }
     return {.checkpoint = steps.back().path};
+}
+
+// Ranks have directories of their own there. Those of this host may not begin with the first.
+bool a_rank_holds_some(const std::string& directory) {
+    std::error_code reason;
+    for (const auto& entry : std::filesystem::directory_iterator(directory, reason))
+        if (train::rank_of(entry.path()) && holds_durable_steps(entry.path())) return true;
+    return false;
 }
 
 ResumeFrom durable_at(const std::string& directory, const Config& config) {
@@ -76,7 +85,7 @@ ResumeFrom resume_from(const std::optional<std::string>& option, const Config& c
                    "name a checkpoint, such as DIR/step-00000100");
     }
     if (checkpoint::is_checkpoint(path)) return {.checkpoint = path};
-    if (holds_durable_steps(path)) return durable_at(path, config);
+    if (holds_durable_steps(path) || a_rank_holds_some(path)) return durable_at(path, config);
     return newest_in(path);
 }
 

@@ -26,11 +26,22 @@ int64_t stored_in_memory(const std::vector<NvmePath>& paths, const planner::Plan
     return std::min(bytes, plan.nvme_bytes);
 }
 
+int64_t on_device_in_memory(const planner::Plan& plan, const Device& device) {
+    return device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
+}
+
+// Below 0: the plan takes more than there is.
+int64_t left_beside(const planner::Plan& plan, const BudgetConfig& budgets, const Topology& machine,
+                    const Device& device) {
+    return machine.memory_left_bytes - kStillToCome - on_device_in_memory(plan, device) -
+           plan.host_bytes - stored_in_memory(budgets.nvme, plan);
+}
+
 }  // namespace
 
 planner::Plan within_memory(planner::Plan plan, const BudgetConfig& budgets,
-                            const Topology& machine, const Device& device) {
-    const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
+                            const Topology& machine, const Device& device, int64_t beside) {
+    const int64_t on_device = on_device_in_memory(plan, device);
     const int64_t on_tmpfs = stored_in_memory(budgets.nvme, plan);
     for (const NvmePath& path : budgets.nvme) {
         if (is_memory(path.path))
@@ -40,7 +51,8 @@ planner::Plan within_memory(planner::Plan plan, const BudgetConfig& budgets,
     }
     const int64_t bytes = on_device + plan.host_bytes + on_tmpfs;
     // The process is already counted as it is; what it is still to take beside its arenas is not.
-    const int64_t left = std::max<int64_t>(machine.memory_left_bytes - kStillToCome, 0);
+    const int64_t to_come = kStillToCome + beside;
+    const int64_t left = std::max<int64_t>(machine.memory_left_bytes - to_come, 0);
     if (bytes <= left) return plan;
     throw Error(Trouble::does_not_fit,
                 {.what = "this machine has less memory than the budgets allow the run to take",
@@ -51,17 +63,22 @@ planner::Plan within_memory(planner::Plan plan, const BudgetConfig& budgets,
                  .limit = std::to_string(left) + " bytes (" + format_bytes(left) + "): of " +
                           format_bytes(machine.memory_limit_bytes) +
                           " installed or allowed to this container, what is not in use, and " +
-                          format_bytes(kStillToCome) + " for threads and libraries",
+                          format_bytes(to_come) + " for threads and libraries" +
+                          (beside > 0 ? " and to write checkpoints" : ""),
                  .remedy = "lower budgets.device and budgets.host until their sum fits, with a "
                            "path in budgets.nvme for the rest; or end other processes"});
 }
 
+int64_t memory_for_reading(const planner::Plan& plan, const BudgetConfig& budgets,
+                           const Topology& machine, const Device& device) {
+    return std::max<int64_t>(left_beside(plan, budgets, machine, device), 0);
+}
+
 int64_t memory_beside(const planner::Plan& plan, const BudgetConfig& budgets,
                       const Topology& machine, const Device& device) {
-    constexpr int64_t kPagesOfFiles = kGiB;  // the kernel's, of what is written meanwhile
-    const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
-    const int64_t left = machine.memory_left_bytes - kStillToCome - kPagesOfFiles - on_device -
-                         plan.host_bytes - stored_in_memory(budgets.nvme, plan);
+    // The kernel's, of what is written meanwhile, and the blocks that it is written from.
+    constexpr int64_t kPagesOfFiles = kGiB;
+    const int64_t left = left_beside(plan, budgets, machine, device) - kPagesOfFiles;
     return std::max<int64_t>(std::min(left, budgets.host_bytes - plan.host_bytes), 0);
 }
 

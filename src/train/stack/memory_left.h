@@ -9,9 +9,13 @@
 namespace ferry::train {
 
 // Refuses a plan that takes more memory than the machine or cgroup has left: the kernel would kill
-// the run later. `budgets`: of this rank, as of all below.
+// the run later. `budgets`: of this rank, as of all below. `beside`: what it takes for a while
+// beside the plan.
 planner::Plan within_memory(planner::Plan plan, const BudgetConfig& budgets,
-                            const Topology& machine, const Device& device);
+                            const Topology& machine, const Device& device, int64_t beside = 0);
+// What is then still left, for what is read ahead before the first step.
+int64_t memory_for_reading(const planner::Plan& plan, const BudgetConfig& budgets,
+                           const Topology& machine, const Device& device);
 // The memory that the run may take beside its plan, within budgets.host and what the machine has
 // left. A part of the machine's stays free for pages of files.
 int64_t memory_beside(const planner::Plan& plan, const BudgetConfig& budgets,

@@ -197,7 +197,7 @@ namespace {
 // Records that are tried one after the other, and what was wrong with them: the first of each kind.
 class Attempts {
 public:
-    Attempts(swap::Store& store, const RunRecord& record, const std::function<uint64_t()>& prove)
+    Attempts(swap::Store& store, const RunRecord& record, const Prove& prove)
         : store_(store), record_(record), prove_(prove) {}
 
     // Whether `work` ended with a record as it was written. What else is wrong it throws.
@@ -220,8 +220,9 @@ public:
         return bytes ? std::optional(record_.read(*bytes)) : std::nullopt;
     }
     // The state of the record that was read last.
-    void prove(const RunState& state) const {
-        if (prove_() == state.frozen) return;
+    void prove(const RunState& state, const std::function<bool()>& may_write) const {
+        const auto frozen = prove_(may_write);
+        if (!frozen || *frozen == state.frozen) return;
         throw Error(Trouble::usage,
                     {.what = "the run cannot be resumed: its frozen weights are others",
                      .where = "model.path, freeze",
@@ -238,7 +239,7 @@ private:
 
     swap::Store& store_;
     const RunRecord& record_;
-    const std::function<uint64_t()>& prove_;
+    const Prove& prove_;
     std::optional<Problem> failed_{}, wrong_{};
 };
 
@@ -261,21 +262,20 @@ std::vector<int64_t> in_common(std::span<const StepsOfRank> ranks) {
 
 }  // namespace
 
-RunState resume(swap::Store& store, const RunRecord& record,
-                const std::function<uint64_t()>& prove) {
+RunState resume(swap::Store& store, const RunRecord& record, const Prove& prove) {
     Attempts attempts(store, record, prove);
     for (size_t n = 0;; ++n) {
         std::optional<RunState> state;
         const bool whole = attempts.succeeds([&] {
             state = attempts.read(n);
-            if (state) attempts.prove(*state);
+            if (state) attempts.prove(*state, [] { return true; });
         });
         if (whole && state) return *state;
         if (whole) throw attempts.error();
     }
 }
 
-RunState resume(swap::Store& store, const RunRecord& record, const std::function<uint64_t()>& prove,
+RunState resume(swap::Store& store, const RunRecord& record, const Prove& prove,
                 comm::Communicator& ranks, Executor& executor) {
     Attempts attempts(store, record, prove);
     StepsOfRank mine{};
@@ -285,16 +285,22 @@ RunState resume(swap::Store& store, const RunRecord& record, const std::function
             if (const auto state = attempts.read(n)) mine[n] = state->step;
         });
     const std::vector<StepsOfRank> all = gather(ranks, executor, mine, "durable steps");
+    const auto all_have = [&](bool whole) {
+        const auto each = gather(ranks, executor, static_cast<uint8_t>(whole), "durable steps");
+        return std::ranges::all_of(each, [](uint8_t rank) { return rank != 0; });
+    };
     for (const int64_t step : in_common(all)) {
         const auto n = static_cast<size_t>(std::ranges::find(mine, step) - mine.begin());
         std::optional<RunState> state;
+        std::optional<bool> proved;  // by all; none: not even here
         const bool whole = attempts.succeeds([&] {
             state = attempts.read(n);
             FERRY_CHECK(state.has_value(), "a record is gone");
-            attempts.prove(*state);
+            attempts.prove(*state, [&] { return *(proved = all_have(true)); });
         });
-        const auto each = gather(ranks, executor, static_cast<uint8_t>(whole), "durable steps");
-        if (std::ranges::all_of(each, [](uint8_t rank) { return rank != 0; })) return *state;
+        if (!proved) proved = all_have(false);
+        // What was written to the slots of frozen weights may have failed.
+        if (*proved && all_have(whole)) return *state;
     }
     if (attempts.has_failed()) throw attempts.error();
     throw Error(Trouble::io,

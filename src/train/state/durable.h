@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -77,13 +78,17 @@ private:
 bool has_ended(const aio::Volume& volume, const RunRecord& record, int64_t map_bytes,
                int64_t steps);
 
-// Resumes from the newest record whose every slot is as it was written: `prove` reads them all, and
-// returns the hash of the frozen weights. Throws usage where the run is another one, io where no
-// record can be used: it says whether a transfer failed, or all of them are wrong.
-RunState resume(swap::Store& store, const RunRecord& record,
-                const std::function<uint64_t()>& prove);
-// The same of several ranks: from the newest step of which all of them have such a record.
-RunState resume(swap::Store& store, const RunRecord& record, const std::function<uint64_t()>& prove,
+// Reads all slots of a record, and returns the hash of the frozen weights. Before it writes any it
+// asks whether it may; where not it returns nothing.
+using Prove = std::function<std::optional<uint64_t>(const std::function<bool()>& may_write)>;
+
+// Resumes from the newest record whose every slot is as it was written. Throws usage where the run
+// is another one, io where no record can be used: it says whether a transfer failed, or all of them
+// are wrong.
+RunState resume(swap::Store& store, const RunRecord& record, const Prove& prove);
+// The same of several ranks: from the newest step of which all of them have such a record. None
+// writes anything before.
+RunState resume(swap::Store& store, const RunRecord& record, const Prove& prove,
                 comm::Communicator& ranks, Executor& executor);
 
 // After which step a run goes on, and which steps it does again: those after it that its files have

@@ -361,6 +361,7 @@ void export_weights(const std::string& weights, const Config& config, const Expo
                     const ExportDirectory& directory, const ExportProgress& progress) {
     const model::Shape shape = model_of(config).shape;
     const auto layers = model::layers_of(shape, {}, false);
+    checkpoint::require_model_files(weights);
     const LoadedWeights loaded(weights, shape, layers);
     const checkpoint::ModelFiles model = checkpoint::files_of_model(weights);
     for (const checkpoint::Shard& file : model.files)

@@ -193,8 +193,8 @@ checkpoint::TensorSource LoadedWeights::source_of(const model::Tensor& tensor) c
 }
 
 void LoadedWeights::begin(const planner::Plan& plan, std::span<const StateIo::Part> parts,
-                          Team& team) {
-    ahead_ = std::make_unique<checkpoint::TensorsAhead>(team);
+                          Team& team, int64_t memory) {
+    ahead_ = std::make_unique<checkpoint::TensorsAhead>(team, memory);
     for (const StateIo::Part& part : parts) {
         const model::Layer& layer = plan.layers[static_cast<size_t>(part.chunk->layer)];
         const int64_t first = part.chunk->first + part.at, end = first + part.count;

@@ -61,13 +61,14 @@ void log_taken(const std::string& core, const std::string& taken) {
 
 }  // namespace
 
-void take_recorded_kernels(const Config& config, const model::Shape& shape, const Device& device) {
-    if (device.kind() != DeviceKind::cpu || config.budgets.nvme.empty()) return;
-    const NvmePath& path = config.budgets.nvme.front();
+void take_recorded_kernels(const Config& config, std::span<const NvmePath> paths,
+                           const model::Shape& shape, const Device& device, int ranks) {
+    if (device.kind() != DeviceKind::cpu || paths.empty()) return;
+    const NvmePath& path = paths.front();
     const uint64_t run = aio::published_run({.path = path.path});
     if (run == 0) return;
     const std::string core = ops::blas_core();
-    const auto other = kernels_of(run, config, shape, device, 1);
+    const auto other = kernels_of(run, config, shape, device, ranks);
     if (!other) return;
     if (!ops::take_blas_core(other->name)) refuse_others(path.path, core, *other);
     log_taken(core, other->name);

@@ -159,8 +159,10 @@ public:
           groups_(groups_of(entries_, saving.shard_bytes)),
           saving_(saving) {
         for (const Group group : groups_) {
-            for (const auto& [file, arrays] : arrays_of(group)) {
-                ++files_;
+            const Arrays files = arrays_of(group);
+            files_ += std::ssize(files);
+            files_at_once_ = std::max(files_at_once_, std::ssize(files));
+            for (const auto& [file, arrays] : files) {
                 bytes_ += checkpoint::header_bytes(arrays);
                 for (const ArrayInfo& array : arrays) bytes_ += array.bytes;
             }
@@ -176,7 +178,7 @@ public:
     std::vector<checkpoint::Shard> write(const std::string& directory, Team& team,
                                          const Read& read) {
         std::vector<checkpoint::Shard> shards;
-        checkpoint::FileWriter writer;
+        checkpoint::FileWriter writer(files_at_once_);
         for (size_t g = 0; g < groups_.size(); ++g) {
             std::map<std::string_view, std::unique_ptr<ArrayFile>> files;
             for (auto& [file, arrays] : arrays_of(groups_[g])) {
@@ -226,7 +228,7 @@ private:
     std::vector<Entry> entries_;
     std::vector<Group> groups_;
     const Saving& saving_;
-    int64_t bytes_ = 0, files_ = 0, written_ = 0;
+    int64_t bytes_ = 0, files_ = 0, files_at_once_ = 0, written_ = 0;
 };
 
 // Throws where so much more has no room.

@@ -211,7 +211,7 @@ void SavedRun::read_proved(const model::Layer& layer, const StateArray& array, i
 }
 
 StateIo::Contents SavedRun::contents(const Plan& plan, const StateIo::FirstMoment& first_moment,
-                                     Team& team) {
+                                     Team& team, int64_t memory) {
     const bool narrow = plan.compute != DType::f32;
     return {.master =
                 [this, narrow](const model::Layer& layer, int64_t first, std::span<float> out) {
@@ -237,9 +237,9 @@ StateIo::Contents SavedRun::contents(const Plan& plan, const StateIo::FirstMomen
                                std::span<std::byte> to) { ahead_->read(*from.stored, at, to); });
                 },
             .begin =
-                [this, &plan, &team](std::span<const StateIo::Part> parts) {
+                [this, &plan, &team, memory](std::span<const StateIo::Part> parts) {
                     naming_another([&] {
-                        ahead_ = std::make_unique<checkpoint::TensorsAhead>(team);
+                        ahead_ = std::make_unique<checkpoint::TensorsAhead>(team, memory);
                         for (const StateIo::Part& part : parts) want(plan, part);
                     });
                 },

@@ -48,7 +48,7 @@ public:
     // also that of arrays that are not wanted themselves, each by one rank. The team and this must
     // outlive it.
     StateIo::Contents contents(const planner::Plan& plan, const StateIo::FirstMoment& first_moment,
-                               Team& team);
+                               Team& team, int64_t memory);
 
 private:
     template <class Work>

@@ -251,7 +251,7 @@ uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, Start
     return frozen;
 }
 
-uint64_t StateIo::restore(const Fill& fill) {
+std::optional<uint64_t> StateIo::restore(const Fill& fill, const std::function<bool()>& proved) {
     for (const Chunk& chunk : plan_.chunks) {
         if (!chunk.trainable) continue;
         const Staging place = brought(chunk, true, plan_.state.split);
@@ -264,6 +264,7 @@ uint64_t StateIo::restore(const Fill& fill) {
         if (store_.in_host(chunk.weight).empty()) store_.put(chunk.weight, place.weight);
     }
     // Only now, when all is proved: their slots may be those of an older version of a split master.
+    if (!proved()) return {};
     uint64_t frozen = 0;
     for (const Chunk& chunk : plan_.chunks) {
         if (chunk.trainable) continue;

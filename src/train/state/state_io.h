@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -74,8 +75,10 @@ public:
     };
     uint64_t initialise(const Contents& contents, const Watch& watch, StartUp& start_up);
     // The same where the state is stored already, and read back and checked here: compute weights
-    // are made from it, frozen ones by `fill`. Throws io where it is not what was written.
-    uint64_t restore(const Fill& fill);
+    // are made from it, frozen ones by `fill`. Throws io where it is not what was written. `proved`
+    // hears that all of it is, before a frozen one is written: where it says false none is, and
+    // there is no hash.
+    std::optional<uint64_t> restore(const Fill& fill, const std::function<bool()>& proved);
     // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows; of the master in
     // fp32, however it is kept. Of this rank's shards.
     uint64_t hash();
