@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from .text import shown
+
+_MOST_OF_A_PART = 1024
+_MOST_OF_A_PLACE = 6 << 10  # a path, and what of the file
 _LABELS = {"where": "where", "measured": "measured", "limit": "limit", "do": "remedy"}
 
 
@@ -71,5 +75,8 @@ def usage(what: str, *, where: str = "", measured: object = "", limit: object = 
 
 
 def message(what: str, where: str, measured: object, limit: object, remedy: str) -> str:
-    parts = (("where:    ", where), ("measured: ", measured), ("limit:    ", limit), ("do:       ", remedy))
-    return what + "".join(f"\n  {label}{value}" for label, value in parts if str(value))
+    """Of what others wrote no part steers the terminal, goes on in another line, or fills the screen."""
+    parts = (("measured: ", measured), ("limit:    ", limit), ("do:       ", remedy))
+    lines = [shown(what, _MOST_OF_A_PART), f"  where:    {shown(where, _MOST_OF_A_PLACE)}" if where else "",
+             *(f"  {label}{shown(value, _MOST_OF_A_PART)}" for label, value in parts if str(value))]
+    return "\n".join(line for line in lines if line)

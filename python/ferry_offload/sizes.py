@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 from .errors import usage
+from .text import in_quotes
 
 _UNITS = {"": 1, "B": 1, **{letter + unit: base**power for power, letter in enumerate("KMGT", start=1)
                             for unit, base in (("iB", 1024), ("B", 1000))}}
+
+_MOST_DIGITS = 19  # of 2^63
 
 
 def to_bytes(size: int | str) -> int:
@@ -17,7 +20,9 @@ def to_bytes(size: int | str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
     unit = found and _UNITS.get(found[2][:1].upper() + found[2][1:])
     if not found or not unit:
-        raise usage("a size is not understood", measured=repr(size), limit="a number of bytes, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+        raise usage("a size is not understood", measured=in_quotes(size), limit="a number of bytes, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+    if len(found[1].partition(".")[0]) > _MOST_DIGITS:
+        raise usage("a size is larger than any there is", measured=in_quotes(size))
     return int(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
 
 

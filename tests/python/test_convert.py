@@ -4,6 +4,7 @@ Skipped where torch, transformers or (for its own) deepspeed or accelerate is no
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -24,9 +25,10 @@ transformers = pytest.importorskip("transformers")
 import make_deepspeed_checkpoints as deepspeeds  # noqa: E402
 
 import ferry_offload  # noqa: E402
-from ferry_offload.convert import convert, directory  # noqa: E402
+from ferry_offload.convert import bounded_json, convert, directory  # noqa: E402
 from ferry_offload.convert.pickles import Opaque, load  # noqa: E402
 from ferry_offload.convert.trainer import _tensors_in  # noqa: E402
+from ferry_offload.sizes import to_bytes  # noqa: E402
 
 FERRY = os.environ.get("FERRY") or str(Path(ferry_offload.__file__).parent / "bin/ferry")
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -552,6 +554,92 @@ def test_only_regular_files_of_some_size(trainer_copy, tmp_path, name, kind):
     refused(trainer_copy, tmp_path / "out", path.name, names=path if name == "names" else None)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "nowhere"])
+@pytest.mark.parametrize("name", ["config.json", "optimizer.pt", "model.safetensors", "tokenizer.json", "merges.txt",
+                                  "model.safetensors.index.json", "latest"])
+def test_every_file_is_a_regular_one(trainer_copy, tmp_path, name, kind):
+    """None is waited for, read without an end, or left out without a word."""
+    path = trainer_copy / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "nothing")
+    if kind == "nowhere":
+        refused(trainer_copy, tmp_path / "out", name, "No such file", error=ferry_offload.StorageError)
+    else:
+        refused(trainer_copy, tmp_path / "out", name, "no regular file", "a pipe" if kind == "pipe" else "a device")
+
+
+@pytest.mark.parametrize("name", ["pipe", "device"])
+def test_a_ranks_file_is_a_regular_one(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for trust in (False, True):
+        with pytest.raises(ferry_offload.UsageError, match="no regular file"):
+            load(tmp_path / name, trust=trust)
+
+
+@pytest.mark.parametrize("text, said", [
+    ('{\n "a": ' + "[" * 64 + "]" * 64 + "}", ["nested too deep", "line 2, column 70", "64 levels"]),
+    ('{"a": 1,\n"b": 2, "a": 3}', ['the key "a" is given twice', "line 2, column 12"]),
+    ('{"model_type": "' + "x" * 5_000_000 + '"}', ["(5000000 bytes)"]),
+    ('{"model_type": "\\u001b[31m\\u009b2J"}', [r"\x1b[31m\xc2\x9b2J"]),
+    ('{"model_type": "lla\\u0000ma"}', ["NUL character", r'"lla\x00ma"', "column 16"]),
+    ('{"model_type": "\\ud800"}', ["half of a character", "column 16"]),
+    ('{"é": "\\u0000"}', ["NUL character", "column 8"]),
+    ('{"model_type": "llama\0"}', ["a NUL byte", "line 1, column 22"]),
+    (b'{"model_type": "\xff"}', [r"no UTF-8: the byte \xff", "column 17"]),
+    ('{"model_type": "llama"}'.encode("utf-16-le"), ["a NUL byte"]),
+    ('{"a": [' + "[]," * 1_000_000 + "0]}", ["too many values", "1000000 values"]),
+    (" " * (17 << 20), ["too large", f"{17 << 20} bytes"])], ids=lambda value: str(value)[:20] if isinstance(value, list) else "")
+def test_json_beyond_its_bounds(trainer_copy, tmp_path, text, said):
+    path = trainer_copy / "config.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ferry_offload.UsageError) as caught:
+        convert(trainer_copy, tmp_path / "out")
+    shown = str(caught.value)
+    for one in ("config.json", *said):
+        assert one in shown, shown
+    assert len(shown) < 1000 and shown.replace("\n", "").isprintable(), shown
+
+
+@pytest.mark.parametrize("text", [
+    "[]", "{}", "7", '"a"', "[[], {}, [ ], 1]", '{"a": "[{,:", "b": "\\"]", "c": {"a": [1, {"a": 2}]}}', '\ufeff{"a": 1}', "[" * 64 + "]" * 64])
+def test_json_within_its_bounds(text):
+    assert bounded_json.parse(text.encode()) == json.loads(text.removeprefix("\ufeff"))
+
+
+def test_values_are_counted_exactly():
+    """Keys are none, containers are."""
+    text = b'{"a": [[], {}, [ ], {"b": 1}], "c": "x,y"}'
+    assert bounded_json.parse(text, 8)
+    with pytest.raises(bounded_json.JsonFault, match="too many values"):
+        bounded_json.parse(text, 7)
+
+
+def test_a_doubled_name_among_many(trainer_copy, tmp_path):
+    """Is found in time that grows with their number, not its square."""
+    names = [f"t{number:06}" for number in range(80_000)]
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    text = "{" + ",".join(f'"{name}":{json.dumps(entry)}' for name in [*names, names[-1]]) + "}"
+    path = trainer_copy / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + bytes(4))
+    begun = time.process_time()
+    refused(trainer_copy, tmp_path / "out", 'the key "t079999" is given twice', "byte", error=ferry_offload.StorageError)
+    assert time.process_time() - begun < 20
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+                                   OSError(errno.ENOMEM, "Cannot allocate memory")], ids=lambda error: type(error).__name__)
+def test_too_little_memory_is_no_damage(trainer_copy, tmp_path, monkeypatch, error):
+    def fails(*_words, **_options):
+        raise error
+
+    monkeypatch.setattr(torch, "load", fails)
+    refused(trainer_copy, tmp_path / "out", "too little memory", "optimizer.pt", error=ferry_offload.DoesNotFitError)
+
+
 @pytest.mark.parametrize("text", [b"", b"/etc", b"../source/step", b"a\x00b", b"\xff\xfe", b"..", b"x" * 5000])
 def test_a_step_is_beside_the_file_that_names_it(trainers, tmp_path, text):
     source = tmp_path / "source"
@@ -675,6 +763,30 @@ def test_what_is_printed_goes_into_no_file(trainers, tmp_path, closed):
     convert(trainers[0], tmp_path / "plain")
     for path in (tmp_path / "plain").iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes(), path
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--json"], [], ["--help"]], ids=str)
+def test_a_full_standard_output(trainers, tmp_path, words, unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", COMMAND, str(trainers[0]), str(tmp_path / "out"), *words], stdout=full,
+                              stderr=subprocess.PIPE, text=True, check=False, timeout=600, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    assert done.returncode == 4, done.stderr
+    for text in ("what ferry printed could not be written", "standard output", "No space left"):
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert (tmp_path / "out").is_dir() == (words != ["--help"])
+
+
+def test_help_has_an_example():
+    done = python("-c", COMMAND, "--help")
+    assert done.returncode == 0 and done.stdout.count("\nExample: python3 -m ferry_offload.convert ") == 1
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "9" * 400 + ".5 TB", "1" * 30])
+def test_sizes_beyond_any(size):
+    with pytest.raises(ferry_offload.UsageError, match="larger than any"):
+        to_bytes(size)
 
 
 def _without_torch(folder):

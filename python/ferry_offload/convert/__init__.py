@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FerryError, usage
+from ..errors import FerryError, error_of, message, usage
+from ..text import in_quotes, shown
 
 if TYPE_CHECKING:
     from .state import State
@@ -30,7 +31,10 @@ def convert(source: str | os.PathLike[str], output: str | os.PathLike[str], *, m
     except ImportError as error:
         raise usage("torch is needed to read checkpoints of DeepSpeed or a Trainer", measured=str(error),
                     remedy="pip install torch; its CPU build is enough") from error
-    from .files import of_system, watching
+    except (MemoryError, OSError) as error:  # of its libraries
+        raise error_of(3, "does_not_fit", message("torch cannot be loaded: too little memory, or a library that the system refuses", "",
+                                                  shown(error) or "MemoryError", "", "raise the limit of memory: ulimit -v")) from error
+    from .files import is_of_memory, of_system, watching
     from .state import damaged, does_not_fit
 
     source, output = Path(source), Path(os.path.abspath(output))
@@ -46,11 +50,11 @@ def convert(source: str | os.PathLike[str], output: str | os.PathLike[str], *, m
             raise
         except OSError as error:
             raise of_system(error, error.filename or source) from error
-        except MemoryError as error:
-            raise does_not_fit("there is too little memory to convert it", source, str(error)) from error
         except Exception as error:  # what is in the files decides which
+            if is_of_memory(error):
+                raise does_not_fit("there is too little memory to convert it", source, shown(error)) from error
             raise damaged("the checkpoint is not laid out as the programs do that write such", source,
-                          f"{type(error).__name__}: {error}".split("\n")[0][:300], "", "take another checkpoint, or copy this one again") from error
+                          shown(f"{type(error).__name__}: {error}".split("\n")[0], 300), "", "take another checkpoint, or copy this one again") from error
 
 
 def _convert(source: Path, output: Path, *, model: str | os.PathLike[str] | None, tag: str | None,
@@ -77,12 +81,14 @@ def _convert(source: Path, output: Path, *, model: str | os.PathLike[str] | None
 
 def _step_folder(source: Path, tag: str | None) -> Path:
     """The directory of a step: the source, or one in it that `tag` or DeepSpeed's file `latest` names."""
+    from .files import is_there
+
     if tag:
         return _existing(source / tag, "--tag")
     if any(source.glob("*_optim_states.pt")) or any(source.glob("*_model_states.pt")) or (source / "zero").is_dir():
         return source
     for latest in ("latest", "latest_universal"):
-        if (source / latest).is_file():
+        if is_there(source / latest):
             return _existing(source / _name_in(source / latest), latest)
     steps = sorted(path.name for path in source.glob("global_step*") if path.is_dir())
     if len(steps) > 1:
@@ -96,7 +102,7 @@ def _name_in(latest: Path) -> str:
 
     name = read_bytes(latest, most=4096).decode(errors="backslashreplace").strip()
     if not name.isprintable() or name in ("", ".", "..") or "/" in name:
-        raise usage("the file names no directory beside it", where=str(latest), measured=repr(name[:80]), remedy="name a step: --tag")
+        raise usage("the file names no directory beside it", where=str(latest), measured=in_quotes(name), remedy="name a step: --tag")
     return name
 
 

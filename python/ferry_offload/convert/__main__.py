@@ -7,19 +7,31 @@ import json
 import os
 import signal
 import sys
+from typing import Any
 
-from ..errors import FerryError
+from ..errors import FerryError, message
 from ..sizes import to_bytes
+from ..text import one_line
 from . import SHARD_BYTES, convert
 
 
+_ABOUT = """Makes of a checkpoint of DeepSpeed (ZeRO stages 1 to 3, or universal) or of transformers' Trainer a
+directory that `ferry ckpt import` reads, with the optimizer's state."""
+_AFTER = """Pickles can run code. They are read with torch's weights-only reader, which runs none of theirs; classes
+that it does not know become records without methods. --trust-pickles gives that up.
+
+Example: python3 -m ferry_offload.convert out/checkpoint-1000 CONVERTED --shard-size 2GB"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def print_help(self, file: Any = None) -> None:
+        """argparse's own is silent about what it could not write."""
+        print(self.format_help(), end="", file=file)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python3 -m ferry_offload.convert",
-        description="Makes of a checkpoint of DeepSpeed (ZeRO stages 1 to 3, or universal) or of transformers' Trainer a "
-                    "directory that `ferry ckpt import` reads, with the optimizer's state.",
-        epilog="Pickles can run code. They are read with torch's weights-only reader, which runs none of theirs; classes that "
-               "it does not know become records without methods. --trust-pickles gives that up.")
+    parser = _Parser(prog="python3 -m ferry_offload.convert", description=_ABOUT, epilog=_AFTER,
+                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="directory with DeepSpeed's `latest`, one of its steps, or a Trainer's checkpoint-N")
     parser.add_argument("output", help="directory to write; it must not be there")
     parser.add_argument("--model", metavar="DIR", help="has config.json and the tokenizer, where the source has not")
@@ -47,8 +59,7 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115
 
 
-def main() -> int:
-    _open_standard_streams()
+def _run() -> int:
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, _stop)
     try:
@@ -58,16 +69,33 @@ def main() -> int:
     except FerryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code
+    except MemoryError:
+        print("error: there is too little memory to convert it", file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         return 130
     if options.json:
-        print(json.dumps(done))
+        print(json.dumps(done).replace("\x7f", "\\u007f"))
     else:
-        rate = done["bytes"] / max(done["seconds"], 1e-9) / 1e9
-        print(f"{done['output']}: step {done['global_step']} of {done['format']}, {done['parameters']} parameters in "
+        rate, output = done["bytes"] / max(done["seconds"], 1e-9) / 1e9, one_line(done["output"])
+        print(f"{output}: step {done['global_step']} of {done['format']}, {done['parameters']} parameters in "
               f"{done['weights']}, with {', '.join(done['state']) or 'weights alone'}; {done['bytes'] / 1e9:.2f} GB, {rate:.2f} GB/s\n"
-              f"go on: ferry ckpt import CONFIG {done['output']}")
+              f"go on: ferry ckpt import CONFIG {output}")
     return 0
+
+
+def main() -> int:
+    _open_standard_streams()
+    try:
+        try:
+            return _run()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it would fail once more
+        print("error: " + message("what ferry printed could not be written", "standard output", error.strerror or str(error), "",
+                                  "free space where it goes, or let its reader live longer; what was converted stays"), file=sys.stderr)
+        return 4
 
 
 if __name__ == "__main__":

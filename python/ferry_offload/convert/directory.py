@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 import torch
 
 from ..errors import FerryError
-from .files import require_unchanged
+from ..text import one_line
+from .files import open_regular, require_unchanged
 from .model import Model
 from .state import FIRST, MASTER, SECOND, TYPES, Array, State, Tensor, damaged, unsupported
 
@@ -76,16 +77,17 @@ def write(state: State, model: Model, output: Path, *, shard_bytes: int) -> dict
         raise unsupported("the directory to write in is not there", parent, "", "", "make it")
     files = list(_files(state, shard_bytes))
     total = sum(file.bytes for file in files)
+    room = total + sum(_size_of(path) for path in model.files())
     try:
         _remove_leftovers(output)
         free = shutil.disk_usage(parent).free
-        if free < total:
+        if free < room:
             raise damaged("no room for the converted checkpoint", parent, f"{free} bytes are free",
-                          f"{total} bytes, {total - free} more", "make room, or name a directory on another disk")
+                          f"{room} bytes, {room - free} more", "make room, or name a directory on another disk")
         aside = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=_ASIDE, dir=parent))
         held = _hold(aside)
         try:
-            progress = Progress(f"convert {output.name}", total)
+            progress = Progress(f"convert {one_line(output.name)}", total)
             for file in files:
                 _write_file(aside / file.name, file, progress)
             progress.done()
@@ -108,6 +110,12 @@ def write(state: State, model: Model, output: Path, *, shard_bytes: int) -> dict
         raise damaged("the converted checkpoint cannot be written", error.filename or output, error.strerror or str(error), "",
                       "make room, or name a directory on another disk") from error
     return {"files": len(files), "bytes": total, "seconds": round(progress.seconds, 3)}
+
+
+def _size_of(path: Path) -> int:
+    """Of a file to be taken over. What cannot be is found out before anything is written."""
+    with open_regular(path) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 # ---------------------------------------------------------------- what goes where
@@ -175,7 +183,8 @@ def _require_same(rounded: torch.Tensor, weight: torch.Tensor, name: str) -> Non
 
 def _write_texts(aside: Path, state: State, model: Model, files: list[Written]) -> None:
     for path in model.files():
-        shutil.copyfile(path, aside / path.name)
+        with open_regular(path) as file, open(aside / path.name, "wb") as out:
+            shutil.copyfileobj(file, out)
     weights = [file for file in files if file.kind == "model"]
     if len(weights) > 1:
         _write_json(aside / "model.safetensors.index.json",

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .files import read_json
+from ..text import shown
+from .files import is_there, read_json
 from .state import unsupported
 
 _BESIDE = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -25,7 +26,7 @@ class Model:
         self.config = read_json(config_path, dict)
         self.family = str(self.config.get("model_type"))
         if self.family not in _TENSORS:
-            raise unsupported("a model of a family that ferry does not train", config_path, self.family,
+            raise unsupported("a model of a family that ferry does not train", config_path, shown(self.family),
                               ", ".join(sorted(_TENSORS)))
         # transformers' defaults: what config.json leaves out.
         self.tied = bool(self.config.get("tie_word_embeddings", self.family == "gpt2"))
@@ -46,7 +47,7 @@ class Model:
         value = next((self.config[key] for key in keys if self.config.get(key) is not None), default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise unsupported("config.json does not say the model's shape", f"{self.path}: {keys[0]}",
-                              "missing" if value is None else repr(value), "a positive whole number")
+                              "missing" if value is None else shown(repr(value)), "a positive whole number")
         return value
 
     def layers(self, *keys: str) -> range:
@@ -75,7 +76,7 @@ class Model:
     def files(self) -> list[Path]:
         """Those to be taken over as they are."""
         folder = self.path.parent
-        found = {path for pattern in _BESIDE for path in folder.glob(pattern) if path.is_file()}
+        found = (path for path in folder.iterdir() if any(path.match(pattern) for pattern in _BESIDE) and is_there(path))
         return [self.path, *sorted(found)]
 
     def require(self, shapes: dict[str, tuple[int, ...]], where: object) -> None:
@@ -88,10 +89,10 @@ class Model:
         for name, shape in shapes.items():
             wanted = self.tensors.get(name)
             if wanted is None:
-                raise unsupported("a tensor of the checkpoint is not the model's", f"{where}: {name}", list(shape),
+                raise unsupported("a tensor of the checkpoint is not the model's", f"{where}: {shown(name)}", list(shape),
                                   f"the tensors of {self.path}", "name the model's own config.json: --model DIR")
             if wanted != tuple(shape):
-                raise unsupported("a tensor has another shape than config.json says", f"{where}: {name}", list(shape),
+                raise unsupported("a tensor has another shape than config.json says", f"{where}: {shown(name)}", list(shape),
                                   list(wanted), "name the model's own config.json: --model DIR")
 
 
@@ -99,7 +100,7 @@ def config_of(candidates: Iterable[Path]) -> Path:
     """The first config.json of these directories."""
     searched = list(dict.fromkeys(candidates))
     for folder in searched:
-        if (folder / "config.json").is_file():
+        if is_there(folder / "config.json"):
             return folder / "config.json"
     raise unsupported("there is no config.json, which says what the model is", searched[0], "", "",
                       "name a directory that has it: --model DIR")

@@ -7,6 +7,7 @@ file gave them and run nothing, so neither DeepSpeed nor a caller's own modules 
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any
 
 import torch
 
-from .files import of_system, watch
-from .state import damaged, unsupported
+from ..text import shown
+from .files import is_of_memory, of_system, open_regular
+from .state import damaged, does_not_fit, unsupported
 
 _NEEDS = (2, 6)
 
@@ -58,7 +60,6 @@ def load(path: Path, *, trust: bool = False) -> Any:
         raise unsupported("this torch cannot read pickles safely", "torch", torch.__version__,
                           "2.6 or newer", "install a newer torch")
     _require_whole(path)
-    watch(path)
     try:
         if trust:
             return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
@@ -75,6 +76,8 @@ def load(path: Path, *, trust: bool = False) -> Any:
     except OSError as error:
         raise of_system(error, path) from error
     except Exception as error:  # what the bytes are decides which
+        if is_of_memory(error):
+            raise does_not_fit("there is too little memory to read a file of the checkpoint", path, shown(error)) from error
         raise damaged("a file of the checkpoint cannot be read", path, str(error).split("\n")[0], "",
                       "take another checkpoint, or copy this one again") from error
 
@@ -86,9 +89,10 @@ def _stand_in(name: str) -> type:
 def _require_whole(path: Path) -> None:
     """The directory of a zip file is at its end: a file that was cut has none."""
     try:
-        if zipfile.is_zipfile(path):
-            return
-        size = path.stat().st_size
+        with open_regular(path) as file:
+            if zipfile.is_zipfile(file):
+                return
+            size = os.fstat(file.fileno()).st_size
     except zipfile.BadZipFile as error:
         raise damaged("a file of the checkpoint is none of torch.save's", path, str(error), "",
                       "take another checkpoint, or copy this one again") from error

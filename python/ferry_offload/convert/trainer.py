@@ -6,19 +6,30 @@ ferry's families; every moment's shape is compared with the tensor's. Other orde
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .files import of_system, parse_json, read_json, shards_of, watch
+from ..text import shown
+from .bounded_json import MOST_VALUES_OF_TENSORS
+from .files import (
+    MOST_BYTES_OF_A_RUN,
+    MOST_BYTES_OF_TENSORS,
+    is_there,
+    of_system,
+    open_regular,
+    parse_json,
+    read_json,
+    shards_of,
+)
 from .model import Model
 from .pickles import load, number
 from .state import TYPES, Array, Pieces, State, Tensor, damaged, kept_moments, one_step, unsupported
 
 _DTYPES = {name: dtype for dtype, name in TYPES.items()}
-_MOST_HEADER_BYTES = 100 << 20
 
 # Which parameters the first group has, whose weights decay. The rest are the second's.
 _DECAYS: tuple[Callable[[str, tuple[int, ...]], bool], ...] = (
@@ -29,7 +40,7 @@ _DECAYS: tuple[Callable[[str, tuple[int, ...]], bool], ...] = (
 
 
 def is_trainer(folder: Path) -> bool:
-    return (folder / "optimizer.pt").is_file()
+    return is_there(folder / "optimizer.pt")
 
 
 def read(folder: Path, model: Model, *, moments: bool, trust: bool, names: Path | None) -> State:
@@ -54,9 +65,10 @@ def read(folder: Path, model: Model, *, moments: bool, trust: bool, names: Path 
 
 
 def _global_step(path: Path) -> int:
-    step = read_json(path, dict, damaged, "a file of the checkpoint is no JSON object").get("global_step")
+    step = read_json(path, dict, damaged, "a file of the checkpoint is no JSON object", most_bytes=MOST_BYTES_OF_A_RUN,
+                     most_values=MOST_VALUES_OF_TENSORS).get("global_step")
     if number(step) is None:
-        raise unsupported("the trainer's state does not say its step", f"{path}: global_step", step, "a whole number")
+        raise unsupported("the trainer's state does not say its step", f"{path}: global_step", shown(step), "a whole number")
     return int(step)
 
 
@@ -74,7 +86,7 @@ def _add_moments(state: dict[str, Any], tensors: dict[str, Tensor], model: Model
         kept = state["state"].get(index, {})
         kinds = kept_moments([key for key, value in kept.items() if value is not None], str(path))
         if state["state"] and not kinds:
-            raise unsupported("a parameter has no moments", f"{path}: {name}", "", "",
+            raise unsupported("a parameter has no moments", f"{path}: {shown(name)}", "", "",
                               "it was never trained; convert the weights alone: --no-moments")
         for kind, key in kinds.items():
             value = kept[key]
@@ -98,7 +110,7 @@ def _order(state: dict[str, Any], groups: list[list[int]], tensors: dict[str, Te
         unknown = [name for name in found if name not in tensors]
         if len(found) != len(indices) or len(set(found)) != len(found) or unknown:
             raise unsupported("the names are not those of the optimizer's parameters", names or path,
-                              f"{len(found)} names" + (f", {unknown[0]} unknown" if unknown else ""),
+                              f"{len(found)} names" + (f", {shown(unknown[0])} unknown" if unknown else ""),
                               f"{len(indices)} different names of the model's tensors")
         return dict(zip(found, indices, strict=True))
     fitting = list({tuple(order): order for order in _candidates(groups, tensors, model)
@@ -144,13 +156,13 @@ def _flat(value: torch.Tensor) -> Pieces:
 
 def _weights(folder: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype, Pieces]]]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    if is_there(index):
         names = sorted(set(shards_of(index).values()))
     else:
         names = ["model.safetensors"]
     for name in names:
         path = folder / name
-        if not path.is_file():
+        if not is_there(path):
             raise damaged("a file of the weights is missing", path, "", "",
                           "save with save_safetensors=True, or copy the whole checkpoint")
         yield from _tensors_in(path)
@@ -164,18 +176,18 @@ def _tensors_in(path: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.
             continue
         what = "the header of a file of weights is damaged"
         if not isinstance(entry, dict) or not all(isinstance(entry.get(key), list) for key in ("shape", "data_offsets")):
-            raise damaged(what, f"{path}: {name}", str(entry)[:80], "dtype, shape and data_offsets")
+            raise damaged(what, f"{path}: {shown(name)}", shown(entry), "dtype, shape and data_offsets")
         shape, offsets, said = tuple(entry["shape"]), entry["data_offsets"], entry.get("dtype")
         if len(offsets) != 2 or not all(type(one) is int and one >= 0 for one in (*shape, *offsets)):
-            raise damaged(what, f"{path}: {name}", f"shape {list(shape)}, data_offsets {offsets}"[:200], "whole numbers")
+            raise damaged(what, f"{path}: {shown(name)}", shown(f"shape {list(shape)}, data_offsets {offsets}"), "whole numbers")
         dtype = _DTYPES.get(said) if isinstance(said, str) else None
         if dtype is None:
-            raise unsupported("a weight of a type that ferry does not read", f"{path}: {name}", str(said)[:80], "F32, BF16 or F16")
+            raise unsupported("a weight of a type that ferry does not read", f"{path}: {shown(name)}", shown(said), "F32, BF16 or F16")
         first, last = begin + offsets[0], begin + offsets[1]
         if last > size:
-            raise damaged("a file of weights is truncated", f"{path}: {name}", f"{size} bytes", f"{last} bytes")
+            raise damaged("a file of weights is truncated", f"{path}: {shown(name)}", f"{size} bytes", f"{last} bytes")
         if last - first != math.prod(shape) * dtype.itemsize:
-            raise damaged(what, f"{path}: {name}", f"{last - first} bytes", f"{math.prod(shape) * dtype.itemsize} bytes, as its shape says")
+            raise damaged(what, f"{path}: {shown(name)}", f"{last - first} bytes", f"{math.prod(shape) * dtype.itemsize} bytes, as its shape says")
         yield name, (shape, dtype, _values(path, first, last, dtype))
 
 
@@ -187,7 +199,7 @@ def _values(path: Path, first: int, last: int, dtype: torch.dtype) -> Pieces:
         if not room:
             return [torch.empty(0, dtype=dtype)]
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open_regular(path) as file:
                 file.seek(first)
                 at = memoryview(room)
                 while at and (count := file.readinto(at)):
@@ -202,11 +214,11 @@ def _values(path: Path, first: int, last: int, dtype: torch.dtype) -> Pieces:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    watch(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
-        size = path.stat().st_size
-        if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
+        size = os.fstat(file.fileno()).st_size
+        if size < 8 or length > min(size - 8, MOST_BYTES_OF_TENSORS):
             raise damaged("a file of weights is truncated", path, f"{size} bytes", f"a header of {length}")
         text = file.read(length)
-    return parse_json(text, path, dict, damaged, "the header of a file of weights is damaged"), 8 + length
+    return parse_json(text, path, dict, damaged, "the header of a file of weights is damaged",
+                      most_values=MOST_VALUES_OF_TENSORS, binary=True), 8 + length

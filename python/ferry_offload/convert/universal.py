@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .files import is_there
 from .model import Model
 from .pickles import load, number
 from .state import MASTER, MOMENTS, Pieces, State, damaged, kept_moments, one_step, unsupported
@@ -47,7 +48,7 @@ def read(folder: Path, model: Model, *, moments: bool, trust: bool) -> State:
         shapes[name] = shape
         for what, file in kind.items():
             trained.setdefault(what, {})[name] = _pieces(place / f"{file}.pt", shape, trust)
-        if moments and (place / "step.pt").exists():
+        if moments and is_there(place / "step.pt"):
             steps.add(_step(place / "step.pt", trust))
     _require_all(folder, shapes, trained)
     if moments and not steps:
@@ -82,7 +83,7 @@ def _value(path: Path, trust: bool) -> torch.Tensor:
 
 def _shape(path: Path, said: tuple[int, ...] | None, trust: bool) -> tuple[int, ...]:
     """As in the file, but of stage 3, where values are flat."""
-    if not path.exists():
+    if not is_there(path):
         raise damaged("a file of a parameter is missing", path, "", "", "make the universal checkpoint again")
     value = _value(path, trust)
     return said if said is not None and value.numel() == math.prod(said) else tuple(value.shape)
@@ -109,7 +110,7 @@ def _step(path: Path, trust: bool) -> int:
 def _common_steps(folder: Path, trust: bool) -> set[int]:
     """Where the parameters' directories do not say it."""
     path = folder / "zero" / "optimizer_state.pt"
-    if not path.exists():
+    if not is_there(path):
         return set()
     common = load(path, trust=trust)
     if not isinstance(common, dict):
