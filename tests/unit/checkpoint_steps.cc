@@ -246,6 +246,80 @@ TEST(Saved, EveryFlippedByteIsNamedByFileAndTensor) {
     }
 }
 
+// A manifest with a checksum of its own that is right, and that says something else.
+void rewrite_manifest(const std::string& path, const std::function<void(Manifest&)>& change) {
+    Manifest manifest = manifest_of(path);
+    change(manifest);
+    std::ofstream(path + "/" + kManifestName, std::ios::binary) << write_manifest(manifest);
+}
+
+TEST(Saved, SizesAreThoseOfTheHeader) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    const std::string path = directory.path() + "/" + name_of_step(1);
+    const auto refused = [&](const std::function<void(std::vector<ArraySum>&)>& change) {
+        write_sample(steps, 1);
+        rewrite_manifest(path, [&](Manifest& m) { change(m.shards.at(0).arrays); });
+        const Error error = error_of([&] { const Saved saved(path); });
+        EXPECT_EQ(error.trouble(), Trouble::io) << error.what();
+        const std::string text = error.what();
+        EXPECT_NE(text.find("model.safetensors: "), std::string::npos) << text;
+        EXPECT_NE(text.find("elsewhere in its shard"), std::string::npos) << text;
+    };
+    refused([](auto& arrays) { std::swap(arrays.at(0).name, arrays.at(1).name); });
+    refused([](auto& arrays) { std::swap(arrays.at(0), arrays.at(1)); });
+    refused([](auto& arrays) {
+        arrays.at(0).bytes -= 4;
+        arrays.at(1).bytes += 4;
+    });
+}
+
+TEST(Saved, AnArrayOfNoBytesIsReadWhereverItStands) {
+    const std::array<std::vector<ArrayFile::Array>, 3> layouts{
+        {{{"none", "F32", {0}, 0}, {"w", "F32", {2}, 8}},
+         {{"w", "F32", {2}, 8}, {"none", "F32", {0}, 0}},
+         {{"none", "F32", {0}, 0}}}};
+    for (const auto& arrays : layouts) {
+        const TemporaryDirectory directory;
+        Steps steps(directory.path());
+        steps.add(sample_manifest(1), [&](const std::string& draft) {
+            ArrayFile file(draft + "/model.safetensors", arrays);
+            const std::vector<float> values(2, 1);
+            if (arrays.size() > 1) file.write(std::as_bytes(std::span(values)));
+            return std::vector<Shard>{file.finish()};
+        });
+        const std::string path = directory.path() + "/" + name_of_step(1);
+        const Saved saved(path);
+        EXPECT_EQ(saved.find("none")->bytes, 0);
+        check_shard(path, saved.manifest().shards.at(0), [](int64_t) {});
+        // Its header is proved, too: the name becomes "oone".
+        const std::string file = path + "/model.safetensors";
+        flip(file, static_cast<int64_t>(text_of(file).find("none")));
+        EXPECT_NE(std::string(error_of([&] { const Saved again(path); }).what()).find("its header"),
+                  std::string::npos);
+    }
+}
+
+TEST(Saved, ItsNameIsThatOfItsStep) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    write_sample(steps, 2);
+    write_sample(steps, 4);
+    const std::string path = directory.path() + "/" + name_of_step(4),
+                      other = directory.path() + "/" + name_of_step(99),
+                      free = directory.path() + "/best";
+    std::filesystem::rename(path, other);
+    for (const std::string& end : {"", "/"}) {
+        const Error error = error_of([&] { const Saved saved(other + end); });
+        EXPECT_EQ(error.trouble(), Trouble::usage);
+        EXPECT_NE(std::string(error.what()).find("is of step 4"), std::string::npos);
+        EXPECT_NE(std::string(error.what()).find("step 99"), std::string::npos);
+    }
+    EXPECT_EQ(whole_before(other), directory.path() + "/" + name_of_step(2));
+    std::filesystem::rename(other, free);  // the name of no step
+    EXPECT_EQ(Saved(free).manifest().step, 4);
+}
+
 TEST(Saved, TheNewestThatIsWholeIsFound) {
     const TemporaryDirectory directory;
     Steps steps(directory.path());
