@@ -275,7 +275,7 @@ TEST(Saved, SizesAreThoseOfTheHeader) {
 }
 
 TEST(Saved, AnArrayOfNoBytesIsReadWhereverItStands) {
-    const std::array<std::vector<ArrayFile::Array>, 3> layouts{
+    const std::array<std::vector<ArrayInfo>, 3> layouts{
         {{{"none", "F32", {0}, 0}, {"w", "F32", {2}, 8}},
          {{"w", "F32", {2}, 8}, {"none", "F32", {0}, 0}},
          {{"none", "F32", {0}, 0}}}};
@@ -309,7 +309,7 @@ TEST(Saved, ItsNameIsThatOfItsStep) {
                       other = directory.path() + "/" + name_of_step(99),
                       free = directory.path() + "/best";
     std::filesystem::rename(path, other);
-    for (const std::string& end : {"", "/"}) {
+    for (const char* end : {"", "/"}) {
         const Error error = error_of([&] { const Saved saved(other + end); });
         EXPECT_EQ(error.trouble(), Trouble::usage);
         EXPECT_NE(std::string(error.what()).find("is of step 4"), std::string::npos);
