@@ -49,7 +49,7 @@ fuzz() {
         build/fuzz/fuzz_"$target" -timeout=60 -artifact_prefix="$findings/$target-" "${large[@]}" >> "$log" 2>&1
     fi
     local dictionary=()
-    case $target in config | model | machine | index | manifest) dictionary=(-dict=tests/fuzz/json.dict) ;; esac
+    case $target in config | model | machine | index | manifest | checkpoint) dictionary=(-dict=tests/fuzz/json.dict) ;; esac
     build/fuzz/fuzz_"$target" "$limit" -seed=1 -timeout=10 -max_len=8192 -print_final_stats=1 \
         -artifact_prefix="$findings/$target-" "${dictionary[@]}" "$found" "${seeds[@]}" >> "$log" 2>&1
 }

@@ -30,6 +30,7 @@ struct StoredTensor : TensorInfo {
     std::optional<DType> type{};  // none: ferry reads no tensors of this type
     size_t file = 0;              // index of the shard
     int64_t offset = 0;           // where its first byte lies in the file
+    int64_t bytes = 0;            // in the file
 };
 
 // The tensors of one .safetensors file, or of a directory with model.safetensors or with shards and

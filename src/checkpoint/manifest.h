@@ -1,6 +1,7 @@
 // A checkpoint's manifest beside its arrays: DIR/step-00000100/manifest.json (docs/checkpoints.md).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,7 +30,10 @@ struct Shard {
     // file.
     uint64_t checksum = 0;
     std::vector<ArraySum> arrays{};
-    bool in_pieces() const { return !arrays.empty() && !arrays.front().pieces.empty(); }
+    // An array of no bytes has no pieces, in any version.
+    bool in_pieces() const {
+        return std::ranges::any_of(arrays, [](const ArraySum& one) { return !one.pieces.empty(); });
+    }
 };
 
 // The figures that the run printed for the step.

@@ -235,6 +235,7 @@ StoredTensor read_entry(const std::string& name, const json& entry, const std::s
     }
     if (known != kTypes.end()) tensor.type = known->type;
     tensor.offset = data + offsets[0];
+    tensor.bytes = bytes;
     end = data + offsets[1];
     return tensor;
 }

@@ -22,7 +22,8 @@ class Saved {
 public:
     // Reads the manifest, the headers of the shards and what is no shard. Throws usage where there
     // is none or it is of a newer version, and io where it is damaged, a shard is missing or is
-    // another one than the manifest says.
+    // another one than the manifest says. Throws usage too where its directory has the name of
+    // another step.
     explicit Saved(std::string path);
 
     struct Array {

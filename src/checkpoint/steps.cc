@@ -141,6 +141,19 @@ Manifest manifest_of(const std::string& path) {
     }
 }
 
+std::optional<Problem> misnamed(const std::string& path, const Manifest& manifest) {
+    const std::filesystem::path plain = without_end(path);
+    const auto step = step_of_name(plain.filename().string());
+    if (!step || *step == manifest.step) return {};
+    const std::filesystem::path right = plain.parent_path() / name_of_step(manifest.step);
+    return Problem{
+        .what = "the checkpoint has the name of another step",
+        .where = path,
+        .measured = fmt::format("its manifest is of step {}", manifest.step),
+        .limit = fmt::format("step {}, as its directory is called", *step),
+        .remedy = fmt::format("give it its own name: mv {} {}", plain.string(), right.string())};
+}
+
 std::string foreign_at(const std::filesystem::path& path) {
     std::error_code reason;
     const auto status = std::filesystem::symlink_status(path, reason);

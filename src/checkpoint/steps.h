@@ -12,6 +12,7 @@
 
 #include "base/files.h"
 #include "checkpoint/manifest.h"
+#include "ferry/error.h"
 
 namespace ferry::checkpoint {
 
@@ -28,6 +29,8 @@ std::vector<Step> steps_in(const std::string& directory);
 // Throws usage where there is no checkpoint, io where its manifest is missing or cannot be one, and
 // what read_manifest() throws.
 Manifest manifest_of(const std::string& path);
+// Where a checkpoint's directory has the name of another step than the manifest's: what is wrong.
+std::optional<Problem> misnamed(const std::string& path, const Manifest& manifest);
 // The first thing at this path that is not a checkpoint's: no directory, or a file in it that ferry
 // does not write there. "": all of it is.
 std::string foreign_at(const std::filesystem::path& path);

@@ -517,6 +517,13 @@ class CheckpointTest(Saving):
                           ("ckpt", "export", self.dir_, self.path(f"{self.name}-exported"))):
                 self.refused(IO, [], *words)
             self.refused(IO, [self.step(12), whole], *resuming)
+            # The remedy is one that works.
+            run = self.ferry("ckpt", "verify", self.step(12))
+            if os.path.lexists(manifest):
+                self.assertIn(f"remove {self.step(12)} by hand", run.err)
+                self.refused(USAGE, ["manifest.json"], "ckpt", "rm", self.step(12))
+            else:
+                self.assertIn("ckpt rm removes", run.err)
             # A new run is offered what is whole.
             self.refused(USAGE, ["cannot be read", whole], *self.command(config))
             undo()
@@ -530,6 +537,93 @@ class CheckpointTest(Saving):
         run = self.ferry("ckpt", "verify", self.step(12))
         self.assertEqual(run.code, IO)
         self.assertIn("no regular file", run.out)
+
+    @staticmethod
+    def forge(path, change):
+        """A manifest that says something else, with its own checksum right."""
+        file = pathlib.Path(path, "manifest.json")
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        change(manifest)
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        body = text[:-16 - len('"\n}\n')]
+        file.write_text(f'{body}{xxh3(body.encode())}"\n}}\n', encoding="utf-8")
+
+    def append(self, path, name, dtype, shape, data):
+        """One more array in exp_avg.safetensors, of at most a piece, and in the manifest."""
+        file = pathlib.Path(path, "exp_avg.safetensors")
+        entries, at = self.header(file)
+        old = file.read_bytes()[at:]
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(old), len(old) + len(data)]}
+        header = json.dumps(entries).encode()
+        before = struct.pack("<Q", len(header)) + header
+        file.write_bytes(before + old + data)
+        piece = xxh3(data) if data else ""
+
+        def change(manifest):
+            shard = next(one for one in manifest["shards"] if one["file"] == file.name)
+            shard.update(bytes=len(before + old + data), checksum=xxh3(before))
+            shard["arrays"].append({"name": name, "bytes": len(data), "pieces": piece,
+                                    "checksum": xxh3(bytes.fromhex(piece)[::-1])})
+        self.forge(path, change)
+
+    def test_sizes_that_are_not_the_headers(self):
+        """A manifest with other sizes than its shards is damage, whoever reads it."""
+        source = self.path(f"{self.name}-source")
+        config = self.saving(precision="bf16", checkpoint__dir=source)
+        self.ok(self.train(config))
+        there, text = self.step(12, source), pathlib.Path(self.step(12, source), "manifest.json").read_text(encoding="utf-8")
+
+        def swap(manifest, file):
+            arrays = next(one for one in manifest["shards"] if one["file"] == file)["arrays"]
+            other = next(one for one in arrays if one["bytes"] != arrays[0]["bytes"])
+            arrays[0]["name"], other["name"] = other["name"], arrays[0]["name"]
+
+        out = self.path(f"{self.name}-exported")
+        for file in ("model.safetensors", "exp_avg.safetensors"):
+            self.forge(there, lambda manifest, file=file: swap(manifest, file))
+            for words in (("ckpt", "diff", there, there), ("ckpt", "export", there, out), ("ckpt", "inspect", there),
+                          ["ckpt", "import", self.command(self.saving(precision="bf16"))[1], there],
+                          self.command(config, "--resume", "latest")):
+                with self.subTest(file=file, words=words[:2]):
+                    self.refused(IO, [file, "elsewhere in its shard"], *words)
+            run = self.ferry("ckpt", "verify", there)
+            self.assertEqual(run.code, IO)
+            self.assertIn("elsewhere in its shard", run.out)
+            pathlib.Path(there, "manifest.json").write_text(text, encoding="utf-8")
+
+    def test_arrays_of_odd_types_are_compared(self):
+        self.ok(self.train(self.saving()))
+        one = self.step(12)
+        other = self.path(f"{self.name}-other")
+        shutil.copytree(one, other)
+        for path, last in ((one, b"\1"), (other, b"\2")):
+            self.append(path, "none", "F32", [0], b"")
+            self.append(path, "odd", "FOO", [1], bytes(1 << 20))
+            self.append(path, "vast", "FOO", [1 << 61, 1 << 61], bytes(64) + last)
+            self.append(path, "longs", "I64", [2], bytes(15) + last)
+        self.ok(self.ferry("ckpt", "verify", one))
+        self.assertIn("equal", self.ok(self.ferry("ckpt", "diff", one, one)).out)
+        run = self.ferry("ckpt", "diff", one, other)
+        self.assertEqual(run.code, IO)
+        self.assertEqual(run.out.splitlines(), ["longs: 1 of 2 elements differ", "vast: 1 of 65 bytes differ"])
+
+    def test_a_checkpoint_under_another_steps_name(self):
+        config = self.saving()
+        self.ok(self.train(config))
+        there, other = self.step(12), self.step(99)
+        os.rename(there, other)
+        for words in (self.command(config, "--resume", "latest"), ("ckpt", "inspect", other + "/")):
+            self.refused(USAGE, ["is of step 12", "step 99", f"mv {other} {there}"], *words)
+        run = self.ferry("ckpt", "verify", self.dir_)
+        self.assertEqual(run.code, IO)
+        self.assertIn("is of step 12", run.out)
+        self.assertIn(f"{self.step(10)}: whole", run.out)
+        self.assertNotIn("ckpt rm", run.err)
+        self.assertIn("another step", self.ok(self.ferry("ckpt", "ls", self.dir_)).out)
+        lines = self.ok(self.ferry("ckpt", "ls", self.dir_, "--json")).lines
+        self.assertEqual(["error" in line for line in lines], [False, True])
+        os.rename(other, there)
+        self.ok(self.ferry("ckpt", "verify", self.dir_))
 
     def test_what_is_not_its_own_stays(self):
         """A user's files in a checkpoint, or under its name, survive retention, saving and `ckpt rm`."""
@@ -1079,6 +1173,8 @@ class ImportTest(Saving):
         there = self.plain(source, step=None)
         self.refused(USAGE, ["not known which step", "--step"], *self.importing(config, there))
         self.refused(USAGE, ["beyond the run's last", "step 13", "steps 12"], *self.importing(config, there, "--step", "13"))
+        run = self.refused(USAGE, ["--step", "0 to 1000000000000000"], *self.importing(config, there, "--step", "-1"))
+        self.assertLess(len(run.err), 400)
         for text, said in (('{"global_step": -3}', "whole number"), ('{"global_step": "7"}', "whole number"), ("[6]", "no object"),
                            ("{", "trainer_state.json")):
             pathlib.Path(there, "trainer_state.json").write_text(text, encoding="utf-8")

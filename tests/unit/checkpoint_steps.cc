@@ -270,6 +270,98 @@ TEST(Saved, EveryFlippedByteIsNamedByFileAndTensor) {
     }
 }
 
+// A manifest with a checksum of its own that is right, and that says something else.
+void rewrite_manifest(const std::string& path, const std::function<void(Manifest&)>& change) {
+    Manifest manifest = manifest_of(path);
+    change(manifest);
+    std::ofstream(path + "/" + kManifestName, std::ios::binary) << write_manifest(manifest);
+}
+
+TEST(Saved, SizesAreThoseOfTheHeader) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    const std::string path = directory.path() + "/" + name_of_step(1);
+    const auto refused = [&](const std::function<void(std::vector<ArraySum>&)>& change) {
+        write_sample(steps, 1);
+        rewrite_manifest(path, [&](Manifest& m) { change(m.shards.at(0).arrays); });
+        const Error error = error_of([&] { const Saved saved(path); });
+        EXPECT_EQ(error.trouble(), Trouble::io) << error.what();
+        const std::string text = error.what();
+        EXPECT_NE(text.find("model.safetensors: "), std::string::npos) << text;
+        EXPECT_NE(text.find("elsewhere in its shard"), std::string::npos) << text;
+    };
+    refused([](auto& arrays) { std::swap(arrays.at(0).name, arrays.at(1).name); });
+    refused([](auto& arrays) { std::swap(arrays.at(0), arrays.at(1)); });
+    refused([](auto& arrays) {
+        arrays.at(0).bytes -= 4;
+        arrays.at(1).bytes += 4;
+    });
+}
+
+TEST(Saved, AnArrayOfNoBytesIsReadWhereverItStands) {
+    const std::string none = R"("none":{"dtype":"F32","shape":[0],"data_offsets":[%,%]})",
+                      w = R"("w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
+    const auto none_at = [&](char at) {
+        std::string text = none;
+        std::ranges::replace(text, '%', at);
+        return text;
+    };
+    const std::array<std::byte, 8> values{};
+    const std::vector<uint64_t> pieces{checksum(values)};
+    const ArraySum empty{"none", 0, sum_of({}), {}}, full{"w", 8, sum_of(pieces), pieces};
+    struct Layout {
+        std::string header{};
+        std::vector<ArraySum> arrays{};
+    };
+    const std::array<Layout, 3> layouts{{{none_at('0') + "," + w, {empty, full}},
+                                         {w + "," + none_at('8'), {full, empty}},
+                                         {none_at('0'), {empty}}}};
+    for (const Layout& layout : layouts) {
+        const TemporaryDirectory directory;
+        Steps steps(directory.path());
+        steps.add(sample_manifest(1), [&](const std::string& draft) {
+            const std::string header = "{" + layout.header + "}";
+            std::string text(8, '\0');
+            text[0] = static_cast<char>(header.size());
+            text += header;
+            const uint64_t sum = checksum(std::as_bytes(std::span(text)));
+            if (layout.arrays.size() > 1) text.append(8, '\0');
+            std::ofstream(draft + "/model.safetensors", std::ios::binary) << text;
+            return std::vector<Shard>{{"model.safetensors", std::ssize(text), sum, layout.arrays}};
+        });
+        const std::string path = directory.path() + "/" + name_of_step(1);
+        const Saved saved(path);
+        ASSERT_NE(saved.find("none"), nullptr);
+        EXPECT_EQ(saved.find("none")->bytes, 0);
+        check_shard(path, saved.manifest().shards.at(0), [](int64_t) {});
+        // The header is proved too: the name becomes "oone".
+        const std::string file = path + "/model.safetensors";
+        flip(file, static_cast<int64_t>(text_of(file).find("none")));
+        const std::string text = error_of([&] { const Saved again(path); }).what();
+        EXPECT_NE(text.find("its header"), std::string::npos) << text;
+    }
+}
+
+TEST(Saved, ItsNameIsThatOfItsStep) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    write_sample(steps, 2);
+    write_sample(steps, 4);
+    const std::string path = directory.path() + "/" + name_of_step(4),
+                      other = directory.path() + "/" + name_of_step(99),
+                      free = directory.path() + "/best";
+    std::filesystem::rename(path, other);
+    for (const char* end : {"", "/"}) {
+        const Error error = error_of([&] { const Saved saved(other + end); });
+        EXPECT_EQ(error.trouble(), Trouble::usage);
+        EXPECT_NE(std::string(error.what()).find("is of step 4"), std::string::npos);
+        EXPECT_NE(std::string(error.what()).find("step 99"), std::string::npos);
+    }
+    EXPECT_EQ(whole_before(other), directory.path() + "/" + name_of_step(2));
+    std::filesystem::rename(other, free);  // the name of no step
+    EXPECT_EQ(Saved(free).manifest().step, 4);
+}
+
 TEST(Saved, TheNewestThatIsWholeIsFound) {
     const TemporaryDirectory directory;
     Steps steps(directory.path());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -62,6 +63,8 @@ std::vector<std::string> checkpoints_at(const std::string& given) {
                  .remedy = "name a checkpoint, such as DIR/step-00000100, or a directory of them"});
 }
 
+constexpr int64_t kMostStep = 1'000'000'000'000'000;
+
 json optional_number(const std::optional<checkpoint::HeldBackLoss>& held_back) {
     return held_back && std::isfinite(held_back->loss) ? json(held_back->loss) : json();
 }
@@ -86,20 +89,23 @@ void list(const std::string& directory, bool as_json) {
         try {
             const Manifest m = checkpoint::manifest_of(path);
             const json held_back = optional_number(m.held_back);
+            const auto wrong = checkpoint::misnamed(path, m);
             if (as_json) {
-                print("{}", json_line(json{{"path", path},
-                                           {"step", m.step},
-                                           {"steps", m.steps},
-                                           {"tokens", m.tokens},
-                                           {"bytes", m.bytes()},
-                                           {"loss", loss_of(m)},
-                                           {"held_back_loss", held_back},
-                                           {"finished", m.finished()}}));
+                json line{{"path", path},
+                          {"step", m.step},
+                          {"steps", m.steps},
+                          {"tokens", m.tokens},
+                          {"bytes", m.bytes()},
+                          {"loss", loss_of(m)},
+                          {"held_back_loss", held_back},
+                          {"finished", m.finished()}};
+                if (wrong) line["error"] = Error(Trouble::usage, *wrong).what();
+                print("{}", json_line(line));
                 continue;
             }
-            print("{:>9} {:>9} {:>11} {:>10} {:>10}  {}\n", m.step, m.steps,
+            print("{:>9} {:>9} {:>11} {:>10} {:>10}  {}{}\n", m.step, m.steps,
                   format_bytes(m.bytes()), loss_text(loss_of(m)), loss_text(held_back),
-                  one_line(path));
+                  one_line(path), wrong ? ": the name of another step" : "");
         } catch (const Error& error) {
             if (as_json)
                 print("{}", json_line(json{{"path", path}, {"error", error.what()}}));
@@ -146,9 +152,15 @@ void inspect(const std::string& path, bool as_json) {
 
 // ---------------------------------------------------------------- verify
 
+struct Verdict {
+    std::vector<std::string> faults{};
+    bool only_misnamed = false;
+    bool whole() const { return faults.empty(); }
+};
+
 // Every fault; reads all of it. Throws usage where that cannot be told: there is no manifest, or
 // one of a newer version.
-std::vector<std::string> faults_of(const std::string& path, const Executor& executor) {
+Verdict verdict_on(const std::string& path, const Executor& executor) {
     std::vector<std::string> faults;
     const auto attempt = [&](const auto& work) {
         try {
@@ -160,7 +172,7 @@ std::vector<std::string> faults_of(const std::string& path, const Executor& exec
     };
     std::optional<Manifest> manifest;
     attempt([&] { manifest = checkpoint::manifest_of(path); });
-    if (!manifest) return faults;
+    if (!manifest) return {faults};
     CopyProgress progress("verify " + path, executor);
     int64_t bytes = 0;
     for (const checkpoint::Shard& shard : manifest->shards)
@@ -168,8 +180,21 @@ std::vector<std::string> faults_of(const std::string& path, const Executor& exec
             checkpoint::check_shard(
                 path, shard, [&](int64_t read) { progress.at(bytes += read, manifest->bytes()); });
         });
+    if (const auto wrong = checkpoint::misnamed(path, *manifest)) {
+        const bool only = faults.empty();
+        faults.emplace_back(Error(Trouble::io, *wrong).what());
+        return {faults, only};
+    }
     if (faults.empty()) attempt([&] { const Saved saved(path); });
-    return faults;
+    return {faults};
+}
+
+// What to do with a damaged one. "": `ferry ckpt rm` removes it.
+std::string remedy_for(const std::string& path, const Verdict& verdict) {
+    if (verdict.only_misnamed) return "give those that were renamed their own names again";
+    const std::string foreign = checkpoint::foreign_at(path);
+    if (foreign.empty()) return {};
+    return fmt::format("remove {} by hand, for ferry ckpt rm does not ({})", path, foreign);
 }
 
 void verify(const std::string& given, bool as_json) {
@@ -177,10 +202,11 @@ void verify(const std::string& given, bool as_json) {
     const std::vector<std::string> all = checkpoints_at(given);
     int64_t damaged = 0;
     std::optional<Error> unknown;
+    std::string remedy;  // of the first that has one of its own
     for (const std::string& path : all) {
-        std::vector<std::string> faults;
+        Verdict verdict;
         try {
-            faults = faults_of(path, *executor);
+            verdict = verdict_on(path, *executor);
         } catch (const Error& error) {
             unknown = error;
             if (as_json)
@@ -189,21 +215,27 @@ void verify(const std::string& given, bool as_json) {
                 print("{}: cannot be told\n  {}\n", one_line(path), error.what());
             continue;
         }
-        damaged += faults.empty() ? 0 : 1;
+        damaged += verdict.whole() ? 0 : 1;
+        if (!verdict.whole() && remedy.empty()) remedy = remedy_for(path, verdict);
         if (as_json) {
             print("{}",
-                  json_line(json{{"path", path}, {"whole", faults.empty()}, {"faults", faults}}));
+                  json_line(json{
+                      {"path", path}, {"whole", verdict.whole()}, {"faults", verdict.faults}}));
             continue;
         }
-        print("{}: {}\n", one_line(path), faults.empty() ? "whole" : "damaged");
-        for (const std::string& fault : faults) print("  {}\n", fault);
+        print("{}: {}\n", one_line(path),
+              verdict.whole()         ? "whole"
+              : verdict.only_misnamed ? "of another step than its name says"
+                                      : "damaged");
+        for (const std::string& fault : verdict.faults) print("  {}\n", fault);
     }
     if (damaged == 0 && unknown) throw Error(*unknown);
     if (damaged == 0) return;
     throw Error(Trouble::io, {.what = "damaged checkpoints",
                               .where = given,
                               .measured = fmt::format("{} of {}", damaged, all.size()),
-                              .remedy = "resume from another one; ferry ckpt rm removes them"});
+                              .remedy = "resume from another one; " +
+                                        (remedy.empty() ? "ferry ckpt rm removes them" : remedy)});
 }
 
 // ---------------------------------------------------------------- diff
@@ -214,38 +246,66 @@ struct Difference {
     double largest = 0;    // absolute difference; of numbers that ferry reads
 };
 
-// Compares two arrays of one type and shape.
-Difference compare(const Saved& a, const Saved& b, const std::string& name,
-                   const std::function<void(int64_t)>& read) {
-    constexpr int64_t kPiece = kMiB;
-    const Saved::Array &one = *a.find(name), &other = *b.find(name);
-    Difference found{.name = name};
-    const int64_t count = one.stored->count(), width = one.bytes / count;
-    std::vector<std::byte> x(static_cast<size_t>(kPiece * width)), y(x.size());
-    std::vector<float> u(kPiece), v(kPiece);
-    for (int64_t first = 0; first < count; first += kPiece) {
-        const auto n = static_cast<size_t>(std::min(kPiece, count - first));
-        const size_t bytes = n * static_cast<size_t>(width);
-        a.read(one, first * width, std::span(x).first(bytes));
-        b.read(other, first * width, std::span(y).first(bytes));
-        read(2 * static_cast<int64_t>(bytes));
-        if (std::equal(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(bytes), y.begin()))
-            continue;
-        for (size_t at = 0; at < bytes; at += static_cast<size_t>(width))
-            found.elements += !std::equal(x.begin() + static_cast<std::ptrdiff_t>(at),
-                                          x.begin() + static_cast<std::ptrdiff_t>(at) + width,
-                                          y.begin() + static_cast<std::ptrdiff_t>(at));
-        if (!one.stored->type) continue;
-        one.shard->read(*one.stored, first, std::span(u).first(n));
-        other.shard->read(*other.stored, first, std::span(v).first(n));
-        for (size_t i = 0; i < n; ++i)
-            found.largest = std::max(found.largest, std::abs(double{u[i]} - double{v[i]}));
+// Of an array whose type ferry does not know, a byte is an element.
+int64_t width_of(const checkpoint::StoredTensor& tensor) {
+    constexpr int64_t kWidest = 8;
+    int64_t left = tensor.bytes;
+    for (const int64_t side : tensor.shape) {  // by division: such a shape may overflow
+        if (side == 0 || left % side != 0) return 1;
+        left /= side;
     }
-    if (found.elements > 0)
-        found.what = fmt::format("{} of {} elements differ, by {:.6g} at most", found.elements,
-                                 count, found.largest);
-    return found;
+    return left >= 1 && left <= kWidest ? left : 1;
 }
+
+// Compares arrays of one type and shape, and holds the memory for it.
+class Comparison {
+public:
+    Comparison(const Saved& a, const Saved& b, std::function<void(int64_t)> read)
+        : a_(a), b_(b), read_(std::move(read)) {}
+
+    Difference of(const std::string& name) {
+        const Saved::Array &one = *a_.find(name), &other = *b_.find(name);
+        Difference found{.name = name};
+        const int64_t width = width_of(*one.stored), piece = round_down(kPiece, width);
+        for (int64_t first = 0; first < one.bytes; first += piece) {
+            const auto bytes = static_cast<size_t>(std::min(piece, one.bytes - first));
+            const auto x = std::span(x_).first(bytes), y = std::span(y_).first(bytes);
+            a_.read(one, first, x);
+            b_.read(other, first, y);
+            read_(2 * static_cast<int64_t>(bytes));
+            if (std::memcmp(x.data(), y.data(), bytes) == 0) continue;
+            for (size_t at = 0; at < bytes; at += static_cast<size_t>(width))
+                found.elements +=
+                    std::memcmp(&x[at], &y[at], static_cast<size_t>(width)) == 0 ? 0 : 1;
+            if (one.stored->type) find_largest(one, other, first / width, bytes, found);
+        }
+        if (found.elements > 0)
+            found.what = fmt::format(
+                "{} of {} {} differ{}", found.elements, one.bytes / width,
+                width == 1 && !one.stored->type ? "bytes" : "elements",
+                one.stored->type ? fmt::format(", by {:.6g} at most", found.largest) : "");
+        return found;
+    }
+
+private:
+    static constexpr int64_t kPiece = 2 * kMiB;
+
+    void find_largest(const Saved::Array& one, const Saved::Array& other, int64_t first,
+                      size_t bytes, Difference& found) {
+        const size_t count = bytes / static_cast<size_t>(size_of(*one.stored->type));
+        u_.resize(std::max(u_.size(), count));
+        v_.resize(u_.size());
+        one.shard->read(*one.stored, first, std::span(u_).first(count));
+        other.shard->read(*other.stored, first, std::span(v_).first(count));
+        for (size_t i = 0; i < count; ++i)
+            found.largest = std::max(found.largest, std::abs(double{u_[i]} - double{v_[i]}));
+    }
+
+    const Saved &a_, &b_;
+    std::function<void(int64_t)> read_;
+    std::vector<std::byte> x_ = std::vector<std::byte>(kPiece), y_ = x_;
+    std::vector<float> u_{}, v_{};
+};
 
 std::vector<Difference> differences_of(const Saved& a, const Saved& b, const Executor& executor) {
     std::vector<Difference> all;
@@ -254,14 +314,15 @@ std::vector<Difference> differences_of(const Saved& a, const Saved& b, const Exe
     const auto read = [&](int64_t more) {
         progress.at(bytes += more, a.manifest().bytes() + b.manifest().bytes());
     };
+    Comparison compare(a, b, read);
     for (const auto& [name, array] : a.arrays()) {
         const Saved::Array* other = b.find(name);
         if (other == nullptr)
             all.push_back({.name = name, .what = "only in the first"});
         else if (other->stored->dtype != array.stored->dtype ||
-                 other->stored->shape != array.stored->shape)
+                 other->stored->shape != array.stored->shape || other->bytes != array.bytes)
             all.push_back({.name = name, .what = "of another type or shape"});
-        else if (Difference found = compare(a, b, name, read); found.elements > 0)
+        else if (Difference found = compare.of(name); found.elements > 0)
             all.push_back(std::move(found));
     }
     for (const auto& [name, array] : b.arrays())
@@ -440,7 +501,7 @@ void add_writers(CLI::App& ckpt, const Shared& options) {
     in->add_option("--step", options->imported.step,
                    "step that it is of (default: what its manifest.json or trainer_state.json "
                    "says)")
-        ->check(CLI::NonNegativeNumber);
+        ->check(CLI::Range(int64_t{0}, kMostStep));
     add_overrides(*in, options->imported.overrides, "override a key, as for the run");
     in->callback([options] {
         options->imported.json = options->json;

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/text.h"
+#include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
 #include "copy_progress.h"
 #include "ferry/config.h"
@@ -106,6 +107,15 @@ double scale_at(const json& state, const fs::path& file) {
     return value;
 }
 
+// Of a checkpoint, what can be told without reading its arrays.
+void require_as_written(const fs::path& source) {
+    try {
+        const checkpoint::Saved opened(source);
+    } catch (const Error& error) {
+        throw checkpoint::of_model(error);
+    }
+}
+
 // Where the source stands: as its files say, but for a step that was given. Its moments stay what
 // they are.
 train::Imported position_of(const ImportOptions& options, const Config& config) {
@@ -114,6 +124,7 @@ train::Imported position_of(const ImportOptions& options, const Config& config) 
     train::Imported found{.directory = source, .step = -1};
     const fs::path file = source / kTrainerState;
     if (const auto manifest = checkpoint::manifest_of_model(source)) {
+        require_as_written(source);
         require_same_moments(*manifest, config, source);
         found.step = manifest->step;
         found.updates = manifest->updates;

@@ -1,6 +1,7 @@
 // A run's weights as a directory that transformers loads.
 #include <fcntl.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -375,6 +376,32 @@ void export_weights(const std::string& weights, const Config& config, const Expo
         progress);
 }
 
+namespace {
+
+// An array of a checkpoint that holds weights; it is there.
+const checkpoint::Saved::Array& exported_array(const checkpoint::Saved& saved,
+                                               const std::string& name) {
+    const checkpoint::Saved::Array& found = *saved.find(name);
+    if (found.stored->type) return found;
+    throw Error(Trouble::io, {.what = "weights of a type that ferry does not write",
+                              .where = saved.path() + ": " + name,
+                              .measured = found.stored->dtype,
+                              .limit = "F32, BF16 or F16",
+                              .remedy = "use another checkpoint: ferry ckpt ls lists them"});
+}
+
+void require_shape(const checkpoint::StoredTensor& stored, const std::vector<int64_t>& shape,
+                   const std::string& path) {
+    if (stored.shape == shape) return;
+    throw Error(Trouble::io, {.what = "an array has another shape than its tensor",
+                              .where = path + ": " + stored.name,
+                              .measured = fmt::format("[{}]", fmt::join(stored.shape, ", ")),
+                              .limit = fmt::format("[{}]", fmt::join(shape, ", ")),
+                              .remedy = "use another checkpoint: ferry ckpt ls lists them"});
+}
+
+}  // namespace
+
 void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& options,
                        const ExportDirectory& directory, const ExportProgress& progress) {
     Exported what;
@@ -385,18 +412,24 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
         if (shard.file == "config.json") description = read_text_file(file, kModelFile);
         if (!shard.file.starts_with(kWeightFiles)) continue;
         for (const checkpoint::ArraySum& array : shard.arrays) {
-            arrays.push_back(saved.find(array.name));
+            arrays.push_back(&exported_array(saved, array.name));
             what.tensors.push_back({array.name, arrays.back()->stored->shape});
         }
     }
-    FERRY_CHECK(!arrays.empty() && arrays.front()->stored->type, saved.path());
+    if (arrays.empty())
+        throw Error(Trouble::io, {.what = "the checkpoint holds no weights",
+                                  .where = saved.path(),
+                                  .limit = "a shard of the model",
+                                  .remedy = "use another checkpoint: ferry ckpt ls lists them"});
     const DType computed = *arrays.front()->stored->type;
     what.type = options.type.value_or(computed);
     what.description = model::with_type(description, saved.path(), what.type);
     std::vector<checkpoint::TensorSource> tensors;
     for (size_t i = 0; i < arrays.size(); ++i) {
-        const auto* const master = saved.find(what.tensors[i].name + ".master");
-        tensors.push_back((what.type != computed && master ? *master : *arrays[i]).source());
+        const std::string master = what.tensors[i].name + ".master";
+        const bool wider = what.type != computed && saved.find(master) != nullptr;
+        tensors.push_back((wider ? exported_array(saved, master) : *arrays[i]).source());
+        require_shape(*tensors.back().stored, what.tensors[i].shape, saved.path());
     }
     if (!saved.in_pieces())
         for (const checkpoint::Shard& shard : saved.manifest().shards)
