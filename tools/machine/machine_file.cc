@@ -69,12 +69,13 @@ json read_file(const std::string& file, bool may_be_new) {
         if (content.contains(list) && !content[list].is_array())
             refuse(file, fmt::format("the machine file's \"{}\" is no list", list));
     }
+    // Other keys are the user's own notes, but for those that look like one of these.
     for (const auto& item : content.items()) {
-        if (item.key() == "ferry_machine" || std::ranges::count(kLists, item.key()) > 0) continue;
         const std::string near = nearest_word(item.key(), kLists);
+        if (item.key() == "ferry_machine" || near.empty() || near == item.key()) continue;
         refuse(file, "the machine file has a key that ferry does not know",
                "\"" + shown(item.key(), 100) + "\"",
-               near.empty() ? "remove it" : "call it \"" + near + "\", or remove it");
+               "call it \"" + near + "\", or give it a name unlike that");
     }
     return content;
 }
