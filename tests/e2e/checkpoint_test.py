@@ -683,7 +683,7 @@ class CheckpointTest(Saving):
         self.refused(USAGE, ["no such directory"], *self.command(config, "--resume", self.path("nowhere")))
         manifest = os.path.join(self.dir_, at, "manifest.json")
         self.newer(pathlib.Path(manifest))
-        self.refused(USAGE, ["version 2", "version 1", manifest], *self.command(config, "--resume"))
+        self.refused(USAGE, ["version 3", "version 2", manifest], *self.command(config, "--resume"))
         self.refused(USAGE, ["checkpoint.dir is not given"], *self.command(self.run_config(checkpoint__every=3)))
         for wrong in ("-1", "1.5", "10 apples", "0s", "0.1s", "minutes"):
             self.refused(USAGE, ["checkpoint.every"], *self.command(config, "--set", f"checkpoint.every={wrong}"))
