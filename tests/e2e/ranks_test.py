@@ -404,6 +404,11 @@ class Ranks(FerryTest):
         self.assertNotEqual(process.returncode, 0)
         return [json.loads(line) for line in (out + rest).rpartition("\n")[0].splitlines() if '"loss"' in line]
 
+    def empty_drive(self):
+        """Of durable steps alone: what a run keeps there refuses the next one."""
+        shutil.rmtree(self.path("durable"), ignore_errors=True)
+        os.mkdir(self.path("durable"))
+
     def test_durable_steps_survive_kills(self):
         rng = random.Random(7)
         for number, kills, changes in (
@@ -414,9 +419,8 @@ class Ranks(FerryTest):
                 whole = self.ranks(number, self.config(steps=16, **changes))
                 self.assert_trained(whole)
                 losses = {line["step"]: line["loss"] for line in whole.steps}
-                shutil.rmtree(self.path("nvme"), ignore_errors=True)
-                os.mkdir(self.path("nvme"))
-                config = self.config(steps=16, checkpoint__durable_steps=True, budgets__nvme=[self.nvme()],
+                self.empty_drive()
+                config = self.config(steps=16, checkpoint__durable_steps=True, budgets__nvme=[self.nvme(name="durable")],
                                      budgets__host=f"{number * 600}KiB", swap__chunk_elements=8192, **changes)
                 for turn, which in enumerate(kills):
                     resume = ["--resume"] if turn > 0 else []
@@ -431,8 +435,8 @@ class Ranks(FerryTest):
 
     def test_durable_steps_of_ranks_are_found(self):
         """By the name of their path, and by what they were kept in."""
-        os.makedirs(self.path("nvme"), exist_ok=True)
-        config = self.config(steps=8, zero__stage=3, checkpoint__durable_steps=True, budgets__nvme=[self.nvme()],
+        self.empty_drive()
+        config = self.config(steps=8, zero__stage=3, checkpoint__durable_steps=True, budgets__nvme=[self.nvme(name="durable")],
                              budgets__host="1200KiB", swap__chunk_elements=8192, swap__speculate="all")
         self.killed_ranks(2, config, steps=3)
         drive = config["budgets"]["nvme"][0]["path"]
@@ -450,8 +454,8 @@ class Ranks(FerryTest):
         self.assertIn("resumed after step", run.err)
 
     def test_durable_steps_want_a_rank_to_have_what_it_needs(self):
-        os.makedirs(self.path("nvme"), exist_ok=True)
-        run = self.ranks(2, self.config(zero__stage=2, checkpoint__durable_steps=True, budgets__nvme=[self.nvme()],
+        self.empty_drive()
+        run = self.ranks(2, self.config(zero__stage=2, checkpoint__durable_steps=True, budgets__nvme=[self.nvme(name="durable")],
                                         budgets__host="1200KiB", swap__chunk_elements=8192))
         self.assertEqual(run.code, USAGE, run.err)
         self.assertIn("set zero.stage to 3", run.err)
