@@ -38,12 +38,8 @@ void stage(const std::string& path, const Nameless& opened, std::span<const int>
         give_name(slot_files[i], staged_name(path, static_cast<int>(i)));
     const Header next = sealed(header, 1);
     const std::string name = staged_header(path);
-    for (const off_t at : {off_t{0}, static_cast<off_t>(sizeof next)}) {
-        errno = EIO;  // a short count says nothing else
-        if (pwrite(opened.header, &next, sizeof next, at) != ssize_t{sizeof next})
-            fail("the volume's header cannot be written", name, errno);
-    }
-    if (fdatasync(opened.header) != 0) fail("the volume's header cannot be written", name, errno);
+    if (write_copies(opened.header, next) < 2 || fdatasync(opened.header) != 0)
+        fail("the volume's header cannot be written", name, errno);
     give_name(opened.header, name);
     flush_names(path, opened.directory);
 }

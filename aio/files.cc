@@ -240,7 +240,7 @@ void PathFiles::open_device(Leftover leftover) {
 
 // Nothing is probed by writing: whatever is refused stays as it was.
 void PathFiles::open_to_resume(std::span<const PathOptions> paths) {
-    const std::string name = options_.raw_device ? options_.path : header_name(options_.path);
+    const std::string name = header_of(options_);
     if (!options_.raw_device) check_directory();
     check_header_is_there(name);
     header_ = std::make_unique<HeaderFile>(name, options_.raw_device);

@@ -114,8 +114,7 @@ Error overwritten(const std::string& name, int64_t bytes) {
 }
 
 bool has_slot_file_beside(const std::string& name) {
-    const std::string slot_file = name.substr(0, name.rfind('/') + 1) + "ferry.slots0";
-    return access(slot_file.c_str(), F_OK) == 0;
+    return access(slot_file_name(name.substr(0, name.rfind('/')), 0).c_str(), F_OK) == 0;
 }
 
 Error not_opened(const std::string& name, int error) {
@@ -198,6 +197,19 @@ Header sealed(Header header, uint64_t number) noexcept {
     header.number = number;
     header.sum = sum_of(header);
     return header;
+}
+
+int write_copies(int file, const Header& header) noexcept {
+    int written = 0, error = 0;
+    for (const off_t at : {off_t{0}, off_t{kEach}}) {
+        errno = EIO;  // a short count says nothing else
+        if (pwrite(file, &header, sizeof header, at) == kEach)
+            ++written;
+        else
+            error = errno;
+    }
+    errno = error;
+    return written;
 }
 
 std::optional<Header> whole_header(const std::string& name) noexcept {
@@ -435,15 +447,8 @@ Header HeaderFile::find_resumable(uint64_t run_id) {
 bool HeaderFile::note(Header header) noexcept {
     header = sealed(header, ++number_);
     bytes_written_ += kHeaderBytes;
-    // Both are tried: either alone is enough to go on by.
-    int written = 0, error = 0;
-    for (const off_t at : {off_t{0}, off_t{kEach}}) {
-        errno = EIO;  // a short count says nothing else
-        if (pwrite(file_, &header, sizeof header, at) == kEach)
-            ++written;
-        else
-            error = errno;
-    }
+    const int written = write_copies(file_, header);  // either alone is enough to go on by
+    const int error = errno;
     if (written == 1 && !warned_) {
         warned_ = true;
         log_warn("aio: one of two headers in " + name_ + " cannot be written: " + strerror(error) +

@@ -64,6 +64,8 @@ uint64_t sum_of(Header header) noexcept;
 
 // As it is written: with magic, version, process, boot, that number and sum.
 Header sealed(Header header, uint64_t number) noexcept;
+// Tries both. How many of the two could be written; errno says why one could not.
+int write_copies(int file, const Header& header) noexcept;
 // The header in a file, which need not be in use. None: it is not there, or neither copy is whole.
 std::optional<Header> whole_header(const std::string& name) noexcept;
 
