@@ -84,7 +84,7 @@ def main():
     if not importlib.util.find_spec("ferry_offload"):
         sys.exit("python3 cannot import ferry_offload: docs/embedding.md says how to install it")
     if not Path(options.reads).is_file():
-        parser.error(f"--reads: {options.reads} is no program: build bench_file_reads, or name another")
+        parser.error(f"--reads: {options.reads} is no program: build bench_file_reads (-DFERRY_BENCHES=ON), or name another")
     with common.scratch(options.dir) as directory:
         file = directory / "file"
         with open(file, "wb") as out:

@@ -107,17 +107,25 @@ void check_element(const optim::Span& span) {
         "multiples of " + times + " with moments in " + std::string(name_of(span.moment_type)));
 }
 
+void check_come_together(const std::string& moment, const void* codes, const float* scales) {
+    if ((codes == nullptr) == (scales == nullptr)) return;
+    refuse_argument("update->" + moment + " and its scales come together",
+                    codes ? "no scales" : "scales alone", "both or none, with moments in int8");
+}
+
 // Checks the scales of int8 moments, a float for each moment block.
 void check_scales(const optim::Span& span, int moments) {
     if (span.moment_type != MomentType::int8) return;
     const int64_t blocks = (span.count + kMomentBlock - 1) / kMomentBlock;
     const std::array<Array, 4> scales{{
-        {"update->m_scale", span.m_scale, 4, moments >= 1 || span.m_scale_in},
+        {"update->m_scale", span.m_scale, 4, true},
         {"update->m_scale_in", span.m_scale_in, 4, false},
         {"update->v_scale", span.v_scale, 4, moments >= 2 || span.v_scale_in},
         {"update->v_scale_in", span.v_scale_in, 4, false},
     }};
     check_arrays(scales, blocks);
+    check_come_together("m", span.m, span.m_scale);
+    check_come_together("v", span.v, span.v_scale);
     check_in_place_or_apart(scales[1], scales[0], blocks);
     check_in_place_or_apart(scales[3], scales[2], blocks);
     check_aligned(scales);

@@ -161,6 +161,10 @@ TEST_F(CapiOptim, KeepsMomentsInInt8) {
     refuses_coded([](auto& u) { u.m_scale_in = u.m_scale + 1; }, "m_scale_in overlaps");
     refuses_coded([](auto& u) { u.v_scale = reinterpret_cast<float*>(65); }, "aligned");
     refuses_coded([](auto& u) { u.element = 32; }, "multiples of 256");
+    ASSERT_DONE(ferry_hyper_default(FERRY_LION, &hyper_));
+    refuses_coded([](auto& u) { u.v = nullptr; }, "v and its scales come together");
+    ASSERT_DONE(ferry_hyper_default(FERRY_SGD, &hyper_));
+    refuses_coded([](auto& u) { u.m = nullptr, u.m_scale = nullptr; }, "m_scale is NULL");
 }
 
 TEST_F(CapiOptim, TellsWhatCodesStandFor) {

@@ -1,0 +1,341 @@
+// Calls of the C ABI in any order, with handles that are closed, of another kind or none, and with
+// sizes, types and numbers of every sort: what is wrong is a status, never a crash. Only addresses
+// are what they are said to be: those no library can check. Run under the sanitizers too.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <vector>
+
+#include "tests/support/c_abi.h"
+#include "tests/support/seeds.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry {
+namespace {
+
+constexpr int64_t kBytes = 64 << 10;  // of a slot, a file and the buffer
+constexpr int64_t kElements = 4096;
+
+class Strangers {
+public:
+    explicit Strangers(uint64_t seed) : seed_(static_cast<uint32_t>(seed)) {
+        std::ofstream(file_) << std::string(kBytes, 'x');
+    }
+    ~Strangers() {
+        for (const auto& [store, lease] : leases_) ferry_store_release(store, lease);
+        for (ferry_store* one : stores_) EXPECT_EQ(ferry_store_destroy(one), FERRY_OK);
+        for (ferry_aio* one : volumes_) EXPECT_EQ(ferry_aio_close(one), FERRY_OK);
+        for (ferry_files* one : files_open_) EXPECT_EQ(ferry_files_destroy(one), FERRY_OK);
+        for (ferry_pool* one : pools_) EXPECT_EQ(ferry_pool_destroy(one), FERRY_OK);
+        for (ferry_team* one : teams_) EXPECT_EQ(ferry_team_destroy(one), FERRY_OK);
+    }
+    Strangers(const Strangers&) = delete;
+    Strangers& operator=(const Strangers&) = delete;
+
+    void call() {
+        using Call = void (Strangers::*)();
+        static constexpr std::array<Call, 6> kCalls{&Strangers::of_teams,  &Strangers::of_pools,
+                                                    &Strangers::of_stores, &Strangers::of_aio,
+                                                    &Strangers::of_files,  &Strangers::of_arrays};
+        (this->*kCalls[below(kCalls.size())])();
+    }
+    int64_t done = 0, refused = 0;
+
+private:
+    uint32_t draw() { return philox({seed_, Purpose::test}, {drawn_++, 0, 0, 0})[0]; }
+    size_t below(size_t count) { return draw() % count; }
+    bool seldom() { return below(8) == 0; }
+    template <class T>
+    T one_of(std::initializer_list<T> values) {
+        return values.begin()[below(values.size())];
+    }
+    int64_t size() {
+        return seldom() ? one_of<int64_t>({-1, 0, 1, 511, 4095, std::numeric_limits<int64_t>::max(),
+                                           std::numeric_limits<int64_t>::min(), int64_t{1} << 50})
+                        : one_of<int64_t>({4096, 8192, kBytes});
+    }
+    int32_t choice(int32_t count) {
+        return seldom() ? one_of({-1, count, std::numeric_limits<int32_t>::max()})
+                        : static_cast<int32_t>(below(static_cast<size_t>(count)));
+    }
+    uint32_t number() { return seldom() ? ~0u - draw() % 2 : draw() % 5; }
+    void* memory() { return seldom() ? nullptr : static_cast<void*>(buffer_); }
+
+    // A live one, or what was closed, is of another kind, or never was a handle.
+    template <class T>
+    T* handle_of(const std::vector<T*>& live) {
+        if (!live.empty() && !seldom()) return live[below(live.size())];
+        static int object;
+        if (!strange_.empty() && below(2) == 0)
+            return static_cast<T*>(strange_[below(strange_.size())]);
+        return static_cast<T*>(one_of<void*>({nullptr, &object, reinterpret_cast<void*>(1)}));
+    }
+    bool holds(ferry_status status) {
+        EXPECT_GE(status, FERRY_OK);
+        EXPECT_LE(status, FERRY_CANCELLED);
+        EXPECT_NE(status, FERRY_INTERNAL) << ferry_last_error();
+        EXPECT_NE(status, FERRY_POISONED) << ferry_last_error();
+        if (status != FERRY_OK && status != FERRY_AGAIN) {
+            EXPECT_STRNE(ferry_last_error(), "");
+        }
+        (status == FERRY_OK ? done : refused)++;
+        return status == FERRY_OK;
+    }
+    template <class T>
+    void made(ferry_status status, std::vector<T*>& live, T* const& handle) {
+        if (!holds(status)) return;
+        live.push_back(handle);
+        strange_.push_back(handle);  // of another kind, or closed later
+    }
+    template <class T, class Close>
+    void closed(std::vector<T*>& live, const Close& close) {
+        T* const handle = handle_of(live);
+        if (holds(close(handle))) std::erase(live, handle);
+    }
+
+    void of_teams() {
+        ferry_team* team = nullptr;
+        if (teams_.size() < 2)
+            return made(ferry_team_create(one_of({1, 2, -1, 4097}), seldom() ? nullptr : &team),
+                        teams_, team);
+        closed(teams_, ferry_team_destroy);
+    }
+
+    void of_pools() {
+        ferry_pool* pool = nullptr;
+        void* got = nullptr;
+        int64_t bytes = 0;
+        auto options = sized<ferry_pool_options>();
+        switch (below(5)) {
+            case 0:
+                options.budget_bytes = seldom() ? size() : 8 << 20;
+                if (seldom()) options.size = draw();
+                if (pools_.size() < 2) made(ferry_pool_create(&options, &pool), pools_, pool);
+                break;
+            case 1:
+                closed(pools_, ferry_pool_destroy);
+                break;
+            case 2:
+                holds(ferry_pool_reserve(handle_of(pools_), seldom() ? nullptr : "buffer", size(),
+                                         seldom() ? nullptr : &got));
+                break;
+            case 3:
+                holds(ferry_pool_reserved_bytes(handle_of(pools_), seldom() ? nullptr : &bytes));
+                break;
+            default:
+                if (seldom()) holds(ferry_pool_seal(handle_of(pools_)));
+        }
+    }
+
+    void make_store() {
+        ferry_store* store = nullptr;
+        const ferry_path path = path_at(directory_.path());
+        auto options = sized<ferry_store_options>();
+        options.paths = seldom() ? nullptr : &path;
+        options.path_count = 1;
+        options.host_bytes = seldom() ? size() : 4 << 20;
+        options.threads = choice(2);
+        options.backend = choice(3);
+        options.queue_depth = seldom() ? -1 : 0;
+        made(ferry_store_create(&options, &store), stores_, store);
+    }
+    void lease() {
+        ferry_store* const store = handle_of(stores_);
+        uint64_t lease = 0;
+        void* bytes = nullptr;
+        if (leases_.size() < 3 && below(2) == 0) {
+            if (holds(ferry_store_acquire(store, number(), choice(3), &lease, &bytes)))
+                leases_.emplace_back(store, lease);
+            return;
+        }
+        const auto at = leases_.empty() ? leases_.end() : leases_.begin();
+        const uint64_t given = at == leases_.end() || seldom() ? draw() : at->second;
+        if (holds(ferry_store_release(at == leases_.end() ? store : at->first, given)) &&
+            at != leases_.end() && given == at->second)
+            leases_.erase(at);
+    }
+    void of_stores() {
+        uint32_t object = 0;
+        auto stats = sized<ferry_store_stats>();
+        const std::array<uint32_t, 3> objects{0, number(), number()};
+        switch (below(9)) {
+            case 0:
+                return stores_.size() < 2 ? make_store() : closed(stores_, ferry_store_destroy);
+            case 1:
+            case 2:
+                holds(ferry_store_register(handle_of(stores_), size(), choice(2),
+                                           seldom() ? nullptr : &object));
+                break;
+            case 3:
+                holds(ferry_store_open(handle_of(stores_)));
+                break;
+            case 4:
+                holds(ferry_store_prefetch(handle_of(stores_), seldom() ? nullptr : objects.data(),
+                                           below(4)));
+                break;
+            case 5:
+                holds(ferry_store_revert(handle_of(stores_), number()));
+                break;
+            case 6:
+                if (seldom()) stats.size = draw();
+                holds(ferry_store_get_stats(handle_of(stores_), &stats));
+                break;
+            default:
+                lease();
+        }
+    }
+
+    void open_volume() {
+        ferry_aio* aio = nullptr;
+        const ferry_path path = path_at(volumes_directory_.path());
+        auto slots = sized<ferry_slot_class>();
+        slots.slot_bytes = seldom() ? size() : kBytes;
+        slots.slots = 4;
+        auto options = sized<ferry_aio_options>();
+        options.paths = &path;
+        options.path_count = seldom() ? 0 : 1;
+        options.classes = seldom() ? nullptr : &slots;
+        options.class_count = 1;
+        options.backend = choice(3);
+        options.operations_max = seldom() ? -5 : 4;
+        // One volume has the directory at a time; slots of 2^50 bytes would fill the drive.
+        if (volumes_.empty() && slots.slot_bytes <= kBytes)
+            made(ferry_aio_open(&options, &aio), volumes_, aio);
+    }
+    void of_aio() {
+        ferry_aio* const aio = handle_of(volumes_);
+        auto completion = sized<ferry_completion>();
+        uint32_t slot = 0;
+        const int64_t bytes = size(), offset = seldom() ? size() : 0;
+        switch (below(8)) {
+            case 0:
+                return below(2) ? open_volume() : closed(volumes_, ferry_aio_close);
+            case 1:
+                holds(
+                    ferry_aio_allocate(aio, seldom() ? choice(1) : 0, seldom() ? nullptr : &slot));
+                break;
+            case 2:
+                holds(ferry_aio_free(aio, number()));
+                break;
+            case 3:
+                holds(ferry_aio_read(aio, number(), offset, memory(), bytes, choice(3), 1));
+                break;
+            case 4:
+                holds(ferry_aio_write(aio, number(), offset, memory(), bytes, choice(3), 2));
+                break;
+            case 5:
+                holds(ferry_aio_wait(aio, 1, seldom() ? nullptr : &completion));
+                break;
+            case 6:
+                holds(ferry_aio_poll(aio, &completion));
+                break;
+            default:
+                holds(seldom() ? ferry_aio_cancel(aio) : ferry_aio_flush(aio));
+        }
+    }
+
+    void of_files() {
+        ferry_files* const files = handle_of(files_open_);
+        ferry_files* made_files = nullptr;
+        auto options = sized<ferry_files_options>();
+        auto completion = sized<ferry_completion>();
+        uint32_t file = 0;
+        int64_t bytes = size();
+        switch (below(7)) {
+            case 0:
+                if (files_open_.size() >= 2) return closed(files_open_, ferry_files_destroy);
+                options.backend = choice(3);
+                options.block_bytes = seldom() ? size() : 0;
+                options.files_max = 3;
+                return made(ferry_files_create(&options, &made_files), files_open_, made_files);
+            case 1:
+            case 2:
+                holds(below(4) == 0
+                          ? ferry_files_open_descriptor(files, one_of({-1, 1 << 20}), &file)
+                          : ferry_files_open(files,
+                                             seldom()   ? nullptr
+                                             : seldom() ? ""
+                                                        : file_.c_str(),
+                                             choice(2), seldom() ? nullptr : &file));
+                break;
+            case 3:
+                holds(ferry_files_read(files, number(), seldom() ? size() : 0, memory(), bytes,
+                                       choice(3), 3));
+                break;
+            case 4:  // more than the buffer has is not for a library to know
+                bytes = std::min(bytes, kBytes);
+                holds(ferry_files_write(files, number(), 0, memory(), bytes, choice(3), 4));
+                break;
+            case 5:
+                holds(ferry_files_wait(files, 1, seldom() ? nullptr : &completion));
+                break;
+            default:
+                holds(seldom() ? ferry_files_close(files, number())
+                               : ferry_files_size(files, number(), &bytes));
+        }
+    }
+
+    // Of arrays that hold kElements of the largest type.
+    void of_arrays() {
+        const auto array = [&](size_t n) { return seldom() ? nullptr : arrays_[n].data(); };
+        auto hyper = sized<ferry_hyper>();
+        if (!holds(ferry_hyper_default(choice(5), &hyper))) return;
+        if (seldom()) hyper.beta1 = one_of({1.0, -1.0, std::nan("")});
+        if (seldom()) hyper.size = draw();
+        auto update = sized<ferry_update>();
+        update.count = one_of<int64_t>({0, 1, 255, 256, kElements});
+        if (seldom()) update.count = one_of<int64_t>({-1, std::numeric_limits<int64_t>::max()});
+        update.element = seldom() ? size() : 0;
+        update.gradient = array(0);
+        update.p = array(1);
+        update.m = array(2), update.v = array(3), update.weight = array(4);
+        update.m_scale = array(5), update.v_scale = array(6);
+        if (seldom()) update.low = reinterpret_cast<uint16_t*>(array(7)), update.p = nullptr;
+        update.gradient_type = choice(3), update.weight_type = choice(3);
+        update.moment_type = below(2) ? choice(4) : FERRY_F32;
+        ferry_team* const team = below(2) ? nullptr : handle_of(teams_);
+        holds(ferry_optim_update(team, &hyper, seldom() ? size() : 1, 1, &update));
+        double sum = 0;
+        holds(ferry_optim_leaf_norms(team, array(0), choice(3),
+                                     std::min<int64_t>(update.count, kElements), array(5)));
+        holds(ferry_optim_add_leaves(array(5), one_of<int64_t>({-1, 0, 1}),
+                                     seldom() ? nullptr : &sum));
+        holds(ferry_optim_moment_shares(choice(5), choice(2), array(6)));
+        holds(ferry_optim_recast(array(1), std::min<int64_t>(update.count, kElements), choice(3),
+                                 array(4)));
+        for (auto& values : arrays_) values.fill(0.5f);
+    }
+
+    const uint32_t seed_;
+    uint32_t drawn_ = 0;
+    TemporaryDirectory directory_, volumes_directory_;
+    const std::string file_ = directory_.path() + "/file";
+    alignas(4096) std::byte buffer_[kBytes]{};
+    std::array<std::array<float, static_cast<size_t>(kElements)>, 8> arrays_{};
+    std::vector<void*> strange_;
+    std::vector<ferry_team*> teams_;
+    std::vector<ferry_pool*> pools_;
+    std::vector<ferry_store*> stores_;
+    std::vector<ferry_aio*> volumes_;
+    std::vector<ferry_files*> files_open_;
+    std::vector<std::pair<ferry_store*, uint64_t>> leases_;
+};
+
+TEST(CapiRandom, WhatIsWrongIsAStatus) {
+    int64_t done = 0, refused = 0;
+    Seeds seeds(10);
+    do {
+        Strangers strangers(seeds.now());
+        for (int n = 0; n < 500; ++n) strangers.call();
+        done += strangers.done, refused += strangers.refused;
+        if (testing::Test::HasFailure()) FAIL() << "seed " << seeds.now();
+    } while (seeds.next());
+    if (!seeds.replays()) {
+        EXPECT_GT(std::min(done, refused), 100 * seeds.count());
+    }
+}
+
+}  // namespace
+}  // namespace ferry
