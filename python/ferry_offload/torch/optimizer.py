@@ -25,6 +25,7 @@ from ._modules import land_before_use
 from ._options import default_threads, name_of, refuse_options
 from ._records import Record, local
 from ._resident import Resident
+from ._squares import Squares
 from ._transfers import Transfers
 from ._updates import Finish, Version, Work
 from ._worker import Worker
@@ -364,12 +365,12 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """By what gradients are multiplied: what GradScaler divides by, and the clip factor."""
         grad_scale = getattr(self, "grad_scale", None)
         self._gradient_scale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
-        begun = {r.index: r.resident.begin_square(local(r.parameter.grad)) for r in active if r.resident is not None}
-        for r in active:
-            r.wait()  # here: the worker makes updates meanwhile
+        begun = {id(r): Squares(local(r.parameter.grad)) for r in active if r.resident is not None}
         missing = [r for r in active if r.resident is None and not r.has_square]
+        for r in missing:
+            r.wait()  # here: the worker makes updates meanwhile
         self._worker.submit(lambda: [r.square(self._team) for r in missing]).result()
-        squares = [r.square(self._team) if r.resident is None else r.resident.finish_square(begun[r.index]) for r in active]
+        squares = [r.square(self._team) if r.resident is None else begun[id(r)].sum() for r in active]
         norm = math.sqrt(self._sum_over_ranks(sum(squares), active)) * self._gradient_scale
         if not math.isfinite(norm):
             wrong = next((r.name for r, s in zip(active, squares) if not math.isfinite(s)), "on another rank")
