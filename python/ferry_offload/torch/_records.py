@@ -77,11 +77,12 @@ class Record:
     def take(self, gradient: torch.Tensor, transfers: Transfers, keep: bool, watch: bool = True) -> None:
         """The whole gradient is this one. Without `watch` one that stays is taken again in every step."""
         whole = self.check_gradient(gradient)
+        on_gpu = whole.device.type == "cuda"
+        squares = Squares(whole, transfers.gradient_stream(whole.device)) if on_gpu else None  # before the gradient itself
         self.gradient, self.left = transfers.to_host(self, whole, self.stops)
         self.taken = (gradient, whole._version, _fingerprint(whole) if watch else None) if keep else None
         self.changed()
-        if whole.device.type == "cuda":
-            self._squares = self.generation, Squares(whole)
+        self._squares = None if squares is None else (self.generation, squares)
 
     def check_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         """This rank's part of it."""

@@ -369,7 +369,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         missing = [r for r in active if r.resident is None and not r.has_square]
         for r in missing:
             r.wait()  # here: the worker makes updates meanwhile
-        self._worker.submit(lambda: [r.square(self._team) for r in missing]).result()
+        if missing:
+            self._worker.submit(lambda: [r.square(self._team) for r in missing]).result()
         squares = [r.square(self._team) if r.resident is None else begun[id(r)].sum() for r in active]
         norm = math.sqrt(self._sum_over_ranks(sum(squares), active)) * self._gradient_scale
         if not math.isfinite(norm):
