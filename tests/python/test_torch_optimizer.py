@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import copy
 import gc
+import math
 import subprocess
 import sys
 import textwrap
@@ -687,6 +688,18 @@ def parameter(*shape, **options):
     (lambda: OffloadAdamW([parameter(3, dtype=torch.float64)]), "float64"),
     (lambda: OffloadAdamW([{"params": [parameter(3)], "amsgrad": True}]), "amsgrad"),
     (lambda: OffloadAdamW([parameter(3)], accumulation_steps=0), "accumulation_steps"),
+    (lambda: OffloadAdamW([parameter(3)], accumulation_steps=1.5), "accumulation_steps.*\n.*1.5"),
+    (lambda: OffloadAdamW([parameter(3)], chunk_elements=-1), "chunk_elements"),
+    (lambda: OffloadAdamW([parameter(3)], threads=-1), "threads"),
+    (lambda: OffloadAdamW([parameter(3)], max_norm=-1.0), "max_norm"),
+    (lambda: OffloadAdamW([parameter(3)], max_norm=math.nan), "max_norm"),
+    (lambda: OffloadAdamW([parameter(3)], max_norm="1"), "max_norm"),
+    (lambda: OffloadAdamW([parameter(3)], lr=-1.0), "lr"),
+    (lambda: OffloadAdamW([{"params": [parameter(3)], "lr": math.nan}]), "lr"),
+    (lambda: OffloadAdamW([parameter(3)], betas=(0.9, 1.0)), "beta2"),
+    (lambda: OffloadSGD([parameter(3)], momentum=-0.1), "momentum"),
+    (lambda: OffloadAdamW([parameter(3)], host=-1), "size"),
+    (lambda: OffloadAdamW([parameter(3)], gpu_state=-1), "size"),
     (lambda: OffloadAdamW([parameter(3)], host="a lot"), "a lot"),
     (lambda: OffloadAdamW([parameter(3)], moments="fp16"), "fp16"),
     (lambda: OffloadAdamW([parameter(3)], master="half"), "half"),
@@ -699,6 +712,40 @@ def parameter(*shape, **options):
 def test_what_no_optimizer_is_made_of(refused, says):
     with pytest.raises((ferry.FerryError, ValueError), match=says):
         refused()
+
+
+def test_a_wrong_constant_costs_no_state(make):
+    model, data = make_model(), Data()
+    optimizer = make(OffloadAdamW, model, lr=1e-2)
+    for wrong in (False, True):
+        data.loss(model).backward()
+        if wrong:
+            before = weights_of(model)
+            optimizer.param_groups[0]["lr"] = -1.0
+            with pytest.raises(ferry.UsageError, match="lr"):
+                optimizer.step()
+            assert torch.equal(before, weights_of(model))
+            optimizer.param_groups[0]["lr"] = 1e-2
+        optimizer.step()
+        optimizer.zero_grad()
+    other = make_model()
+    reference, data = torch.optim.AdamW(other.parameters(), lr=1e-2), Data()
+    for _ in range(2):
+        data.loss(other).backward()
+        reference.step()
+        reference.zero_grad()
+    torch.testing.assert_close(weights_of(model), weights_of(other), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ferry.UsageError, match="beta1"):
+        optimizer.add_param_group({"params": [parameter(3)], "betas": (1.0, 0.9)})
+    assert len(optimizer.param_groups) == 1
+    data.loss(model).backward()
+    optimizer.step()
+
+
+def test_one_directory_is_one(storage):
+    optimizer = OffloadAdamW([parameter(100_000)], nvme=str(storage), host="1500KB", chunk_elements=8192)
+    assert optimizer.stats.nvme_bytes > 0 and list(storage.iterdir())
+    optimizer.close()
 
 
 def test_sparse_gradients_and_moved_parameters(make):

@@ -22,7 +22,8 @@ from ._departed import DepartedGradient
 from ._format import Format
 from ._masters import Masters, Tier, chunks_of
 from ._modules import land_before_use
-from ._options import default_threads, name_of, refuse_options
+from ._options import (check_constants, check_norm, check_whole, default_threads, directories, name_of,
+                       refuse_options)
 from ._records import Record, local
 from ._resident import Resident
 from ._squares import Squares
@@ -102,10 +103,13 @@ class OffloadOptimizer(torch.optim.Optimizer):
                  keep_grads: bool = False, model: torch.nn.Module | None = None, gpu_state: int | str = 0,
                  moments: str = "fp32", master: str = "fp32", threads: int = 0, chunk_elements: int | None = None) -> None:
         self._format = Format(self.method, self._moments, moments, master)
-        if accumulation_steps < 1:
-            raise usage("accumulation_steps is too small", measured=accumulation_steps, limit="1 or more")
+        check_norm(max_norm)
+        check_whole("accumulation_steps", accumulation_steps, 1)
+        check_whole("threads", threads, 0)
+        if chunk_elements is not None:
+            check_whole("chunk_elements", chunk_elements, 1)
         self.max_norm, self.accumulation_steps, self.stats = max_norm, accumulation_steps, Stats()
-        self._host_left, self._nvme, self._overlap, self._keep = to_bytes(host), list(nvme), overlap, keep_grads
+        self._host_left, self._nvme, self._overlap, self._keep = to_bytes(host), directories(nvme), overlap, keep_grads
         self._gpu_left = to_bytes(gpu_state)
         self._threads, self._chunk_elements = threads, chunk_elements
         self._transfers, self._worker = Transfers(keeps_weights=self._format.is_split), Worker()
@@ -115,6 +119,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._lock = threading.Lock()  # hooks may run on several threads
         self._accumulating, self._failed, self._built = False, "", False
         self._gradient_scale = 1.0  # of the last step, by GradScaler: likely of the next one too
+        self._checked: list[dict[str, Any]] = []  # constants of each group
         super().__init__(params, defaults)
         self._team = Team(threads or default_threads(self.param_groups))
         self._built = True
@@ -127,7 +132,12 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        refuse_options(self.param_groups)
+        try:
+            refuse_options(self.param_groups)
+            self._check_constants()
+        except BaseException:
+            self.param_groups.pop()
+            raise
         if self._built:
             self._adopt()
 
@@ -311,6 +321,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if self._failed:
             raise usage("an earlier step failed half-way: the state is not consistent", measured=self._failed,
                         remedy="load a state that was saved before")
+        self._check_constants()
         self.synchronize()
         self._adopt()
         for r in self._records.values():
@@ -446,6 +457,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
         raise NotImplementedError
+
+    def _check_constants(self) -> None:
+        now = [self._constants(group) for group in self.param_groups]
+        if now != self._checked:
+            check_norm(self.max_norm)
+            for constants in now:
+                check_constants(self.method, constants)
+            self._checked = now
 
     def _step_of(self, record: Record) -> int:
         state = self.state.get(record.parameter)
