@@ -5,6 +5,7 @@ import contextlib
 import copy
 import gc
 import math
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -742,6 +743,42 @@ def test_a_wrong_constant_costs_no_state(make):
     optimizer.step()
 
 
+def test_what_a_closed_optimizer_refuses(make):
+    model = make_model()
+    optimizer = make(OffloadAdamW, model)
+    state = optimizer.state_dict()
+    optimizer.close()
+    optimizer.close()
+    for call in (optimizer.step, optimizer.state_dict, lambda: optimizer.load_state_dict(state),
+                 lambda: optimizer.add_param_group({"params": [parameter(3)]})):
+        with pytest.raises(ferry.ClosedError, match="closed"):
+            call()
+    Data().loss(model).backward()  # its hooks are gone
+    assert torch.isfinite(next(model.parameters()).grad[0]).all()
+
+
+def test_no_copy_of_it_is_made(make):
+    optimizer = make(OffloadAdamW, make_model())
+    for copied in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(ferry.UsageError, match="state_dict"):
+            copied(optimizer)
+
+
+@pytest.mark.parametrize("steps", [-1.0, math.nan, math.inf, 1.5])
+def test_a_number_of_steps_that_is_none(make, steps):
+    model, data = make_model(), Data()
+    optimizer = make(OffloadAdamW, model)
+    train(model, optimizer, steps=1)
+    state = optimizer.state_dict()
+    wrong = copy.deepcopy(state)
+    wrong["state"][1]["step"] = torch.tensor(steps)
+    with pytest.raises(ferry.UsageError, match="parameter 1"):
+        optimizer.load_state_dict(wrong)
+    assert torch.equal(optimizer.state_dict()["state"][1]["exp_avg"], state["state"][1]["exp_avg"])
+    data.loss(model).backward()
+    optimizer.step()
+
+
 def test_one_directory_is_one(storage):
     optimizer = OffloadAdamW([parameter(100_000)], nvme=str(storage), host="1500KB", chunk_elements=8192)
     assert optimizer.stats.nvme_bytes > 0 and list(storage.iterdir())
@@ -757,6 +794,11 @@ def test_sparse_gradients_and_moved_parameters(make):
     optimizer = make(OffloadAdamW, model)
     model.to(torch.bfloat16)
     with pytest.raises(ferry.UsageError, match="moved or cast"):
+        optimizer.step()
+    one = torch.nn.Linear(4, 4)
+    optimizer = make(OffloadAdamW, one)
+    one.weight.data = torch.zeros(2, 4)
+    with pytest.raises(ferry.UsageError, match="another size"):
         optimizer.step()
 
 

@@ -44,6 +44,14 @@ def check_constants(method: str, constants: dict[str, Any]) -> None:
     update(hyper, 1, gradient, **dict(zip(("p", "m", "v"), arrays)))
 
 
+def steps_of(values: dict[str, Any], where: str) -> float:
+    """Of a parameter's state that is to be loaded."""
+    steps = float(values["step"]) if "step" in values else 1.0
+    if not (steps >= 0 and steps.is_integer()):
+        raise usage("a state to load has no number of steps", where=where, measured=steps, limit="a whole number of 0 or more")
+    return steps
+
+
 def directories(nvme: Any) -> list[Any]:
     """One may stand for itself: of a str, every letter would be one."""
     given: Sequence[Any] = [nvme] if isinstance(nvme, (str, bytes, os.PathLike)) else nvme

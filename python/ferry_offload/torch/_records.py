@@ -43,6 +43,7 @@ class Record:
         self.hooks: list[Any] = []
         self._check()
         self.kind = self.weights.dtype, self.weights.device
+        self.size = self.count
         self.version = self.weights._version
 
     def _check(self) -> None:
@@ -63,6 +64,9 @@ class Record:
         if now != self.kind:
             raise usage("a parameter was moved or cast after the optimizer was made", where=self.name, measured=now,
                         limit=self.kind, remedy="make the optimizer afterwards")
+        if self.count != self.size:
+            raise usage("a parameter has another size than when the optimizer was made", where=self.name,
+                        measured=f"{self.count} elements", limit=self.size, remedy="make the optimizer afterwards")
 
     @property
     def is_sharded(self) -> bool:

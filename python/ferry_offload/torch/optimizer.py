@@ -23,7 +23,7 @@ from ._format import Format
 from ._masters import Masters, Tier, chunks_of
 from ._modules import land_before_use
 from ._options import (check_constants, check_norm, check_whole, default_threads, directories, name_of,
-                       refuse_options)
+                       refuse_options, steps_of)
 from ._records import Record, local
 from ._resident import Resident
 from ._squares import Squares
@@ -117,7 +117,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._masters = Masters(self._format, self._transfers, self._worker)
         self._versions: dict[int, Version] = {}  # by id(chunk): what was made of it ahead of step()
         self._lock = threading.Lock()  # hooks may run on several threads
-        self._accumulating, self._failed, self._built = False, "", False
+        self._accumulating, self._failed, self._built, self._closed = False, "", False, False
         self._gradient_scale = 1.0  # of the last step, by GradScaler: likely of the next one too
         self._checked: list[dict[str, Any]] = []  # constants of each group
         super().__init__(params, defaults)
@@ -131,6 +131,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     # ---- parameters
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._check_open()
         super().add_param_group(param_group)
         try:
             refuse_options(self.param_groups)
@@ -314,6 +315,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Weights change here and nowhere else. A gradient that is not finite is a DivergedError, and nothing
         changes."""
+        self._check_open()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -475,6 +477,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with moments in fp32 on the CPU, "master" where weights have 16 bits, and "..._scale" of moments in
         int8, from which their codes follow again. Of parameters without a step yet there is nothing."""
+        self._check_open()
         self.synchronize()
         steps = {p: dict(state) for p, state in self.state.items()}
         try:
@@ -489,8 +492,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Also one of torch.optim's, whose weights are then the masters."""
+        self._check_open()
         state_dict = copy.copy(state_dict)
         groups, loaded = state_dict["param_groups"], state_dict["state"]
+        for number, values in loaded.items():
+            steps_of(values, f"parameter {number} of the state")
         self.synchronize()
         self.zero_grad()
         super().load_state_dict({"state": {}, "param_groups": groups})
@@ -503,13 +509,22 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._masters.load(given, [r for r in self._records.values() if r.resident is not None])
         for p, values in given.items():
             if p in self._records:
-                self.state[p] = {"step": torch.tensor(float(values["step"] if "step" in values else 1))}
+                self.state[p] = {"step": torch.tensor(steps_of(values, self._records[p].name))}
         for r in self._records.values():
             r.version = r.weights._version
         self._failed = ""
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise usage("an optimizer whose state lies elsewhere is copied or pickled", measured=type(self).__name__,
+                    remedy="make another, and load_state_dict() what state_dict() gives")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise error_of(7, "closed", message("the optimizer is closed", type(self).__name__, "", "", "make another"))
+
     def close(self) -> None:
         """Gives back memory, files and hooks. Gradients that have left are gone."""
+        self._closed = True
         with contextlib.suppress(Exception):  # step() said it, or the first that waited for it
             self.synchronize()
         self.zero_grad()
