@@ -1,6 +1,6 @@
 #include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
-#include "train/stack/volume_options.h"
+#include "train/volume_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -14,9 +14,10 @@
 #include "base/text.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
-#include "copy_progress.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
+#include "tools/options/refuse.h"
+#include "tools/output/copy_progress.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "tools/train/resume.h"
@@ -30,14 +31,6 @@ using nlohmann::json;
 
 constexpr const char* kTrainerState = "trainer_state.json";
 constexpr const char* kConvert = "python3 -m ferry_offload.convert ";
-
-[[noreturn]] void refuse(std::string what, std::string where, std::string measured,
-                         std::string remedy) {
-    throw Error(Trouble::usage, {.what = std::move(what),
-                                 .where = std::move(where),
-                                 .measured = std::move(measured),
-                                 .remedy = std::move(remedy)});
-}
 
 // Pickles, which only Python reads.
 void refuse_pickles(const fs::path& source) {

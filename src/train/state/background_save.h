@@ -11,7 +11,7 @@
 #include "piece_queue.h"
 #include "save.h"
 #include "saving.h"
-#include "train/stack/trace_rows.h"
+#include "train/trace_rows.h"
 
 namespace ferry::train {
 

@@ -6,17 +6,17 @@
 
 #include "checkpoint/tensors_ahead.h"
 #include "ops/blas_kernels.h"
-#include "rank_agreement.h"
 #include "train/from_config.h"
 #include "train/prediction/planning_measurements.h"
+#include "train/rank_agreement.h"
 #include "train/stack/memory_left.h"
 #include "train/stack/storage_room.h"
 #include "train/stack/threads.h"
-#include "train/stack/volume_options.h"
 #include "train/state/numerics_record.h"
 #include "train/state/resumed_formats.h"
 #include "train/state/resumed_kernels.h"
 #include "train/state/save.h"
+#include "train/volume_options.h"
 
 namespace ferry::train {
 namespace {

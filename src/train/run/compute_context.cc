@@ -1,6 +1,6 @@
 #include "compute_context.h"
 
-#include "rank_agreement.h"
+#include "train/rank_agreement.h"
 
 namespace ferry::train {
 namespace {
