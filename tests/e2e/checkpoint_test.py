@@ -191,7 +191,7 @@ class CheckpointTest(Saving):
         self.assertIn("checkpoint.memory", run.err)
 
     def test_int8_moments(self):
-        """Also where a tensor is written in several pieces."""
+        """Also where a tensor is written in several stripes."""
         self.comes_back({"optimizer__moments": "int8", "precision": "bf16"})
 
     def test_muon(self):
@@ -334,7 +334,7 @@ class CheckpointTest(Saving):
             data = (path / shard["file"]).read_bytes()
             shard["checksum"], at = xxh3(data), len(data) - sum(array["bytes"] for array in shard["arrays"])
             for array in shard["arrays"]:
-                del array["pieces"]
+                del array["stripes"]
                 array["checksum"], at = xxh3(data[at:at + array["bytes"]]), at + array["bytes"]
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         body = text[:-16 - len('"\n}\n')]
@@ -549,7 +549,7 @@ class CheckpointTest(Saving):
         file.write_text(f'{body}{xxh3(body.encode())}"\n}}\n', encoding="utf-8")
 
     def append(self, path, name, dtype, shape, data):
-        """One more array in exp_avg.safetensors, of at most a piece, and in the manifest."""
+        """One more array in exp_avg.safetensors, of at most a stripe, and in the manifest."""
         file = pathlib.Path(path, "exp_avg.safetensors")
         entries, at = self.header(file)
         old = file.read_bytes()[at:]
@@ -557,13 +557,13 @@ class CheckpointTest(Saving):
         header = json.dumps(entries).encode()
         before = struct.pack("<Q", len(header)) + header
         file.write_bytes(before + old + data)
-        piece = xxh3(data) if data else ""
+        stripe = xxh3(data) if data else ""
 
         def change(manifest):
             shard = next(one for one in manifest["shards"] if one["file"] == file.name)
             shard.update(bytes=len(before + old + data), checksum=xxh3(before))
-            shard["arrays"].append({"name": name, "bytes": len(data), "pieces": piece,
-                                    "checksum": xxh3(bytes.fromhex(piece)[::-1])})
+            shard["arrays"].append({"name": name, "bytes": len(data), "stripes": stripe,
+                                    "checksum": xxh3(bytes.fromhex(stripe)[::-1])})
         self.forge(path, change)
 
     def test_sizes_that_are_not_the_headers(self):
@@ -740,7 +740,7 @@ class CheckpointTest(Saving):
         self.assertEqual(*(self.tensors(os.path.join(place, "model.safetensors")) for place in (exported, out)))
 
     def test_what_it_costs_is_planned_and_traced(self):
-        """The plan says what training waits for; the trace has each piece, read, copied aside and written."""
+        """The plan says what training waits for; the trace has each stripe, read, copied aside and written."""
         trace = self.path(f"{self.name}.json")
         run = self.ok(self.train(self.saving(MIXED, checkpoint__every=4), "--trace", trace))
         saved = [line for line in run.lines if "checkpoint" in line]

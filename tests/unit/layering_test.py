@@ -25,7 +25,7 @@ OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "bas
 CONTRACTS = {"base": "bugs checksum files json_reader log median philox-inl process_limits progress random simd_dispatch simd_targets text threads widen-inl words",
              "aio": "published_run", "ops": "attention_tiles blas_kernels block_lists matrix_kernels patterns product_table slow_paths stopwatch timed_ops timed_stream view",
              "model": "huggingface saved_activations", "planner": "recorder request",
-             "checkpoint": "array_file file_writer io_memory manifest piece_sums saved steps tensors_ahead",
+             "checkpoint": "array_file file_writer io_memory manifest stripe_sums saved steps tensors_ahead",
              "zero": "codec feedback", "cost": "bound drives estimate kernel_times measurements operands operations simulator traffic",
              "swap": "objects schedule store", "data": "tokens", "train": "from_config loader_of rank_share state/export state/saving prediction/predictor prediction/kernel_profile prediction/planning_measurements prediction/rehearsal"}
 # Which module may depend on which: the design. base is everybody's. An arrow that CMakeLists.txt

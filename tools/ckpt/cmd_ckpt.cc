@@ -266,9 +266,9 @@ public:
     Difference of(const std::string& name) {
         const Saved::Array &one = *a_.find(name), &other = *b_.find(name);
         Difference found{.name = name};
-        const int64_t width = width_of(*one.stored), piece = round_down(kPiece, width);
-        for (int64_t first = 0; first < one.bytes; first += piece) {
-            const auto bytes = static_cast<size_t>(std::min(piece, one.bytes - first));
+        const int64_t width = width_of(*one.stored), part = round_down(kPart, width);
+        for (int64_t first = 0; first < one.bytes; first += part) {
+            const auto bytes = static_cast<size_t>(std::min(part, one.bytes - first));
             const auto x = std::span(x_).first(bytes), y = std::span(y_).first(bytes);
             a_.read(one, first, x);
             b_.read(other, first, y);
@@ -288,7 +288,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kPiece = 2 * kMiB;
+    static constexpr int64_t kPart = 2 * kMiB;
 
     void find_largest(const Saved::Array& one, const Saved::Array& other, int64_t first,
                       size_t bytes, Difference& found) {
@@ -303,7 +303,7 @@ private:
 
     const Saved &a_, &b_;
     std::function<void(int64_t)> read_;
-    std::vector<std::byte> x_ = std::vector<std::byte>(kPiece), y_ = x_;
+    std::vector<std::byte> x_ = std::vector<std::byte>(kPart), y_ = x_;
     std::vector<float> u_{}, v_{};
 };
 

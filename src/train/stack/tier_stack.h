@@ -35,6 +35,7 @@
 #include "train/sequence_exchange.h"
 #include "train/step_kernels.h"
 #include "train/step_state.h"
+#include "warm_up.h"
 
 namespace ferry::train {
 

@@ -54,10 +54,10 @@ std::map<cost::KernelTimes::Kind, KernelCall> distinct_kernels(const swap::Sched
 void fill_device(const Bench& on, std::byte* to, int64_t bytes,
                  std::span<const std::byte> pattern) {
     Stream& up = on.device.stream(StreamKind::h2d);
-    const auto piece = static_cast<int64_t>(pattern.size());
-    for (int64_t at = 0; at < bytes; at += piece) {
+    const auto part = static_cast<int64_t>(pattern.size());
+    for (int64_t at = 0; at < bytes; at += part) {
         seconds_on(up, on.executor, 1,
-                   [&](int64_t) { up.copy(to + at, pattern.data(), std::min(piece, bytes - at)); });
+                   [&](int64_t) { up.copy(to + at, pattern.data(), std::min(part, bytes - at)); });
     }
 }
 

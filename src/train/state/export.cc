@@ -154,9 +154,9 @@ private:
         for (const checkpoint::TensorSource& tensor : tensors_) {
             const int64_t count = all.emplace_back(tensor.stored->count());
             const int64_t width = tensor.bytes / std::max<int64_t>(1, count);
-            for (int64_t first = 0; first < count; first += ReadAhead::kPieceMost) {
+            for (int64_t first = 0; first < count; first += ReadAhead::kPartMost) {
                 tensors_ahead_.want(tensor, first * width,
-                                    std::min(ReadAhead::kPieceMost, count - first) * width);
+                                    std::min(ReadAhead::kPartMost, count - first) * width);
                 tensors_ahead_.end_step();
             }
         }
@@ -366,7 +366,7 @@ void export_weights(const std::string& weights, const Config& config, const Expo
     const LoadedWeights loaded(weights, shape, layers);
     const checkpoint::ModelFiles model = checkpoint::files_of_model(weights);
     for (const checkpoint::Shard& file : model.files)
-        if (!file.in_pieces()) checkpoint::check_shard(model.checkpoint, file, [](int64_t) {});
+        if (!file.in_stripes()) checkpoint::check_shard(model.checkpoint, file, [](int64_t) {});
     const Exported what = exported_of(layers, config, options, directory);
     std::vector<checkpoint::TensorSource> tensors;
     for (const Read& read : in_order(layers)) tensors.push_back(loaded.source_of(*read.tensor));
@@ -431,7 +431,7 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
         tensors.push_back((wider ? exported_array(saved, master) : *arrays[i]).source());
         require_shape(*tensors.back().stored, what.tensors[i].shape, saved.path());
     }
-    if (!saved.in_pieces())
+    if (!saved.in_stripes())
         for (const checkpoint::Shard& shard : saved.manifest().shards)
             checkpoint::check_shard(saved.path(), shard, [](int64_t) {});
     AllAhead ahead(std::move(tensors));

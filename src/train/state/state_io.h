@@ -74,7 +74,7 @@ public:
     // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows; of the master in
     // fp32, however it is kept. Of this rank's shards.
     uint64_t hash();
-    // Takes values in order, in pieces.
+    // Takes values in order, in parts.
     using Sink = std::function<void(std::span<const float>)>;
     // fp32 values of elements [first, first + count) of a layer: the master's, or the compute
     // weights' where the chunk is frozen.
