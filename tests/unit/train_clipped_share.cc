@@ -6,6 +6,7 @@
 
 #include "tests/support/tiny_run.h"
 #include "train/from_config.h"
+#include "train/inside.h"
 
 namespace ferry::train {
 namespace {
@@ -142,8 +143,8 @@ TEST(Run, SaysWhatExpectingItsClippedShareWouldHaveSaved) {
     config.swap.state_on_device = 1;
     const cost::Measurements measurements = measured_of(config);
     const auto executor = make_thread_executor();
-    const auto engine =
-        Engine::make(config, {.executor = executor.get(), .measurements = &measurements});
+    const auto engine = Engine::make(
+        config, {.executor = executor.get(), .given = given({.measurements = &measurements})});
     const auto said = [&] {
         testing::internal::CaptureStderr();
         engine->measure_bound();

@@ -12,6 +12,7 @@
 #include "tools/machine/io_site.h"
 #include "tools/plan/timeline_picture.h"
 #include "tools/process/interrupt.h"
+#include "train/inside.h"
 
 namespace ferry::tools {
 namespace {
@@ -104,7 +105,8 @@ public:
           recording_(bench.draws ? kSlices : 0),
           rehearsal_(train::Rehearsal::make(
               config(), bench.rehearsal,
-              {.executor = executor_.get(), .recording = bench.draws ? &recording_ : nullptr})),
+              {.executor = executor_.get(),
+               .given = train::given({.recording = bench.draws ? &recording_ : nullptr})})),
           machine_(rehearsal_->measure()),
           progress_(static_cast<int>(bench.passes.size()) * bench.pairs) {
         check_passes();

@@ -21,6 +21,7 @@
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "tools/train/resume.h"
+#include "train/inside.h"
 #include "train/state/saving.h"
 
 namespace ferry::tools {
@@ -189,13 +190,13 @@ void import_checkpoint(const ImportOptions& options) {
     const int64_t step = engine->last_step();
     CopyProgress progress("import " + options.source, *executor);
     int64_t bytes = 0;
-    const auto failed = engine->save({.directory = steps.get(),
-                                      .progress =
-                                          [&](int64_t written, int64_t of) {
-                                              bytes = written;
-                                              progress.at(written, of);
-                                          },
-                                      .program = FERRY_VERSION});
+    const auto failed = train::Inside(*engine).save({.directory = steps.get(),
+                                                     .progress =
+                                                         [&](int64_t written, int64_t of) {
+                                                             bytes = written;
+                                                             progress.at(written, of);
+                                                         },
+                                                     .program = FERRY_VERSION});
     if (failed) throw Error(*failed);
     const fs::path path = fs::path(config.checkpoint.dir) / checkpoint::name_of_step(step);
     if (options.json)
