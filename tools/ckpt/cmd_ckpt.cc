@@ -152,7 +152,7 @@ void inspect(const std::string& path, bool as_json) {
 
 // ---------------------------------------------------------------- verify
 
-struct Verdict {
+struct Verification {
     std::vector<std::string> faults{};
     bool only_misnamed = false;
     bool whole() const { return faults.empty(); }
@@ -160,7 +160,7 @@ struct Verdict {
 
 // Every fault; reads all of it. Throws usage where that cannot be told: there is no manifest, or
 // one of a newer version.
-Verdict verdict_on(const std::string& path, const Executor& executor) {
+Verification verification_of(const std::string& path, const Executor& executor) {
     std::vector<std::string> faults;
     const auto attempt = [&](const auto& work) {
         try {
@@ -190,8 +190,8 @@ Verdict verdict_on(const std::string& path, const Executor& executor) {
 }
 
 // What to do with a damaged one. "": `ferry ckpt rm` removes it.
-std::string remedy_for(const std::string& path, const Verdict& verdict) {
-    if (verdict.only_misnamed) return "give those that were renamed their own names again";
+std::string remedy_for(const std::string& path, const Verification& found) {
+    if (found.only_misnamed) return "give those that were renamed their own names again";
     const std::string foreign = checkpoint::foreign_at(path);
     if (foreign.empty()) return {};
     return fmt::format("remove {} by hand, for ferry ckpt rm does not ({})", path, foreign);
@@ -204,9 +204,9 @@ void verify(const std::string& given, bool as_json) {
     std::optional<Error> unknown;
     std::string remedy;  // of the first that has one of its own
     for (const std::string& path : all) {
-        Verdict verdict;
+        Verification found;
         try {
-            verdict = verdict_on(path, *executor);
+            found = verification_of(path, *executor);
         } catch (const Error& error) {
             unknown = error;
             if (as_json)
@@ -215,19 +215,18 @@ void verify(const std::string& given, bool as_json) {
                 print("{}: cannot be told\n  {}\n", one_line(path), error.what());
             continue;
         }
-        damaged += verdict.whole() ? 0 : 1;
-        if (!verdict.whole() && remedy.empty()) remedy = remedy_for(path, verdict);
+        damaged += found.whole() ? 0 : 1;
+        if (!found.whole() && remedy.empty()) remedy = remedy_for(path, found);
         if (as_json) {
-            print("{}",
-                  json_line(json{
-                      {"path", path}, {"whole", verdict.whole()}, {"faults", verdict.faults}}));
+            print("{}", json_line(json{
+                            {"path", path}, {"whole", found.whole()}, {"faults", found.faults}}));
             continue;
         }
         print("{}: {}\n", one_line(path),
-              verdict.whole()         ? "whole"
-              : verdict.only_misnamed ? "of another step than its name says"
-                                      : "damaged");
-        for (const std::string& fault : verdict.faults) print("  {}\n", fault);
+              found.whole()         ? "whole"
+              : found.only_misnamed ? "of another step than its name says"
+                                    : "damaged");
+        for (const std::string& fault : found.faults) print("  {}\n", fault);
     }
     if (damaged == 0 && unknown) throw Error(*unknown);
     if (damaged == 0) return;
