@@ -13,7 +13,7 @@ import subprocess
 import unittest
 
 from checkpoints import BF16, MIXED, NVME, RAM, SGD, STEPS, Saving
-from harness import DOES_NOT_FIT, FERRY, IO, USAGE, Run
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, Run, in_quick
 
 
 class SavingTest(Saving):
@@ -115,9 +115,10 @@ class SavingTest(Saving):
 
     def test_elsewhere(self):
         """Its arrays are the same, bit for bit, and so is what follows on as many ranks."""
-        for state in ({"precision": "bf16"},
-                      {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16"},
-                      {"precision": "fp16", "optimizer__master": "split", "optimizer__moments": "int8"}):
+        states = ({"precision": "bf16"},
+                  {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16"},
+                  {"precision": "fp16", "optimizer__master": "split", "optimizer__moments": "int8"})
+        for state in in_quick(states, (0, 2)):
             with self.subTest(**state):
                 whole = self.whole(**state)
                 self.ok(self.killed(self.saving(**state), steps=4, signal_=signal.SIGTERM))
@@ -139,9 +140,9 @@ class SavingTest(Saving):
         """Killed on two ranks, it has the bits of two; one rank goes on from what two wrote."""
         mpi = self.mpi(2)
         muon = {"optimizer__method": "muon", "optimizer__moments": "int8"}
-        for stage, placement, codecs, state in (
-                (3, NVME, {}, {}), (1, RAM, {}, {}), (1, NVME, {"gradients": "int8"}, {}),
-                (3, RAM, {"gradients": "int4", "weights": "int8"}, {}), (3, NVME, {}, muon), (2, RAM, {}, muon)):
+        runs = ((3, NVME, {}, {}), (1, RAM, {}, {}), (1, NVME, {"gradients": "int8"}, {}),
+                (3, RAM, {"gradients": "int4", "weights": "int8"}, {}), (3, NVME, {}, muon), (2, RAM, {}, muon))
+        for stage, placement, codecs, state in in_quick(runs, (0, 3, 5)):
             with self.subTest(stage=stage, codecs=codecs, **state):
                 state = {"precision": "bf16", **state}
                 ranks = {"zero__stage": stage, "zero__compress": codecs, **state}
@@ -163,7 +164,7 @@ class SavingTest(Saving):
         mpi = self.mpi(2)
         onebit = {"optimizer__method": "onebit_adam", "optimizer__freeze_step": 5, "precision": "bf16",
                   "batch__micro_batches": 6}
-        for stage, placement, kills in ((0, RAM, (4, 2, 2)), (3, NVME, (5,)), (1, MIXED, (7,))):
+        for stage, placement, kills in in_quick(((0, RAM, (4, 2, 2)), (3, NVME, (5,)), (1, MIXED, (7,))), (0, 1)):
             with self.subTest(stage=stage):
                 ranks = {"zero__stage": stage, **onebit}
                 whole = self.ok(self.train(self.run_config(**ranks), through=mpi))
