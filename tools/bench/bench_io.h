@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench_rows.h"
-#include "io_load.h"
+#include "tools/machine/io_load.h"
 #include "tools/machine/io_settings.h"
 #include "tools/machine/io_site.h"
 

@@ -103,10 +103,7 @@ public:
           plain_sites_(bench.paths, "ferry-bench-plain"),
           executor_(make_thread_executor()),
           recording_(bench.draws ? kSlices : 0),
-          rehearsal_(train::Rehearsal::make(
-              config(), bench.rehearsal,
-              {.executor = executor_.get(),
-               .given = train::given({.recording = bench.draws ? &recording_ : nullptr})})),
+          rehearsal_(train::Rehearsal::make(config(), bench.rehearsal, runtime())),
           machine_(rehearsal_->measure()),
           progress_(static_cast<int>(bench.passes.size()) * bench.pairs) {
         check_passes();
@@ -123,6 +120,13 @@ public:
     }
 
 private:
+    train::Runtime runtime() {
+        train::Runtime runtime;
+        runtime.executor = executor_.get();
+        runtime.given = train::given({.recording = bench_.draws ? &recording_ : nullptr});
+        return runtime;
+    }
+
     Config config() const {
         Config config = bench_.config;
         config.budgets.nvme.clear();

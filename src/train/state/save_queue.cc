@@ -18,22 +18,22 @@ int64_t SaveQueue::place_for(int64_t bytes) {
 
 void SaveQueue::copy(std::span<const std::span<const std::byte>> arrays, std::byte* to) {
     constexpr int64_t kPart = 1 * kMiB;
-    struct Part {
+    struct Copy {
         std::span<const std::byte> from{};
         std::byte* to = nullptr;
     };
-    std::vector<Part> parts;
+    std::vector<Copy> copies;
     for (std::span<const std::byte> array : arrays) {
         while (!array.empty()) {
             const auto part = array.first(static_cast<size_t>(std::min(kPart, std::ssize(array))));
-            parts.push_back({part, to});
+            copies.push_back({part, to});
             array = array.subspan(part.size());
             to += part.size();
         }
     }
-    team_.parallel(std::ssize(parts), [&](int64_t i) {
-        const Part& part = parts[static_cast<size_t>(i)];
-        std::memcpy(part.to, part.from.data(), part.from.size());
+    team_.parallel(std::ssize(copies), [&](int64_t i) {
+        const Copy& one = copies[static_cast<size_t>(i)];
+        std::memcpy(one.to, one.from.data(), one.from.size());
     });
 }
 

@@ -11,7 +11,7 @@
 
 #include "ferry/aio.h"
 #include "ferry/pinned_mem.h"
-#include "tools/machine/io_settings.h"
+#include "io_settings.h"
 #include "topology/topology.h"
 
 namespace ferry::tools {
