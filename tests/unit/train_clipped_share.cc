@@ -1,4 +1,4 @@
-#include "clipped_share.h"
+#include "train/run/clipped_share.h"
 
 #include <gtest/gtest.h>
 
