@@ -10,10 +10,10 @@
 #include "ferry/error.h"
 #include "loader_of.h"
 #include "model_of.h"
-#include "outcome.h"
 #include "tests/support/temporary_directory.h"
 #include "train/from_config.h"
 #include "train/prediction/planning_measurements.h"
+#include "train/run/outcome.h"
 
 namespace ferry::train {
 namespace {
