@@ -30,8 +30,10 @@ struct Given {
     // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
     std::unique_ptr<comm::Communicator> ranks{};
 };
-// For Runtime::given.
-inline std::shared_ptr<Given> given(Given what) { return std::make_shared<Given>(std::move(what)); }
+inline Runtime with(Runtime runtime, Given given) {
+    runtime.given = std::make_shared<Given>(std::move(given));
+    return runtime;
+}
 
 // Which of the GPUs that this rank sees is its own: ranks of one host that see the same share them
 // out. Every rank asks, before it opens a device. 0 on the CPU, and without others (`ranks` null).

@@ -91,7 +91,7 @@ using Bring = std::function<void(Runtime&, std::unique_ptr<comm::Communicator>)>
 Outcome run(
     const Config& config, int ranks,
     const Bring& bring = [](Runtime& runtime, std::unique_ptr<comm::Communicator> others) {
-        runtime.given = given({.ranks = std::move(others)});
+        runtime = with(std::move(runtime), {.ranks = std::move(others)});
     }) {
     std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
     const std::vector<int> here = comm::on_run_ranks(
@@ -448,7 +448,7 @@ TEST_P(Sequences, AreNamedByTheRecord) {
                            [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
                                const bool first = others->rank() == 0;
                                Runtime runtime{.executor = &executor};
-                               runtime.given = given({.ranks = std::move(others)});
+                               runtime = with(std::move(runtime), {.ranks = std::move(others)});
                                const auto engine = Engine::make(config, std::move(runtime));
                                if (first) record = engine->numerics_record();
                            });
@@ -729,7 +729,7 @@ std::vector<Problem> problems(int ranks, const std::function<Config(int)>& confi
     const auto body = [&](comm::Communicator& others, Executor& executor) {
         const int rank = others.rank();
         const auto engine = Engine::make(
-            config(rank), {.executor = &executor, .given = given({.ranks = comm::borrow(others)})});
+            config(rank), with({.executor = &executor}, {.ranks = comm::borrow(others)}));
         if (then) then(rank, *engine);
     };
     for (const std::exception_ptr& error :

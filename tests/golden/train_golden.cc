@@ -382,8 +382,8 @@ TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
     comm::on_run_ranks(
         GetParam().ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
             const bool looks = launched > 0 || others->rank() == 0;
-            const auto engine = Engine::make(
-                config, {.executor = &executor, .given = given({.ranks = std::move(others)})});
+            const auto engine =
+                Engine::make(config, with({.executor = &executor}, {.ranks = std::move(others)}));
             if (looks) read_values(name, Inside(*engine).layers(), golden);
             Trace mine = run(*engine, config.steps, golden.shown);
             if (looks) trace = std::move(mine);

@@ -54,8 +54,8 @@ TEST(Onebit, FollowsPyTorchOnTwoRanks) {
         std::vector<double> losses, norms;
         comm::on_run_ranks(2, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
             const bool first = others->rank() == 0;
-            const auto engine = Engine::make(
-                config, {.executor = &executor, .given = given({.ranks = std::move(others)})});
+            const auto engine =
+                Engine::make(config, with({.executor = &executor}, {.ranks = std::move(others)}));
             for (int64_t step = 0; step < config.steps; ++step) {
                 const StepReport report = engine->step();
                 if (!first) continue;

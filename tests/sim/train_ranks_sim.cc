@@ -45,11 +45,9 @@ protected:
                 aio::SimulatedDisk disk({.seed = seed * kRanks + rank, .odds = {.stall = 0.01}},
                                         executor);
                 outcomes[rank] = run_tiny(
-                    config,
-                    {.executor = &executor,
-                     .open_volume = volumes_on(disk),
-                     .given = given({.recording = recordings.empty() ? nullptr : &recordings[rank],
-                                     .ranks = comm::borrow(ranks)})});
+                    config, with({.executor = &executor, .open_volume = volumes_on(disk)},
+                                 {.recording = recordings.empty() ? nullptr : &recordings[rank],
+                                  .ranks = comm::borrow(ranks)}));
             });
         return outcomes;
     }

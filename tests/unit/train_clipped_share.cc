@@ -143,8 +143,8 @@ TEST(Run, SaysWhatExpectingItsClippedShareWouldHaveSaved) {
     config.swap.state_on_device = 1;
     const cost::Measurements measurements = measured_of(config);
     const auto executor = make_thread_executor();
-    const auto engine = Engine::make(
-        config, {.executor = executor.get(), .given = given({.measurements = &measurements})});
+    const auto engine =
+        Engine::make(config, with({.executor = executor.get()}, {.measurements = &measurements}));
     const auto said = [&] {
         testing::internal::CaptureStderr();
         engine->measure_bound();

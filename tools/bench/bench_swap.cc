@@ -123,7 +123,8 @@ private:
     train::Runtime runtime() {
         train::Runtime runtime;
         runtime.executor = executor_.get();
-        runtime.given = train::given({.recording = bench_.draws ? &recording_ : nullptr});
+        runtime =
+            train::with(std::move(runtime), {.recording = bench_.draws ? &recording_ : nullptr});
         return runtime;
     }
 

@@ -117,10 +117,10 @@ void run_eval(const EvalOptions& options, int& rank) {
     rank = rank_of(ranks.get());
     const int count = ranks ? ranks->size() : 1;
     Logits logits(options, config, sequences, count);
-    const auto engine = train::Engine::make(batched(config, sequences, count),
-                                            {.executor = executor.get(),
-                                             .only_evaluates = true,
-                                             .given = train::given({.ranks = std::move(ranks)})});
+    const auto engine =
+        train::Engine::make(batched(config, sequences, count),
+                            train::with({.executor = executor.get(), .only_evaluates = true},
+                                        {.ranks = std::move(ranks)}));
     const train::Evaluation found = engine->evaluate(logits.room());
     if (rank != 0) return;
     logits.write();
