@@ -30,6 +30,7 @@ struct Given {
     // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
     std::unique_ptr<comm::Communicator> ranks{};
 };
+// The same runtime with these.
 inline Runtime with(Runtime runtime, Given given) {
     runtime.given = std::make_shared<Given>(std::move(given));
     return runtime;

@@ -123,7 +123,7 @@ protected:
         comm::on_run_ranks(
             ranks(), [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
                 const bool first = others->rank() == 0;
-                go(with({.executor = &executor}, {.ranks = std::move(others)}), first);
+                go(train::with({.executor = &executor}, {.ranks = std::move(others)}), first);
             });
         return hash;
     }
