@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -464,6 +465,122 @@ INSTANTIATE_TEST_SUITE_P(shared, Sequences,
                          testing::Values(Sharing{2, 2}, Sharing{3, 3}, Sharing{4, 2},
                                          Sharing{4, 4}),
                          testing::PrintToStringParamName());
+
+// ---------------------------------------------------------------- ranks that share tensors
+
+struct Slices {
+    int ranks, tensor, sequence;
+    friend void PrintTo(const Slices& slices, std::ostream* out) {
+        *out << slices.ranks << "By" << slices.tensor << "By" << slices.sequence;
+    }
+};
+
+class Tensors : public Ranks, public testing::WithParamInterface<Slices> {
+protected:
+    int ranks() const override { return GetParam().ranks; }
+    void SetUp() override {
+        Ranks::SetUp();
+        if (comm::device_of_ranks() != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
+    }
+
+    // An MLP that no number of ranks divides, and tokens that four do not.
+    Config shared() const {
+        Config config = this->config();
+        config.model.heads = 8;
+        config.model.kv_heads = 4;
+        config.model.intermediate = 37;
+        config.batch = {.sequence = 6, .micro_batch = 3, .micro_batches = 4};
+        config.evaluate.micro_batches = 3;
+        config.steps = 3;
+        config.parallel = {.sequence = GetParam().sequence, .tensor = GetParam().tensor};
+        return config;
+    }
+    static Outcome alone(Config config) {
+        config.parallel = {};
+        const auto executor = make_thread_executor();
+        return train(*Engine::make(config, {.executor = executor.get()}), config);
+    }
+    static double apart(const std::vector<uint32_t>& some, const std::vector<uint32_t>& others) {
+        double squares = 0, of_others = 0;
+        for (size_t i = 0; i < some.size(); ++i) {
+            const double a = std::bit_cast<float>(some[i]), b = std::bit_cast<float>(others[i]);
+            squares += (a - b) * (a - b);
+            of_others += b * b;
+        }
+        return of_others > 0 ? std::sqrt(squares / of_others) : std::sqrt(squares);
+    }
+    // Each tensor's gradient is there once, whoever has which slice of it.
+    static void expect_near(const Outcome& several, const Outcome& one, double rounding) {
+        EXPECT_EQ(several.before.targets, one.before.targets);
+        EXPECT_NEAR(several.before.loss, one.before.loss, rounding * one.before.loss);
+        ASSERT_EQ(several.reports.size(), one.reports.size());
+        for (size_t i = 0; i < one.reports.size(); ++i) {
+            const StepReport &a = several.reports[i], &b = one.reports[i];
+            EXPECT_EQ(a.targets, b.targets);
+            EXPECT_EQ(a.tokens, b.tokens);
+            EXPECT_NEAR(a.loss, b.loss, rounding * b.loss) << "step " << i + 1;
+            EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 5 * rounding * b.gradient_norm)
+                << "step " << i + 1;
+            EXPECT_EQ(a.clip_factor < 1, b.clip_factor < 1);
+        }
+        ASSERT_EQ(several.gradients.size(), one.gradients.size());
+        for (const auto& [name, gradient] : one.gradients) {
+            ASSERT_EQ(several.gradients.at(name).size(), gradient.size()) << name;
+            EXPECT_LT(apart(several.gradients.at(name), gradient), 50 * rounding) << name;
+            ASSERT_EQ(several.weights.at(name).size(), one.weights.at(name).size()) << name;
+        }
+        EXPECT_NEAR(several.after.loss, one.after.loss, rounding * one.after.loss);
+    }
+};
+
+TEST_P(Tensors, ChangeNoBitByStageOrTier) { expect_stages_equal(shared(), ranks()); }
+
+TEST_P(Tensors, FollowTheRunOfOneAndGiveTheSameBitsAgain) {
+    const Outcome several = run(shared(), ranks());
+    expect_equal(run(shared(), ranks()), several);
+    expect_near(several, alone(shared()), 2e-6);
+}
+
+TEST_P(Tensors, BeginWithTheWeightsOfOne) {
+    Config config = shared();
+    config.steps = 1;
+    config.optimizer.lr = 0;
+    EXPECT_EQ(run(config, ranks()).weights, alone(config).weights);
+}
+
+TEST_P(Tensors, FollowTheRunOfOneWhateverTheHeadsAndTiles) {
+    Config config = shared();
+    const auto compare = [&](const char* what, double rounding = 2e-6) {
+        SCOPED_TRACE(what);
+        config.steps = 2;
+        expect_near(run(config, ranks()), alone(config), rounding);
+    };
+    config.numerics.mlp_tile = 7;
+    compare("tiles of the MLP");
+    config.model.heads = 12;
+    config.model.kv_heads = 1;
+    compare("one head of keys, which every rank has");
+    config.model.kv_heads = GetParam().tensor == 3 ? 3 : 2;  // which four ranks have two by two
+    compare("few heads of keys");
+    config.model.heads = 5;
+    config.model.kv_heads = 5;
+    config.model.head_dim = 4;
+    compare("five heads");
+    config.freeze = {"*k_proj*", "*.0.mlp.*", "*.1.input_layernorm*"};
+    compare("frozen tensors");
+    config.freeze = {};
+    config.model.tie_embeddings = true;
+    compare("tied embeddings");
+    config.batch.micro_batches = ranks() / GetParam().tensor / GetParam().sequence;
+    compare("one micro-batch");
+    config.precision = DType::bf16;
+    compare("bf16", 4e-3);
+}
+
+INSTANTIATE_TEST_SUITE_P(sliced, Tensors,
+                         testing::Values(Slices{2, 2, 1}, Slices{3, 3, 1}, Slices{4, 2, 1},
+                                         Slices{4, 4, 1}, Slices{4, 2, 2}),
+                         [](const auto& slices) { return testing::PrintToString(slices.param); });
 
 // What the codec changes is within half a step of it, a rank, and some of it.
 TEST_F(Ranks, WhoseGradientsAreCodedAreCloseToThoseThatRound) {

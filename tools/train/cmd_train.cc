@@ -396,7 +396,7 @@ private:
         try {
             write();
         } catch (const Error& error) {
-            if (!alone && !engine_->plan().partition.alone()) throw;
+            if (!alone && !engine_->plan().partition.decides_alone()) throw;
             keep(error);
         }
     }
