@@ -359,20 +359,20 @@ void check_tensor(const Config& c, const Given& given) {
     const std::string tensor = show("parallel.tensor", int64_t{c.parallel.tensor});
     const optim::Method method = c.optimizer.method;
     const bool elements = method != optim::Method::muon && method != optim::Method::onebit_adam;
-    demand(given,
-           {{c.device == DeviceKind::cpu, "parallel.tensor", "GPUs do not share tensors yet",
-             "device cuda", "set it to 1, or device to cpu"},
-            {elements, "optimizer.method",
-             "it needs whole matrices or exchanges of its own, and the ranks have slices",
-             std::string(word_of(kMethods, method)) + ", " + tensor,
-             "set optimizer.method to \"adamw\", or parallel.tensor to 1"},
-            {c.checkpoint.dir.empty(), "checkpoint.dir",
-             "checkpoints of ranks that have slices of tensors are not written yet", tensor,
-             "leave it out, and export the weights at the end (ferry train --export); or set "
-             "parallel.tensor to 1"},
-            {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
-             "steps of ranks that have slices of tensors are not kept yet", tensor,
-             "set it to false, or parallel.tensor to 1"}});
+    demand(
+        given,
+        {{c.device == DeviceKind::cpu, "parallel.tensor", "GPUs do not share tensors yet",
+          "device cuda", "set it to 1, or device to cpu"},
+         {elements, "optimizer.method",
+          "it needs whole matrices or exchanges of its own, and the ranks have slices",
+          std::string(word_of(kMethods, method)) + ", " + tensor,
+          "set optimizer.method to \"adamw\", or parallel.tensor to 1"},
+         {c.checkpoint.dir.empty() || c.optimizer.moments != MomentType::int8, "optimizer.moments",
+          "blocks of coded moments are of a slice, and a checkpoint has the whole tensor's",
+          "int8, " + tensor, "set it to bf16 or fp32, or leave checkpoint.dir out"},
+         {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
+          "steps of ranks that have slices of tensors are not kept yet", tensor,
+          "set it to false, or parallel.tensor to 1"}});
 }
 
 void check_parallel(const Config& c, const Given& given) {

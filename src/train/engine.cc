@@ -250,13 +250,17 @@ private:
             state_->read_arrays(layer, run.first, run.count, to);
         };
         if (!ranks_) return mine(whole, sink);
-        FERRY_CHECK(!tensor.is_slice(), "checkpoints are of whole tensors");
         std::vector<Width> widths;
         for (const StateArray& array :
              state_arrays_of(plan_, plan_.layers[static_cast<size_t>(layer)], tensor))
             widths.push_back(array.width);
-        share_arrays(*ranks_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
-                     whole, widths, mine, sink);
+        const auto of_slice = [&](const zero::Run& run, const ArraySink& to) {
+            if (!sharers_) return mine(run, to);
+            share_arrays(*sharers_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
+                         run, widths, mine, to);
+        };
+        if (!tensor.is_slice()) return of_slice(whole, sink);
+        join_arrays(*ranks_, executor_, {shape_, world_.slicing()}, tensor, widths, of_slice, sink);
     }
 
     Unwritten unwritten(const Saving& saving) const {

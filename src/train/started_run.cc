@@ -21,14 +21,6 @@
 namespace ferry::train {
 namespace {
 
-std::unique_ptr<SavedRun> open_saved(const std::string& checkpoint, const std::string& identity,
-                                     int64_t steps) {
-    if (checkpoint.empty()) return nullptr;
-    auto saved = std::make_unique<SavedRun>(checkpoint);
-    saved->require(identity, steps);
-    return saved;
-}
-
 std::unique_ptr<ImportedState> import(const Imported& imported, const model::Shape& shape,
                                       const std::vector<model::Layer>& layers, int ranks) {
     if (imported.directory.empty()) return nullptr;
@@ -63,16 +55,31 @@ void log_slices(const model::Shape& whole, const World& world) {
     log_info(text + "; every rank has the embedding and the head whole");
 }
 
-void refuse_restored(const Runtime& runtime, const World& world) {
-    if (world.tensor == 1 || (runtime.checkpoint.empty() && runtime.imported.directory.empty()))
-        return;
-    throw Error(
-        Trouble::usage,
-        {.what = "ranks that share tensors do not read checkpoints yet",
-         .where = runtime.checkpoint.empty() ? runtime.imported.directory : runtime.checkpoint,
-         .measured = fmt::format("parallel.tensor {}", world.tensor),
-         .remedy = "set parallel.tensor to 1; or export its weights (ferry ckpt export) "
-                   "and name them in model.path"});
+void refuse_restored(const Runtime& runtime, const Config& config) {
+    if (config.parallel.tensor == 1) return;
+    const auto refuse = [](std::string what, std::string where, std::string measured,
+                           std::string remedy) {
+        throw Error(Trouble::usage, {.what = std::move(what),
+                                     .where = std::move(where),
+                                     .measured = std::move(measured),
+                                     .remedy = std::move(remedy)});
+    };
+    const std::string tensor = fmt::format("parallel.tensor {}", config.parallel.tensor);
+    if (!runtime.imported.directory.empty())
+        refuse("ranks that share tensors import no state", runtime.imported.directory, tensor,
+               "import it with one rank, which writes a checkpoint that all can read");
+    if (!runtime.checkpoint.empty() && config.optimizer.moments == MomentType::int8)
+        refuse("blocks of coded moments are of a slice, and a checkpoint has the whole tensor's",
+               runtime.checkpoint, "moments int8, " + tensor, "set parallel.tensor to 1");
+}
+
+std::unique_ptr<SavedRun> open_saved(const Runtime& runtime, const Config& config,
+                                     const std::string& identity) {
+    refuse_restored(runtime, config);
+    if (runtime.checkpoint.empty()) return nullptr;
+    auto saved = std::make_unique<SavedRun>(runtime.checkpoint);
+    saved->require(identity, config.steps);
+    return saved;
 }
 
 void warn_of_codecs(const Config& config) {
@@ -107,7 +114,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       layers_(layers_of(config, shape_, world_.ranks, world_.slicing().rank)),
       checkpoint_identity_(checkpoint_identity_of(config, shape_, loader_.info())),
       description_(config.checkpoint.dir.empty() ? "" : description_of(config, numerics_.compute)),
-      saved_(open_saved(runtime.checkpoint, checkpoint_identity_, config.steps)),
+      saved_(open_saved(runtime, config, checkpoint_identity_)),
       loaded_(first_weights_of(config, runtime)),
       imported_(import(runtime.imported, shape_, layers_, world_.ranks)),
       stack_(ground(runtime.resume), TierStack::Model{model::slice_of(shape_, world_.slicing()),
@@ -118,7 +125,6 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
     if (!runtime.only_evaluates) require_ranks(config, world_.ranks);
-    refuse_restored(runtime, world_);
     if (world_.rank == 0) log_slices(shape_, world_);
     make_plan(runtime);
     prove_first_state();

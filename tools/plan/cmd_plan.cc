@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "checkpoint_cost.h"
 #include "ferry/config.h"
@@ -222,6 +223,16 @@ std::optional<NetworkReport> over(const Network& network, const Config& config,
     return network_report(config, count, machine, network, report.found.measurements);
 }
 
+// Of a group whose ranks are not on one host.
+void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
+    const int tensor = plan.partition.slices;
+    if (tensor == 1 || count.on_a_host % tensor == 0) return;
+    log_warn(fmt::format(
+        "parallel.tensor {} does not divide the {} ranks of a host: some groups span hosts, and {} "
+        "of each of their ranks cross the network in a step",
+        tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
@@ -236,6 +247,7 @@ void run_plan(const PlanOptions& options) {
     const auto predictor = predictor_for(config, count, machine);
     const std::string planned_by = plan_by(machine, config, *predictor);
     const planner::Plan plan = predictor->plan(train::request_of(config));
+    warn_of_hosts(plan, count);
     const optim::LrSchedule schedule = train::schedule_of(config);
     const std::optional<train::PatternShare> share = train::pattern_share(config);
     if (!options.pattern_svg.empty()) draw_pattern(options.pattern_svg, share, config);

@@ -62,7 +62,7 @@ int64_t trainable_of(const planner::Plan& plan) {
     int64_t count = 0;
     for (const model::Layer& layer : plan.layers) {
         for (const model::Tensor& tensor : layer.tensors)
-            count += tensor.trainable ? tensor.count : 0;
+            count += tensor.trainable ? tensor.whole_count() : 0;
     }
     return count;
 }
@@ -103,7 +103,7 @@ KernelBytes kernel_bytes(const planner::Plan& plan) {
 void print_plan(const planner::Plan& plan, const Config& config) {
     int64_t parameters = 0;
     for (const model::Layer& layer : plan.layers) {
-        for (const model::Tensor& tensor : layer.tensors) parameters += tensor.count;
+        for (const model::Tensor& tensor : layer.tensors) parameters += tensor.whole_count();
     }
     print("{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
           parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,

@@ -9,8 +9,7 @@
 namespace ferry::train {
 namespace {
 
-constexpr int64_t kTogether = 4 * kMiB;  // elements of the whole tensor
-constexpr int64_t kSent = comm::Communicator::kAgreedBytes / int64_t{sizeof(float)};
+constexpr int64_t kTogether = kMiB;  // elements of the whole tensor
 
 // Elements [first, first + count) of a slice: all that some rows of the whole tensor have there.
 // `rows` rows from `first_row` on.
@@ -36,35 +35,41 @@ int64_t elements_of(const std::vector<model::SliceRun>& parts) {
     return all;
 }
 
-// Puts a slice's values of some rows, part behind part, to their places among the whole tensor's.
-void place(const model::Tensor& slice, const std::vector<model::SliceRun>& parts,
-           std::span<const float> values, int64_t first_of_whole, std::span<float> whole) {
+// Puts a slice's array of some rows, part behind part, to its places among the whole tensor's.
+void place(const model::Tensor& slice, const std::vector<model::SliceRun>& parts, int64_t width,
+           std::span<const std::byte> values, int64_t first_of_whole, std::span<std::byte> whole) {
     for (const model::SliceRun& part : parts) {
         for (const model::SliceRun& run : model::runs_of(slice, part.at, part.count))
-            std::ranges::copy(values.subspan(static_cast<size_t>(run.at - part.at),
-                                             static_cast<size_t>(run.count)),
-                              whole.begin() + (run.from - first_of_whole));
-        values = values.subspan(static_cast<size_t>(part.count));
+            std::ranges::copy(values.subspan(static_cast<size_t>((run.at - part.at) * width),
+                                             static_cast<size_t>(run.count * width)),
+                              whole.begin() + (run.from - first_of_whole) * width);
+        values = values.subspan(static_cast<size_t>(part.count * width));
     }
 }
 
 class Join {
 public:
     Join(comm::Communicator& ranks, Executor& executor, const SlicedModel& model,
-         const model::Tensor& tensor, const Source& mine)
+         const model::Tensor& tensor, std::span<const Width> widths, const ArraySource& mine)
         : ranks_(ranks),
           executor_(executor),
           own_(model.slicing.rank),
           first_rank_(ranks.rank() - own_),
           tensor_(tensor),
           mine_(mine),
-          all_(static_cast<size_t>(ranks.size() * kSent)) {
+          sent_(widths.size()),
+          whole_(widths.size()),
+          all_(static_cast<size_t>(ranks.size() * comm::Communicator::kAgreedBytes)) {
+        for (const Width& width : widths) {
+            FERRY_CHECK(width.elements == 1, "slices are cut between any two elements");
+            widths_.push_back(width.bytes);
+        }
         for (int rank = 0; rank < model.slicing.ranks; ++rank)
             slices_.push_back(model::slice_of(model.whole, tensor, {model.slicing.ranks, rank}));
     }
 
-    // Rows of the whole tensor.
-    std::span<const float> rows(int64_t first, int64_t count) {
+    // Rows of the whole tensor, of each array.
+    std::vector<std::span<const std::byte>> rows(int64_t first, int64_t count) {
         const int64_t row = tensor_.whole.size() > 1 ? tensor_.whole[1] : 1;
         std::vector<std::vector<model::SliceRun>> parts;
         int64_t most = 0;
@@ -72,39 +77,44 @@ public:
             parts.push_back(parts_of(slice, first, count));
             most = std::max(most, elements_of(parts.back()));
         }
-        read(parts[static_cast<size_t>(own_)], most);
-        std::vector<std::vector<float>> values = exchange(most);
-        whole_.assign(static_cast<size_t>(count * row), 0.0f);
-        for (size_t rank = 0; rank < slices_.size(); ++rank)
-            place(slices_[rank], parts[rank], values[rank], first * row, whole_);
-        return whole_;
+        read(parts[static_cast<size_t>(own_)]);
+        std::vector<std::span<const std::byte>> arrays;
+        for (size_t a = 0; a < widths_.size(); ++a) {
+            sent_[a].resize(static_cast<size_t>(most * widths_[a]));
+            whole_[a].assign(static_cast<size_t>(count * row * widths_[a]), std::byte{});
+            const auto values = exchange(sent_[a]);
+            for (size_t rank = 0; rank < slices_.size(); ++rank)
+                place(slices_[rank], parts[rank], widths_[a], values[rank], first * row, whole_[a]);
+            arrays.emplace_back(whole_[a]);
+        }
+        return arrays;
     }
 
 private:
-    void read(const std::vector<model::SliceRun>& parts, int64_t most) {
-        sent_.clear();
+    void read(const std::vector<model::SliceRun>& parts) {
+        for (std::vector<std::byte>& array : sent_) array.clear();
         for (const model::SliceRun& part : parts) {
-            mine_({tensor_.offset + part.at, part.count}, [this](std::span<const float> values) {
-                sent_.insert(sent_.end(), values.begin(), values.end());
-            });
+            mine_({tensor_.offset + part.at, part.count},
+                  [this](std::span<const std::span<const std::byte>> arrays) {
+                      for (size_t a = 0; a < arrays.size(); ++a)
+                          sent_[a].insert(sent_[a].end(), arrays[a].begin(), arrays[a].end());
+                  });
         }
-        sent_.resize(static_cast<size_t>(most));
     }
 
     // Of every slice, as this rank's neighbours have it.
-    std::vector<std::vector<float>> exchange(int64_t count) {
-        std::vector<std::vector<float>> values(slices_.size());
-        for (int64_t at = 0; at < count; at += kSent) {
-            const auto here = static_cast<size_t>(std::min(kSent, count - at));
+    std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine) {
+        std::vector<std::vector<std::byte>> values(slices_.size());
+        while (!mine.empty()) {
+            const auto here = std::min(mine.size(), size_t{comm::Communicator::kAgreedBytes});
             const auto all = std::span(all_).first(here * static_cast<size_t>(ranks_.size()));
-            comm::agree(ranks_, executor_,
-                        std::as_bytes(std::span(sent_).subspan(static_cast<size_t>(at), here)),
-                        std::as_writable_bytes(all), {.of = "slices of a tensor"});
+            comm::agree(ranks_, executor_, mine.first(here), all, {.of = "slices of a tensor"});
             for (size_t rank = 0; rank < values.size(); ++rank) {
                 const auto its =
                     all.subspan((static_cast<size_t>(first_rank_) + rank) * here, here);
                 values[rank].insert(values[rank].end(), its.begin(), its.end());
             }
+            mine = mine.subspan(here);
         }
         return values;
     }
@@ -113,20 +123,41 @@ private:
     Executor& executor_;
     const int own_, first_rank_;
     const model::Tensor& tensor_;
-    const Source& mine_;
+    const ArraySource& mine_;
+    std::vector<int64_t> widths_{};  // bytes of an element
     std::vector<model::Tensor> slices_{};
-    std::vector<float> sent_{}, all_{}, whole_{};
+    std::vector<std::vector<std::byte>> sent_, whole_;
+    std::vector<std::byte> all_;
 };
 
 }  // namespace
 
-void join_slices(comm::Communicator& ranks, Executor& executor, const SlicedModel& model,
-                 const model::Tensor& tensor, const Source& mine, const Sink& sink) {
+void join_arrays(comm::Communicator& ranks, Executor& executor, const SlicedModel& model,
+                 const model::Tensor& tensor, std::span<const Width> widths,
+                 const ArraySource& mine, const ArraySink& sink) {
     const int64_t row = tensor.whole.size() > 1 ? tensor.whole[1] : 1;
     const int64_t rows = tensor.whole[0], together = std::max<int64_t>(1, kTogether / row);
-    Join join(ranks, executor, model, tensor, mine);
+    Join join(ranks, executor, model, tensor, widths, mine);
     for (int64_t first = 0; first < rows; first += together)
         sink(join.rows(first, std::min(together, rows - first)));
+}
+
+void join_slices(comm::Communicator& ranks, Executor& executor, const SlicedModel& model,
+                 const model::Tensor& tensor, const Source& mine, const Sink& sink) {
+    const Width width{sizeof(float)};
+    const auto as_bytes = [&](const zero::Run& run, const ArraySink& to) {
+        mine(run, [&](std::span<const float> values) {
+            const std::span<const std::byte> bytes = std::as_bytes(values);
+            to({&bytes, 1});
+        });
+    };
+    join_arrays(ranks, executor, model, tensor, {&width, 1}, as_bytes,
+                [&](std::span<const std::span<const std::byte>> arrays) {
+                    std::vector<float> values(arrays.front().size() / sizeof(float));
+                    std::ranges::copy(arrays.front(),
+                                      std::as_writable_bytes(std::span(values)).begin());
+                    sink(values);
+                });
 }
 
 }  // namespace ferry::train

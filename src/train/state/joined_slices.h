@@ -1,7 +1,7 @@
 // A tensor of which several ranks have slices, put together.
 #pragma once
 
-#include <functional>
+#include <span>
 
 #include "comm/comm.h"
 #include "model/model.h"
@@ -18,5 +18,9 @@ struct SlicedModel {
 // the whole tensor's, in order, some rows at a time, on every rank. Blocking; all ranks alike.
 void join_slices(comm::Communicator& ranks, Executor& executor, const SlicedModel& model,
                  const model::Tensor& tensor, const Source& mine, const Sink& sink);
+// The same of several arrays at once, of such widths each, an element apart.
+void join_arrays(comm::Communicator& ranks, Executor& executor, const SlicedModel& model,
+                 const model::Tensor& tensor, std::span<const Width> widths,
+                 const ArraySource& mine, const ArraySink& sink);
 
 }  // namespace ferry::train
