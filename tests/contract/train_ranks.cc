@@ -577,6 +577,28 @@ TEST_P(Tensors, FollowTheRunOfOneWhateverTheHeadsAndTiles) {
     compare("bf16", 4e-3);
 }
 
+// An fp16 gradient that overflows in one slice is skipped on all of them.
+TEST_P(Tensors, SkipTogetherWhereOneOverflows) {
+    Config config = shared();
+    config.model.heads = 12;
+    config.model.kv_heads = 1;
+    config.model.norm_eps = 1e-30;
+    config.precision = DType::f16;
+    config.batch.sequence = GetParam().sequence;
+    config.batch.micro_batch = 1;
+    config.data.held_back = 0;
+    config.evaluate.micro_batches = 0;
+    config.clip_norm = 1e6;
+    config.steps = 16;
+    const Outcome several = run(config, ranks());
+    const auto skipped = std::ranges::count(several.reports, true, &StepReport::skipped);
+    EXPECT_GT(skipped, 0);
+    EXPECT_LT(skipped, config.steps);
+    EXPECT_LT(several.reports.back().loss_scale, several.reports.front().loss_scale);
+    config.zero.stage = 0;
+    expect_equal(run(tight(config, ranks()), ranks()), several);
+}
+
 INSTANTIATE_TEST_SUITE_P(sliced, Tensors,
                          testing::Values(Slices{2, 2, 1}, Slices{3, 3, 1}, Slices{4, 2, 1},
                                          Slices{4, 4, 1}, Slices{4, 2, 2}),
