@@ -50,9 +50,9 @@ double exchange_seconds(const Task& task, const WorkOf& work_of, const Measureme
     if (op != Op::forward && op != Op::backward) return 0;
     const model::BlockExchanges its = work_of(task).exchanges;
     if (!its.any()) return 0;
-    return op == Op::backward
-               ? comm_seconds(static_cast<double>(its.backward_bytes), its.backward_calls, measured)
-               : comm_seconds(static_cast<double>(its.forward_bytes), its.forward_calls, measured);
+    const bool back = op == Op::backward;
+    return group_seconds(static_cast<double>(back ? its.backward_bytes : its.forward_bytes),
+                         back ? its.backward_calls : its.forward_calls, measured);
 }
 
 }  // namespace

@@ -96,8 +96,8 @@ PredictionReport prediction_of(const std::optional<MachineFile>& machine, const 
     PredictionReport report{.found = measurements_for(config, predictor, plan, machine)};
     if (!report.found.missing.empty()) return report;
     if (network)
-        report.found.measurements =
-            over(*network, predictor.count(), std::move(report.found.measurements));
+        report.found.measurements = over(*network, predictor.count(), config.parallel,
+                                         std::move(report.found.measurements));
     report.prediction =
         predictor.predict(train::request_of(config), plan, report.found.measurements);
     report.what_if = what_if(config, predictor, plan, report.found.measurements);
