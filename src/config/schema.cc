@@ -115,7 +115,7 @@ const Key kKeys[] = {
 
     {FERRY_KEY(batch.sequence), integer, "tokens a sequence", kWidth, {}, true},
     {FERRY_KEY(batch.micro_batch), integer, "sequences that a kernel works on at once", kWidth},
-    {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step, a multiple of the ranks; each rank takes an equal share. Ranks that share sequences (`parallel.sequence`) count as one", kWidth},
+    {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step, a multiple of the ranks; each rank takes an equal share. Ranks that share sequences or tensors (`parallel`) count as one", kWidth},
 
     {FERRY_CHOICE(optimizer.method, kMethods), choice, "AdamW, Adam, SGD, Lion, Adagrad, 1-bit Adam, or Muon (Jordan et al. 2024, as torch.optim.Muon): it orthogonalises the updates of the blocks' matrices, and AdamW updates all else, which are embeddings, head, norms and biases. State a parameter besides the fp32 weight: 8 B for the first two and for what Muon leaves to AdamW, 4 B for the others and Muon's matrices, none for `sgd` without momentum. The device that computes the model orthogonalises; with several ranks each updates whole matrices. `onebit_adam` (Tang et al. 2021) is for several ranks on CPUs: AdamW for `freeze_step` updates, and then ranks exchange the first moment as signs (docs/communication.md)"},
     {FERRY_KEY(optimizer.lr), number, "peak learning rate", {.low = 0, .high = 1e6}},
