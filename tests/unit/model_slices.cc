@@ -100,7 +100,9 @@ TEST_P(Slices, LieAlikeOnAllRanksAndWhatSeveralHoldLiesApart) {
                 EXPECT_EQ(a.shape, b.shape) << a.name;
                 for (const Segment& s : own[l].segments) {
                     const bool inside = a.offset >= s.offset && a.offset < s.offset + s.count;
-                    if (inside) EXPECT_EQ(s.holders, a.holders) << a.name;
+                    if (inside) {
+                        EXPECT_EQ(s.holders, a.holders) << a.name;
+                    }
                 }
             }
         }
