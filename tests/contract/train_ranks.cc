@@ -155,7 +155,8 @@ protected:
             config.swap.state_on_nvme = 1;
         }
         config.swap.speculate = Speculate::all;
-        config.swap.groups = config.batch.micro_batches / ranks % 2 == 0 ? 2 : 1;
+        const int64_t each = config.batch.micro_batches * config.parallel.tensor / ranks;
+        config.swap.groups = each % 2 == 0 ? 2 : 1;
         config.io.direct = false;
         if (config.device == DeviceKind::cpu)
             config.budgets.device_bytes = smallest_device_budget(config, ranks);
