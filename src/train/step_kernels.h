@@ -16,7 +16,7 @@
 #include "planner/planner.h"
 #include "step_state.h"
 #include "swap/store.h"
-#include "train/stack/trace_rows.h"
+#include "trace_rows.h"
 
 namespace ferry::train {
 

@@ -32,10 +32,10 @@
 #include "swap/store.h"
 #include "topology/topology.h"
 #include "train/kernel_exchange.h"
-#include "train/prediction/measure.h"
 #include "train/rank_share.h"
 #include "train/step_kernels.h"
 #include "train/step_state.h"
+#include "warm_up.h"
 
 namespace ferry::train {
 

@@ -3,7 +3,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "base/log.h"
-#include "rank_agreement.h"
+#include "train/inside.h"
+#include "train/rank_agreement.h"
 
 namespace ferry::train {
 namespace {
@@ -15,9 +16,10 @@ void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
                                      .measured = measured,
                                      .remedy = remedy});
     };
-    if (others) refuse("Runtime::ranks is given as well", "give one of the two");
+    if (others) refuse("Given::ranks is given as well", "give one of the two");
     if (kind != DeviceKind::cuda)
-        refuse("device is \"cpu\"", "set device to \"cuda\", or give Runtime::ranks");
+        refuse("device is \"cpu\"",
+               "set device to \"cuda\", or start the ranks with `ferry launch`");
     if (gpu < 0) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
     if (ranks.rank < 0 || ranks.rank >= ranks.size)
         refuse("numbers that contradict each other", "see train::NcclRanks");
@@ -55,13 +57,6 @@ std::unique_ptr<Device> open_gpu(int gpu, comm::Communicator* ranks, Executor& e
 
 }  // namespace
 
-MetRanks::MetRanks() noexcept = default;
-MetRanks::MetRanks(std::unique_ptr<comm::Communicator> met) noexcept
-    : communicator(std::move(met)) {}
-MetRanks::MetRanks(MetRanks&&) noexcept = default;
-MetRanks& MetRanks::operator=(MetRanks&&) noexcept = default;
-MetRanks::~MetRanks() = default;
-
 void ComputeContext::open(const Config& config, Runtime& runtime) {
     open_device(config, runtime);
     if (ranks) make_groups(config, *runtime.executor);
@@ -78,9 +73,8 @@ void warn_of_hosts(const World& world, comm::Communicator& ranks, Executor& exec
             if (hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(first)]) continue;
             return log_warn(fmt::format(
                 "ranks {} to {} share tensors and are not on one host: every block's sums cross "
-                "the "
-                "network, five times a micro-batch; start ranks so that parallel.tensor divides "
-                "those of a host",
+                "the network, five times a micro-batch; start ranks so that parallel.tensor "
+                "divides those of a host",
                 first, first + world.tensor - 1));
         }
     }
@@ -102,8 +96,8 @@ void ComputeContext::make_groups(const Config& config, Executor& executor) {
 
 void ComputeContext::open_device(const Config& config, Runtime& runtime) {
     Executor& executor = *runtime.executor;
-    std::unique_ptr<comm::Communicator>& met = runtime.ranks.communicator;
-    if (met && met->size() > 1) ranks = std::move(met);
+    if (runtime.given && runtime.given->ranks && runtime.given->ranks->size() > 1)
+        ranks = std::move(runtime.given->ranks);
     if (ranks) require_same_config(*ranks, executor, config);
     const DeviceKind kind = config.device;
     if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu, kind, ranks != nullptr);
