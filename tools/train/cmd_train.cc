@@ -311,8 +311,9 @@ private:
         const int64_t step;
         CopyProgress progress;
         std::atomic<int64_t> bytes = 0;
-        std::atomic<bool> alone = true;  // the run waits for it
-        double waited_seconds = 0;
+        std::atomic<double> written_seconds = 0;  // when the last of them was
+        std::atomic<bool> alone = true;           // the run waits for it
+        double begun_seconds = 0, waited_seconds = 0;
     };
 
     // Training goes on with what comes after, where there is memory for what is not written yet.
@@ -327,10 +328,13 @@ private:
              .progress =
                  [&save](int64_t written, int64_t of) {
                      save.bytes = written;
+                     save.written_seconds = save.progress.seconds();
                      if (save.alone) save.progress.at(written, of);
                  },
+             .begun = [&save] { save.begun_seconds = save.progress.seconds(); },
+             .waited = [&save](double seconds) { save.waited_seconds += seconds; },
              .program = FERRY_VERSION});
-        save.waited_seconds = save.progress.seconds();
+        save.waited_seconds += save.progress.seconds() - save.begun_seconds;
         save.alone = false;
         saved_ = steps_;
         saved_at_ = executor_->now();
@@ -343,8 +347,9 @@ private:
         Save& save = *save_;
         const double before = save.progress.seconds();
         save.alone = true;
+        const double waited = save.waited_seconds;
         unsaved_ = engine_->end_save();
-        save.waited_seconds += save.progress.seconds() - before;
+        save.waited_seconds = waited + save.progress.seconds() - before;
         if (speaks_ && !unsaved_) say_saved(save);
         save_.reset();
         if (!speaks_ || !unsaved_) return;
@@ -355,7 +360,9 @@ private:
     void say_saved(const Save& save) {
         const std::string path =
             std::filesystem::path(config_.checkpoint.dir) / checkpoint::name_of_step(save.step);
-        const double seconds = save.progress.seconds();
+        // The thread that trains looks for its end between steps alone.
+        const double seconds =
+            std::max(save.written_seconds - save.begun_seconds, save.waited_seconds);
         if (options_.json) {
             const nlohmann::json line{{"step", save.step},
                                       {"checkpoint", path},
