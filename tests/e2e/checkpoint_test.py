@@ -764,6 +764,7 @@ class CheckpointTest(Saving):
         self.assertTrue(0 < planned["stored_bytes"] < planned["bytes"])
         self.assertGreater(planned["write_seconds"], 0)
         self.assertGreater(planned["waited_seconds"], 0)
+        self.assertGreaterEqual(planned["slowed_seconds"], planned["waited_seconds"])
         self.assertEqual(len(self.steps()), 2)  # nothing is left of what was measured
         self.assertIn("of which training waits", self.ok(self.ferry("plan", words[1])).out)
         unmeasured = self.ok(self.ferry("plan", words[1], "--json", "--no-prediction")).lines[0]["checkpoint"]

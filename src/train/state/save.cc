@@ -298,13 +298,13 @@ void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& savin
                     shards.push_back(checkpoint::write_text_shard(directory, name, text));
             return shards;
         });
-        if (saving.progress) saving.progress(writer.bytes(), writer.bytes());
     } catch (const Error& error) {
         // Says what is missing, where it is for want of room: what was written is gone again.
         if (error.trouble() == Trouble::io)
             require_room(steps, writer.bytes(), unwritten.manifest.step);
         throw;
     }
+    if (saving.progress) saving.progress(writer.bytes(), writer.bytes());
 }
 
 void read_checkpoint(const Plan& plan, bool errors, const ReadArrays& read, const ArraySink& sink,
