@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Checkpoints beside the drive they lie on: writing, what training waits, going on, exporting.
 
-A round trains --steps steps of a model with fp32 state and checkpoints every --every of them. Then it exports the newest in
-bf16, goes on from it, and evaluates the exported weights, each with the files out of the page cache. fio's bandwidth is
+A round trains --steps steps of a model with fp32 state and checkpoints every --every of them. Then it exports the newest,
+goes on from it, and evaluates the exported weights, each with the files out of the page cache. fio's bandwidth is
 taken around each part, with transfers of 1 MiB, 32 in flight.
 
-- written: the checkpoint's seconds beside its bytes at fio's write bandwidth x 1.1 + 1 s
-- slowed: what training waited for it and what the steps meanwhile took longer, beside what `ferry plan` predicted (a fifth)
+- written: the checkpoint's seconds beside its bytes at fio's write bandwidth x 1.1 + 1 s. fio overwrites a file of its own; a
+  checkpoint's files are new ones, whose space the file system has yet to give them, so fio writes such a file too
+- slowed: how much later the steps meanwhile ended than without it, beside what `ferry plan` predicted (a fifth)
 - steps meanwhile: beside steps with no checkpoint on its way (0.97)
 - first step: from the start of `ferry train --resume` beside its bytes at fio's read bandwidth x 1.2 + 5 s
 - restored, loaded: the state of `--resume`, and the exported weights by `ferry eval`, a second, beside fio's read bandwidth (0.9)
@@ -43,7 +44,7 @@ class Fio:
     """fio's bandwidth of a file beside the checkpoints, before and after each part: drives swing within minutes."""
 
     WORDS = ("--name=slice", "--bs=1M", "--iodepth=32", "--direct=1", "--ioengine=io_uring", "--thread", "--fixedbufs",
-             "--time_based", "--overwrite=1", "--eta=never", "--output-format=json")
+             "--eta=never", "--output-format=json")
 
     def __init__(self, options, directory):
         self.missing = options.without_fio
@@ -51,12 +52,20 @@ class Fio:
         self._size, self._milliseconds = ("16MiB", 200) if options.tiny else ("2GiB", options.slice)
         self._last = {}
 
+    def new_file(self):
+        """Bytes a second, written once to a file that gets its space before."""
+        rate = self._run(f"{self._file}-new", "--rw=write", "--fallocate=native", "--end_fsync=1")
+        Path(f"{self._file}-new").unlink(missing_ok=True)
+        return rate
+
     def slice(self, mode):
         """Bytes a second, of both directions together."""
+        return self._run(self._file, f"--rw={mode}", "--overwrite=1", "--time_based", f"--runtime={self._milliseconds}ms")
+
+    def _run(self, file, *words):
         if self.missing:
             return None
-        command = ["fio", *self.WORDS, f"--filename={self._file}", f"--size={self._size}", f"--runtime={self._milliseconds}ms",
-                   f"--rw={mode}"]
+        command = ["fio", *self.WORDS, *words, f"--filename={file}", f"--size={self._size}"]
         # Without huge pages fio's transfers reach a device in small pieces.
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
                               env={**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
@@ -132,21 +141,18 @@ def trained(options, file):
     saved = [line for line in lines if "checkpoint" in line]
     steps = {line["step"]: line["seconds"] for line in lines if "loss" in line}
     ends = {line["step"]: line["at"] for line in lines if "loss" in line}
-    beside, alone, partly = [], [], {one["step"]: [] for one in saved}
-    for step, took in steps.items():
-        if step == 1:
-            continue  # memory is touched
-        on_its_way = [one for one in saved
-                      if one["step"] < step and ends[one["step"]] + one["seconds"] > ends[step] - took]
-        for one in on_its_way:
-            partly[one["step"]].append(took)
-        if not on_its_way:
-            alone.append(took)
-        elif any(ends[one["step"]] + one["seconds"] > ends[step] for one in on_its_way):
-            beside.append(took)
-    usual = statistics.median(alone) if alone else None
+    beside, windows = [], []
     for one in saved:
-        one["slowed_seconds"] = one["waited_seconds"] + (sum(took - usual for took in partly[one["step"]]) if usual else 0)
+        begun = ends[one["step"]]
+        window = [step for step in steps if step > one["step"] and (step == one["step"] + 1 or ends[step] - steps[step] < begun + one["seconds"])]
+        windows.append(window)
+        beside += [steps[step] for step in window if ends[step] < begun + one["seconds"]]
+    meanwhile = {step for window in windows for step in window}
+    alone = [took for step, took in steps.items() if step > 1 and step not in meanwhile]  # the first touches memory
+    usual = statistics.median(alone) if alone else 0
+    for one, window in zip(saved, windows):
+        # By the clock: updates that were finished before it are no part of the step behind it.
+        one["slowed_seconds"] = (ends[window[-1]] - ends[one["step"]] - len(window) * usual) if window and usual else one["waited_seconds"]
     print(f"trained for {seconds:.0f} s: {saved[0]['bytes'] / GIB:.2f} GiB; written in {[round(one['seconds'], 2) for one in saved]} s, "
           f"waited {[round(one['waited_seconds'], 2) for one in saved]} s, slowed {[round(one['slowed_seconds'], 2) for one in saved]} s; "
           f"steps meanwhile {[round(one, 3) for one in beside]}, alone {[round(one, 3) for one in alone]} s", file=sys.stderr)
@@ -168,7 +174,7 @@ def evaluated(options, model, tokens):
 
 
 def exported(options, where, out):
-    lines, seconds, _ = bounded(options, [options.ferry, "ckpt", "export", where, out, "--export-type", "bf16", "--json"])
+    lines, seconds, _ = bounded(options, [options.ferry, "ckpt", "export", where, out, "--export-type", options.export_type, "--json"])
     return 2 * lines[0]["bytes"] / seconds
 
 
@@ -194,6 +200,8 @@ def measured(options, directory, tokens):
             print(f"{name}: {found[name]}", file=sys.stderr)
         print(f"fio, {mode}: {found[f'fio {name}']}", file=sys.stderr)
     part("written", "write", lambda: trained(options, file))
+    found["fio new"] = fio.new_file()
+    print(f"fio, a new file: {found['fio new']}", file=sys.stderr)
     part("exported", "rw", lambda: exported(options, where, out))
     part("resumed", "read", lambda: resumed(options, file))
     part("evaluated", "read", lambda: evaluated(options, out, tokens))
@@ -231,6 +239,8 @@ def rows_of(rounds):
 
     rows = [plain("checkpoint", [one["bytes"] / GIB for one in rounds], "GiB")]
     rows += of_fio("checkpoint: written", rounds, "seconds", ("written", lambda one: 1.1 * one["bytes"] / one["fio written"] + 1), "s", 1)
+    if all(one["fio new"] for one in rounds):
+        rows.append(plain("fio: a new file, beside one that is overwritten", [one["fio new"] / one["fio written"] for one in rounds], "x"))
     rows += as_planned("checkpoint: training waited", rounds, "waited_seconds")
     rows += as_planned("checkpoint: training slowed", rounds, "slowed_seconds")
     if all(one["beside"] and one["alone"] for one in rounds):
@@ -264,6 +274,7 @@ def main():
     parser.add_argument("--memory", default="auto", help="checkpoint.memory")
     parser.add_argument("--on-nvme", type=float, default=0, help="part of the state that lies on the drive as well")
     parser.add_argument("--parts", type=parts_of, default=list(PARTS), help=f"of {','.join(PARTS)}; the first always")
+    parser.add_argument("--export-type", default="bf16", choices=["bf16", "fp16", "fp32"])
     parser.add_argument("--slice", type=common.at_least(100), default=1500, help="milliseconds of fio")
     parser.add_argument("--cgroup", metavar="SIZE", type=lambda text: int(common.bytes_of(text)),
                         help="export and evaluate in a control group with this limit of memory, 4GiB; needs the right to make one")
