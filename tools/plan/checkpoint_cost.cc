@@ -132,7 +132,9 @@ double stored_share(const train::Prediction& prediction) {
 // A checkpoint is of finished updates: those of the step before it have no step beside them, and
 // the step behind it no updates.
 double lost_overlap(const train::Prediction& prediction) {
-    const double updates = std::max(seconds_of(prediction, "nvme"), seconds_of(prediction, "dram"));
+    constexpr auto kTeam = static_cast<size_t>(swap::Lane::team);
+    const double updates =
+        std::max(seconds_of(prediction, "nvme"), prediction.timeline.busy_seconds[kTeam]);
     const double others =
         std::max({seconds_of(prediction, "compute"), seconds_of(prediction, "host to device"),
                   seconds_of(prediction, "device to host")});
