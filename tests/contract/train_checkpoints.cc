@@ -19,6 +19,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
+#include "train/inside.h"
 #include "train/state/saving.h"
 
 namespace {
@@ -122,11 +123,11 @@ protected:
             go({.executor = executor.get()}, true);
             return hash;
         }
-        comm::on_run_ranks(ranks(),
-                           [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
-                               const bool first = others->rank() == 0;
-                               go({.executor = &executor, .ranks = std::move(others)}, first);
-                           });
+        comm::on_run_ranks(
+            ranks(), [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+                const bool first = others->rank() == 0;
+                go(train::with({.executor = &executor}, {.ranks = std::move(others)}), first);
+            });
         return hash;
     }
 
@@ -137,7 +138,7 @@ protected:
             if (first) steps.emplace(directory);
             while (engine.last_step() < config.steps) {
                 engine.step();
-                const auto failed = engine.save({.directory = first ? &*steps : nullptr});
+                const auto failed = Inside(engine).save({.directory = first ? &*steps : nullptr});
                 ASSERT_FALSE(failed) << failed->what();
             }
         });
@@ -186,8 +187,8 @@ TEST_P(Resumes, EachChunkOnStorageIsReadOnceForACheckpoint) {
         };
         const int64_t before = read_bytes();
         checkpoint::Steps steps(directory.path());
-        ASSERT_FALSE(engine.save({.directory = &steps}));
-        const int64_t stored = stored_checkpoint_bytes(engine.plan());
+        ASSERT_FALSE(Inside(engine).save({.directory = &steps}));
+        const int64_t stored = stored_checkpoint_bytes(Inside(engine).plan());
         EXPECT_GT(stored, 0);
         EXPECT_GE(read_bytes() - before, stored);
         EXPECT_LT(read_bytes() - before, stored + stored / 2);  // whole blocks
@@ -211,22 +212,22 @@ TEST(ACheckpointOfStateInMemory, IsReadWhileTheNextStepIsTaken) {
     uint64_t whole = 0;
     {
         const auto engine = Engine::make(config, {.executor = executor.get()});
-        ASSERT_TRUE(reads_meanwhile(engine->plan()));
+        ASSERT_TRUE(reads_meanwhile(Inside(*engine).plan()));
         engine->step();
         std::atomic<bool> stood = true;
         const auto stand = [&](int64_t, int64_t) {
             if (told.wait_for(std::chrono::minutes(1)) != std::future_status::ready) stood = false;
         };
-        engine->begin_save({.directory = &steps, .progress = stand, .waited = [&](double seconds) {
-                                waited += seconds;
-                            }});
+        Inside(*engine).begin_save({.directory = &steps,
+                                    .progress = stand,
+                                    .waited = [&](double seconds) { waited += seconds; }});
         engine->step();
-        EXPECT_FALSE(engine->save_ended());
+        EXPECT_FALSE(Inside(*engine).save_ended());
         EXPECT_EQ(waited, 0);
         stepped.set_value();
         engine->step();  // with the updates of the second
         EXPECT_TRUE(stood);
-        EXPECT_FALSE(engine->end_save());
+        EXPECT_FALSE(Inside(*engine).end_save());
         while (engine->last_step() < config.steps) engine->step();
         whole = engine->state_hash();
     }
@@ -246,7 +247,7 @@ TEST(ADiskThatFills, WhileACheckpointIsWrittenIsSaidWithTheBytesMissing) {
     const auto engine = Engine::make(tiny_config(data), {.executor = executor.get()});
     checkpoint::Steps steps(directory.path());
     engine->step();
-    ASSERT_FALSE(engine->save({.directory = &steps}));
+    ASSERT_FALSE(Inside(*engine).save({.directory = &steps}));
     engine->step();
     int64_t missing = 0;
     const auto fill = [&](int64_t written, int64_t of) {
@@ -255,7 +256,7 @@ TEST(ADiskThatFills, WhileACheckpointIsWrittenIsSaidWithTheBytesMissing) {
         missing = of - g_free_bytes;
         throw Error(Trouble::io, {.what = "the file cannot be written"});
     };
-    const auto failed = engine->save({.directory = &steps, .progress = fill});
+    const auto failed = Inside(*engine).save({.directory = &steps, .progress = fill});
     g_free_bytes = -1;
     ASSERT_TRUE(failed);
     EXPECT_THAT(failed->what(), testing::HasSubstr("no room for the checkpoint of step 2"));
@@ -264,7 +265,7 @@ TEST(ADiskThatFills, WhileACheckpointIsWrittenIsSaidWithTheBytesMissing) {
     EXPECT_GE(said, missing);
     EXPECT_LE(said, missing + 2 * kMiB);
     ASSERT_EQ(checkpoint::steps_in(directory.path()).size(), 1);
-    EXPECT_FALSE(engine->save({.directory = &steps}));
+    EXPECT_FALSE(Inside(*engine).save({.directory = &steps}));
     EXPECT_EQ(checkpoint::steps_in(directory.path()).size(), 2);
 }
 

@@ -9,10 +9,10 @@
 
 #include "ferry/error.h"
 #include "ferry/team.h"
-#include "piece_queue.h"
 #include "save.h"
+#include "save_queue.h"
 #include "saving.h"
-#include "train/stack/trace_rows.h"
+#include "train/trace_rows.h"
 
 namespace ferry::train {
 
@@ -48,7 +48,7 @@ private:
     const Unwritten unwritten_;
     const Saving saving_;
     const int threads_;
-    PieceQueue queue_;
+    SaveQueue queue_;
     CheckpointRows& rows_;
     std::optional<Error> failed_{};  // why the thread failed; read once it has ended
     std::exception_ptr not_read_{};  // why the state could not be read; read once that has ended

@@ -16,17 +16,9 @@
 #include "state_arrays.h"
 #include "swap/store.h"
 #include "train/stack/start_up.h"
+#include "train/state_span.h"
 
 namespace ferry::train {
-
-// The arrays of a chunk's state at `in` and `out`, as far as the optimizer keeps them, in a span
-// without gradient, weights and the chunk's place in the model.
-optim::Span state_span(const StateFormat& format, int64_t count, const std::byte* in,
-                       std::byte* out);
-
-// Bytes of memory that an update of `count` elements reads and writes, in the format that the run
-// asks for.
-int64_t update_bytes(const planner::Plan& plan, int64_t count);
 
 class StateIo {
 public:
