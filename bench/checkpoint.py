@@ -55,7 +55,7 @@ class Fio:
 
     def new_file(self):
         """Bytes a second, written once to a file that gets its space before."""
-        rate = self._run(f"{self._file}-new", "--rw=write", "--fallocate=native", "--end_fsync=1")
+        rate = self._run(f"{self._file}-new", "--rw=write", "--fallocate=native")
         Path(f"{self._file}-new").unlink(missing_ok=True)
         return rate
 

@@ -4,7 +4,9 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <filesystem>
+#include <future>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "base/files.h"
 #include "base/log.h"
@@ -276,6 +278,7 @@ private:
         attempt([this] {
             if (steps_ > saved_) begin_save();
             end_save();
+            end_removal();
         });
         // The trained weights go first: nothing that comes after may cost them.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
@@ -323,6 +326,7 @@ private:
     void begin_save() {
         if (config_.checkpoint.dir.empty()) return;
         end_save();  // the one before ends first
+        end_removal();
         save_.emplace(steps_, *executor_);
         Save& save = *save_;
         inside().begin_save(
@@ -379,12 +383,25 @@ private:
                   save.waited_seconds);
         }
         flush_output();
+        // A file system takes seconds to remove many gigabytes.
+        try {
+            removal_ = std::async(std::launch::async, [this] { retain(); });
+        } catch (const std::system_error&) {
+            retain();  // there is no thread to be had
+        }
+    }
+
+    void retain() const {
         const KeptCheckpoints& keep = config_.checkpoint.keep;
         try {
             checkpoints_->retain({.last = keep.last, .every = keep.every, .best = keep.best});
         } catch (const Error& error) {
             log_warn(error.what());  // there are more than are wanted
         }
+    }
+    // Until those that are no longer wanted are gone.
+    void end_removal() {
+        if (removal_.valid()) removal_.get();
     }
 
     // Durable steps were asked for, and whoever looks for them must not learn it only then.
@@ -504,7 +521,8 @@ private:
     std::optional<Error> failed_{};
     trace::Recording recording_;
     std::optional<cost::Measurements> measurements_;
-    std::optional<Save> save_{};  // the engine's thread writes it
+    std::optional<Save> save_{};   // the engine's thread writes it
+    std::future<void> removal_{};  // of checkpoints that are no longer wanted
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};
