@@ -227,7 +227,7 @@ def of_fio(name, rounds, key, reference, unit, target, less_is_better=True):
 def as_planned(name, rounds, key):
     """Beside the plan's, where that is more than what a clock and a step's noise tell apart."""
     values, plans = [one[key] for one in rounds], [one["plan"].get(key) for one in rounds]
-    if None in plans:
+    if None in plans or not any(plans):
         return [plain(name, values, "s")]
     ratios = [(plan + TOLD_APART) / (max(value, 0) + TOLD_APART) for value, plan in zip(values, plans)]
     return [judged(f"{name}, beside the plan", statistics.median(values), "s", statistics.median(plans), ratios,

@@ -296,7 +296,7 @@ class ScriptsTest(FerryTest):
         for name in ("checkpoint: written", "resumed: first step"):
             self.assertGreater(rows[name]["value"], 0)
         for what in ("waited", "slowed"):
-            self.assertGreaterEqual(rows[f"checkpoint: training {what}, beside the plan"]["reference"], 0)
+            self.assertTrue(any(name.startswith(f"checkpoint: training {what}") for name in rows), rows)
         self.assertIn("checkpoint.memory auto; export with all memory", notes[0])
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
