@@ -8,8 +8,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <functional>
+#include <future>
 
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
@@ -190,6 +193,49 @@ TEST_P(Resumes, EachChunkOnStorageIsReadOnceForACheckpoint) {
         EXPECT_GE(read_bytes() - before, stored);
         EXPECT_LT(read_bytes() - before, stored + stored / 2);  // whole blocks
     });
+}
+
+// The thread that writes stands still after its first piece, and there is room for a few: neither
+// the call nor the next step waits for it. What it writes then is of the step that was asked for.
+TEST(ACheckpointOfStateInMemory, IsReadWhileTheNextStepIsTaken) {
+    const TinyData data;
+    const TemporaryDirectory directory(memory_directory());
+    const auto executor = make_thread_executor();
+    Config config = with_coded_moments(tiny_config(data));
+    config.optimizer.moments = MomentType::f32;
+    config.checkpoint = {
+        .dir = directory.path(), .every = {.steps = 100}, .memory_bytes = 256 * kKiB};
+    checkpoint::Steps steps(directory.path());
+    std::promise<void> stepped;
+    const std::shared_future<void> told = stepped.get_future().share();
+    double waited = 0;
+    uint64_t whole = 0;
+    {
+        const auto engine = Engine::make(config, {.executor = executor.get()});
+        ASSERT_TRUE(reads_meanwhile(Inside(*engine).plan()));
+        engine->step();
+        std::atomic<bool> stood = true;
+        const auto stand = [&](int64_t, int64_t) {
+            if (told.wait_for(std::chrono::minutes(1)) != std::future_status::ready) stood = false;
+        };
+        Inside(*engine).begin_save({.directory = &steps,
+                                    .progress = stand,
+                                    .waited = [&](double seconds) { waited += seconds; }});
+        engine->step();
+        EXPECT_FALSE(Inside(*engine).save_ended());
+        EXPECT_EQ(waited, 0);
+        stepped.set_value();
+        engine->step();  // with the updates of the second
+        EXPECT_TRUE(stood);
+        EXPECT_FALSE(Inside(*engine).end_save());
+        while (engine->last_step() < config.steps) engine->step();
+        whole = engine->state_hash();
+    }
+    const std::string path = std::filesystem::path(directory.path()) / checkpoint::name_of_step(1);
+    const auto resumed = Engine::make(config, {.executor = executor.get(), .checkpoint = path});
+    ASSERT_EQ(resumed->last_step(), 1);
+    while (resumed->last_step() < config.steps) resumed->step();
+    EXPECT_EQ(resumed->state_hash(), whole);
 }
 
 // By another program, once there was room. What was written by then is gone again, and the

@@ -295,8 +295,9 @@ class ScriptsTest(FerryTest):
         rows, notes = self.script("checkpoint", *self.beside_fio(), "--layers", "2", "--steps", "6", "--every", "2")
         for name in ("checkpoint: written", "resumed: first step"):
             self.assertGreater(rows[name]["value"], 0)
-        self.assertGreater(rows["checkpoint: training waited, beside the plan"]["reference"], 0)
-        self.assertIn("checkpoint.memory auto; the export with all memory", notes[0])
+        for what in ("waited", "slowed"):
+            self.assertTrue(any(name.startswith(f"checkpoint: training {what}") for name in rows), rows)
+        self.assertIn("checkpoint.memory auto; export with all memory", notes[0])
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_weak_scaling(self):

@@ -361,6 +361,7 @@ class SavingTest(Saving):
         self.assertTrue(0 < planned["stored_bytes"] < planned["bytes"])
         self.assertGreater(planned["write_seconds"], 0)
         self.assertGreater(planned["waited_seconds"], 0)
+        self.assertGreaterEqual(planned["slowed_seconds"], planned["waited_seconds"])
         self.assertEqual(len(self.steps()), 2)  # nothing is left of what was measured
         self.assertIn("of which training waits", self.ok(self.ferry("plan", words[1])).out)
         unmeasured = self.ok(self.ferry("plan", words[1], "--json", "--no-prediction")).lines[0]["checkpoint"]
@@ -404,6 +405,54 @@ class SavingTest(Saving):
         self.assertEqual(run.code, IO, run.err)
         self.assertRegex(run.err, r"(?s)no room for the checkpoint of step \d+.*\d+ bytes missing")
         self.assertEqual(run.steps[-1]["step"], STEPS)
+
+    def test_a_file_system_without_inodes(self):
+        """There are bytes, and no file can be made."""
+        os.makedirs(self.dir_)
+        mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64M,nr_inodes=4 none "$0" && exec "$@"', self.dir_]
+        if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("nothing can be mounted here")
+        run = self.train(self.saving(), through=mount)
+        self.assertEqual(run.code, IO, run.err)
+        self.assertIn("No space left on device", run.err)
+        self.assertEqual(run.steps[-1]["step"], STEPS)
+
+    def test_a_failure_behind_the_step(self):
+        """Training has gone on when it is known, with memory for what was not written."""
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+        run = self.train(self.saving(RAM, checkpoint__every=3, checkpoint__memory="4MiB"), preexec_fn=limit)
+        self.assertEqual(run.code, IO, run.err)
+        self.assertGreaterEqual(run.err.count("the run goes on"), 3)
+        self.assertEqual(run.hashes, self.whole().hashes)
+        self.assertEqual(os.listdir(self.dir_), [])
+
+    def test_files_of_two_checkpoints(self):
+        """As a copy leaves them that was stopped, or a disk that lost its power: whole files of another step, and zeros."""
+        self.ok(self.train(self.saving(checkpoint__every=6)))
+        older, newer = self.step(6), self.step(STEPS)
+        kept = self.path("kept-newer")
+        shutil.copytree(newer, kept)
+        for name in ("master.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors"):
+            if not os.path.exists(os.path.join(newer, name)):
+                continue
+            for damage in ("of another step", "zeros"):
+                with self.subTest(name, damage=damage):
+                    file = os.path.join(newer, name)
+                    if damage == "zeros":
+                        size = os.path.getsize(file)
+                        os.truncate(file, size // 2)
+                        os.truncate(file, size)
+                    else:
+                        shutil.copyfile(os.path.join(older, name), file)
+                    run = self.train(self.saving(checkpoint__every=6), "--resume", "latest")
+                    self.assertEqual(run.code, IO, run.err)
+                    for text in (name, older):
+                        self.assertIn(text, run.err)
+                    verified = self.ferry("ckpt", "verify", newer)
+                    self.assertEqual(verified.code, IO, verified.err)
+                    self.assertIn(name, verified.out + verified.err)
+                    shutil.copyfile(os.path.join(kept, name), file)
+        self.ok(self.ferry("ckpt", "verify", newer))
 
     def test_directory_removed_meanwhile(self):
         config = self.saving(steps=300, checkpoint__every=200)

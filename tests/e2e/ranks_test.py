@@ -1,5 +1,6 @@
 """Several ranks, as a user starts them: mpirun -n N ferry train CONFIG."""
 
+import collections
 import json
 import os
 import pathlib
@@ -493,6 +494,9 @@ class Ranks(FerryTest):
         rng = random.Random(7)
         runs = ((2, (None, 1, ("apart", 0), 0, ("apart", 1)), {"zero__stage": 3}),
                 (2, (0, None), {"zero__stage": 0, "precision": "bf16", "optimizer__master": "split"}),
+                # A rank's weights of the others' shards come from their owners' state again.
+                (2, (None, ("apart", 1), 0), {"zero__stage": 1, "freeze": ["model.layers.1.*"], "precision": "bf16"}),
+                (3, (2, ("apart", 0), None), {"zero__stage": 2, "precision": "bf16", "optimizer__master": "split"}),
                 (4, (3, ("apart", 2), None), {"zero__stage": 3, "precision": "fp16"}))
         for number, kills, changes in in_quick(runs, (1, 2)):
             with self.subTest(ranks=number, **changes):
@@ -533,12 +537,35 @@ class Ranks(FerryTest):
         self.assertEqual(run.err.count('swap.speculate = "all" does nothing'), 1, run.err)
         self.assertIn("resumed after step", run.err)
 
-    def test_durable_steps_want_a_rank_to_have_what_it_needs(self):
+    def test_a_rank_that_lost_a_slot_takes_the_others_back(self):
+        """Blocks of one rank's state are damaged. All ranks go on from a step that is whole everywhere, or none does; frozen
+        weights, which lie in slots of their own, come from the model again."""
         self.empty_drive()
-        run = self.ranks(2, self.config(zero__stage=2, checkpoint__durable_steps=True, budgets__nvme=[self.nvme(name="durable")],
-                                        budgets__host="1200KiB", swap__chunk_elements=8192))
-        self.assertEqual(run.code, USAGE, run.err)
-        self.assertIn("set zero.stage to 3", run.err)
+        changes = {"zero__stage": 3, "freeze": ["model.layers.1.*"], "precision": "bf16", "optimizer__master": "split"}
+        whole = self.ranks(2, self.config(steps=16, **changes))
+        config = self.config(steps=16, checkpoint__durable_steps=True, budgets__nvme=[self.nvme(name="durable")],
+                             budgets__host="1200KiB", swap__chunk_elements=8192, **changes)
+        self.killed_ranks(2, config, steps=4, which=("apart", 0))
+        drive, kept = self.path("durable"), self.path("durable-kept")
+        os.rename(drive, kept)
+        slots = os.path.join("rank-1", "ferry.slots0")
+        size, block = os.path.getsize(os.path.join(kept, slots)), 1 << 12
+        ends = collections.Counter()
+        for part in range(12):
+            shutil.rmtree(drive, ignore_errors=True)
+            shutil.copytree(kept, drive)
+            with open(os.path.join(drive, slots), "r+b") as file:
+                file.seek(size * part // 12 // block * block)
+                file.write(b"\xa5" * block)
+            run = self.ranks(2, config, "--resume")
+            if run.code == 0:
+                self.assertEqual(run.hashes, whole.hashes)
+                ends["older" if "cannot be used" in run.err else "newest"] += 1
+            else:
+                self.assertEqual(run.code, IO, run.err)
+                self.assertIn(os.path.join("rank-1", "ferry.slots0"), run.err)
+                ends["refused"] += 1
+        self.assertGreater(ends["older"], 0, ends)
 
     def test_what_a_run_of_more_ranks_left_is_told(self):
         config = self.config(budgets__nvme=[self.nvme(name="shared")], swap__state_on_nvme=1, io__direct=False)

@@ -1,11 +1,13 @@
 #include "checkpoint_cost.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -105,10 +107,68 @@ double copied_per_second(int64_t bytes, Team& team) {
     return static_cast<double>(std::ssize(from)) / std::max(seconds_since(began, *executor), 1e-6);
 }
 
+// Whether a drive that holds state is the one that the checkpoint is written to.
+bool shares_drive(const Config& config) {
+    struct stat checkpoint {};
+    if (::stat(config.checkpoint.dir.c_str(), &checkpoint) != 0) return false;
+    return std::ranges::any_of(config.budgets.nvme, [&](const NvmePath& path) {
+        struct stat drive {};
+        return ::stat(path.path.c_str(), &drive) == 0 && drive.st_dev == checkpoint.st_dev;
+    });
+}
+
+double seconds_of(const train::Prediction& prediction, std::string_view name) {
+    for (const train::LinkPrediction& link : prediction.links)
+        if (link.link == name) return link.seconds;
+    return 0;
+}
+
+// The part of a step in which the drives would move its bytes, with nothing beside it.
+double stored_share(const train::Prediction& prediction) {
+    const double step = prediction.timeline.step_seconds;
+    return step > 0 ? std::min(seconds_of(prediction, "nvme") / step, 1.0) : 0;
+}
+
+// A checkpoint is of finished updates: those of the step before it have no step beside them, and
+// the step behind it no updates.
+double lost_overlap(const train::Prediction& prediction) {
+    constexpr auto kTeam = static_cast<size_t>(swap::Lane::team);
+    const double updates =
+        std::max(seconds_of(prediction, "nvme"), prediction.timeline.busy_seconds[kTeam]);
+    const double others =
+        std::max({seconds_of(prediction, "compute"), seconds_of(prediction, "host to device"),
+                  seconds_of(prediction, "device to host")});
+    return std::max(updates + others - prediction.timeline.step_seconds, 0.0);
+}
+
+// Of a checkpoint's parts, each with nothing beside it.
+struct Seconds {
+    double write = 0;       // all of it
+    double rest = 0;        // of that, what host memory has no room for
+    double copy = 0;        // aside, in host memory
+    double read = 0;        // what lies on NVMe
+    bool together = false;  // from the drive that it is written to
+
+    // Of writing, while what lies on the same drive is read: both get half of it.
+    double written_meanwhile() const {
+        return together ? std::max(std::min(read, write), rest) : 0;
+    }
+    double waited() const {
+        if (together) return std::max(copy, read + written_meanwhile());
+        return std::max(read + copy, rest);
+    }
+    // While the remainder is written, steps that need the drive for more than half of their time
+    // get half of it.
+    double lost_beside(double share) const {
+        if (!together || share <= 0.5) return 0;
+        return 2 * std::max(write - written_meanwhile(), 0.0) * (1 - 0.5 / share);
+    }
+};
+
 }  // namespace
 
 std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planner::Plan& plan,
-                                              const FoundMeasurements* found) {
+                                              const PredictionReport* report) {
     const CheckpointConfig& saved = config.checkpoint;
     if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0))
         return std::nullopt;
@@ -117,30 +177,31 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
     CheckpointCost cost{.bytes = bytes,
                         .held = std::min(saved.memory_bytes.value_or(left), bytes),
                         .stored = train::stored_checkpoint_bytes(plan)};
-    const cost::Measurements* measured = found ? &found->measurements : nullptr;
+    const bool predicts = report && report->found.missing.empty();
     // Above a directory that is not there nobody would remove what a killed plan leaves.
-    const bool knows = measured && kind_of(saved.dir) == FileKind::directory &&
-                       (cost.stored == 0 || measured->nvme_bytes_per_s > 0);
+    const bool knows = predicts && kind_of(saved.dir) == FileKind::directory &&
+                       (cost.stored == 0 || report->found.measurements.nvme_bytes_per_s > 0);
     if (!knows) return cost;
-    Team team(config.threads.value_or(
-        static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))));
+    const bool meanwhile = cost.held > 0 && train::reads_meanwhile(plan);
+    const int threads = config.threads.value_or(
+        static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+    Team team(meanwhile ? std::min(threads, train::kMeanwhileThreads) : threads);
     const auto rate = rate_at(saved.dir, bytes, team);
     if (!rate) return cost;
     const auto all = static_cast<double>(bytes);
-    const double write = all / rate->bytes_per_s + static_cast<double>(train::checkpoint_files(
-                                                       plan, {.errors = plan.has_feedback()})) *
-                                                       rate->file_seconds;
-    double read = 0;
-    if (cost.stored > 0) read = static_cast<double>(cost.stored) / measured->nvme_bytes_per_s;
-    cost.write_seconds = write;
-    if (cost.held == 0) {
-        cost.waited_seconds = read + write;  // part by part
-        return cost;
-    }
-    // Copied aside while the thread that writes is behind by no more than what is held.
-    const double copy = all / copied_per_second(bytes, team);
-    const double rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s;
-    cost.waited_seconds = std::max(read + copy, rest);
+    Seconds takes{.write = all / rate->bytes_per_s + static_cast<double>(train::checkpoint_files(
+                                                         plan, {.errors = plan.has_feedback()})) *
+                                                         rate->file_seconds,
+                  .rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s};
+    if (cost.held > 0) takes.copy = all / copied_per_second(bytes, team);
+    if (cost.stored > 0)
+        takes.read = static_cast<double>(cost.stored) / report->found.measurements.nvme_bytes_per_s;
+    takes.together = cost.stored > 0 && shares_drive(config);
+    const double step = report->prediction.timeline.step_seconds;
+    cost.write_seconds = takes.write;
+    cost.waited_seconds = std::max(takes.waited() - (meanwhile ? step : 0), 0.0);
+    cost.slowed_seconds = *cost.waited_seconds + lost_overlap(report->prediction) +
+                          takes.lost_beside(stored_share(report->prediction));
     return cost;
 }
 
@@ -154,10 +215,10 @@ std::string text_of(const CheckpointCost& cost) {
             "{} of it held in host memory; training waits until the other {} are written "
             "(budgets.host, checkpoint.memory)",
             format_bytes(cost.held), format_bytes(rest));
-    if (cost.waited_seconds)
-        text +=
-            fmt::format("; written in {:.2g} s, of which training waits {:.2g}",
+    if (!cost.waited_seconds) return text + "\n";
+    text += fmt::format("; written in {:.2g} s, of which training waits {:.2g}",
                         std::max(*cost.write_seconds, *cost.waited_seconds), *cost.waited_seconds);
+    text += fmt::format("; it costs training {:.2g} s in all", *cost.slowed_seconds);
     return text + "\n";
 }
 
@@ -169,7 +230,8 @@ nlohmann::json to_json(const CheckpointCost& cost) {
             {"held_bytes", cost.held},
             {"stored_bytes", cost.stored},
             {"write_seconds", known(cost.write_seconds)},
-            {"waited_seconds", known(cost.waited_seconds)}};
+            {"waited_seconds", known(cost.waited_seconds)},
+            {"slowed_seconds", known(cost.slowed_seconds)}};
 }
 
 }  // namespace ferry::tools

@@ -8,7 +8,7 @@
 
 #include "ferry/config.h"
 #include "planner/planner.h"
-#include "tools/machine/find_measurements.h"
+#include "prediction_report.h"
 
 namespace ferry::tools {
 
@@ -16,13 +16,14 @@ struct CheckpointCost {
     int64_t bytes = 0;
     int64_t held = 0;    // of them, in host memory while training goes on, within the budgets
     int64_t stored = 0;  // of them, read from NVMe while training waits
-    // None: nothing was measured, or nothing can be written there.
-    std::optional<double> write_seconds{}, waited_seconds{};
+    // None: nothing was measured, or nothing can be written there. Training is slowed by what it
+    // waits, and by what the steps meanwhile take longer.
+    std::optional<double> write_seconds{}, waited_seconds{}, slowed_seconds{};
 };
-// None where the run writes none but at its end. With `found` a few files are written to the file
-// system of checkpoint.dir for at most two seconds, and removed.
+// None where the run writes none but at its end. With a prediction a few files are written to the
+// file system of checkpoint.dir for at most two seconds, and removed.
 std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planner::Plan& plan,
-                                              const FoundMeasurements* found);
+                                              const PredictionReport* report);
 std::string text_of(const CheckpointCost& cost);
 nlohmann::json to_json(const CheckpointCost& cost);
 

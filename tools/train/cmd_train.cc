@@ -4,7 +4,9 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <filesystem>
+#include <future>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "base/files.h"
 #include "base/log.h"
@@ -276,6 +278,7 @@ private:
         attempt([this] {
             if (steps_ > saved_) begin_save();
             end_save();
+            end_removal();
         });
         // The trained weights go first: nothing that comes after may cost them.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
@@ -312,8 +315,9 @@ private:
         const int64_t step;
         CopyProgress progress;
         std::atomic<int64_t> bytes = 0;
-        std::atomic<bool> alone = true;  // the run waits for it
-        double waited_seconds = 0;
+        std::atomic<double> written_seconds = 0;  // when the last of them was
+        std::atomic<bool> alone = true;           // the run waits for it
+        double begun_seconds = 0, waited_seconds = 0;
     };
 
     train::Inside inside() const { return train::Inside(*engine_); }
@@ -322,6 +326,7 @@ private:
     void begin_save() {
         if (config_.checkpoint.dir.empty()) return;
         end_save();  // the one before ends first
+        end_removal();
         save_.emplace(steps_, *executor_);
         Save& save = *save_;
         inside().begin_save(
@@ -330,10 +335,13 @@ private:
              .progress =
                  [&save](int64_t written, int64_t of) {
                      save.bytes = written;
+                     save.written_seconds = save.progress.seconds();
                      if (save.alone) save.progress.at(written, of);
                  },
+             .begun = [&save] { save.begun_seconds = save.progress.seconds(); },
+             .waited = [&save](double seconds) { save.waited_seconds += seconds; },
              .program = FERRY_VERSION});
-        save.waited_seconds = save.progress.seconds();
+        save.waited_seconds += save.progress.seconds() - save.begun_seconds;
         save.alone = false;
         saved_ = steps_;
         saved_at_ = executor_->now();
@@ -346,8 +354,9 @@ private:
         Save& save = *save_;
         const double before = save.progress.seconds();
         save.alone = true;
+        const double waited = save.waited_seconds;
         unsaved_ = inside().end_save();
-        save.waited_seconds += save.progress.seconds() - before;
+        save.waited_seconds = waited + save.progress.seconds() - before;
         if (speaks_ && !unsaved_) say_saved(save);
         save_.reset();
         if (!speaks_ || !unsaved_) return;
@@ -358,7 +367,9 @@ private:
     void say_saved(const Save& save) {
         const std::string path =
             std::filesystem::path(config_.checkpoint.dir) / checkpoint::name_of_step(save.step);
-        const double seconds = save.progress.seconds();
+        // The thread that trains looks for its end between steps alone.
+        const double seconds =
+            std::max(save.written_seconds - save.begun_seconds, save.waited_seconds);
         if (options_.json) {
             const nlohmann::json line{{"step", save.step},
                                       {"checkpoint", path},
@@ -372,12 +383,25 @@ private:
                   save.waited_seconds);
         }
         flush_output();
+        // A file system takes seconds to remove many gigabytes.
+        try {
+            removal_ = std::async(std::launch::async, [this] { retain(); });
+        } catch (const std::system_error&) {
+            retain();  // there is no thread to be had
+        }
+    }
+
+    void retain() const {
         const KeptCheckpoints& keep = config_.checkpoint.keep;
         try {
             checkpoints_->retain({.last = keep.last, .every = keep.every, .best = keep.best});
         } catch (const Error& error) {
             log_warn(error.what());  // there are more than are wanted
         }
+    }
+    // Until those that are no longer wanted are gone.
+    void end_removal() {
+        if (removal_.valid()) removal_.get();
     }
 
     // Durable steps were asked for, and whoever looks for them must not learn it only then.
@@ -497,7 +521,8 @@ private:
     std::optional<Error> failed_{};
     trace::Recording recording_;
     std::optional<cost::Measurements> measurements_;
-    std::optional<Save> save_{};  // the engine's thread writes it
+    std::optional<Save> save_{};   // the engine's thread writes it
+    std::future<void> removal_{};  // of checkpoints that are no longer wanted
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};

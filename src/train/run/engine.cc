@@ -63,7 +63,10 @@ public:
         FERRY_CHECK(!save_, "a checkpoint is on its way");
         guarded([&] {
             drain();
-            state_->begin_arrays();
+            if (saving.begun) saving.begun();
+            const bool meanwhile = !checkpoint_room_.empty() && reads_meanwhile(plan_);
+            Team& team = meanwhile ? copiers() : stack_.teams().all();
+            state_->begin_arrays(team);
             const auto read = [this](int64_t layer, const model::Tensor& tensor, Kept what,
                                      const ArraySink& sink) {
                 if (what == Kept::errors) return momentum_->read_errors(layer, tensor, sink);
@@ -75,11 +78,14 @@ public:
                 return read_checkpoint(
                     plan_, whole.errors, read, [](std::span<const std::span<const std::byte>>) {},
                     [] { return true; });
-            save_ =
-                std::make_unique<BackgroundSave>(plan_, unwritten(saving), whole, checkpoint_room_,
-                                                 stack_.teams().all(), rows_->checkpoint);
+            save_ = std::make_unique<BackgroundSave>(plan_, unwritten(saving), whole,
+                                                     checkpoint_room_, team, rows_->checkpoint);
+            waited_ = saving.waited;
             try {
-                save_->read(read, ranks_ != nullptr);
+                if (meanwhile)
+                    save_->begin_reading(read);
+                else
+                    save_->read(read, ranks_ != nullptr);
             } catch (...) {
                 save_.reset();
                 throw;
@@ -91,6 +97,7 @@ public:
 
     std::optional<Error> end_save() {
         if (!save_) return std::nullopt;
+        await_reading();
         auto failed = save_->end();
         save_.reset();
         return failed;
@@ -118,6 +125,7 @@ public:
 
     void read_gradient(int64_t layer, const model::Tensor& tensor, const ValueSink& sink) {
         guarded([&] {
+            await_reading();
             store().drain();
             read(layer, tensor, sink, [&](const zero::Run& run, const ValueSink& to) {
                 state_->read_gradient(layer, run.first, run.count, to);
@@ -312,8 +320,9 @@ private:
         const double scale = report.loss_scale = loss_scale_.value();
         state = {.step = step_,
                  .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
-        report.speculative =
-            plan_.speculative && judge_->speculates_now() && travels_ == Travels::gradients;
+        // What a checkpoint is read from is updated no sooner than it must be.
+        report.speculative = plan_.speculative && judge_->speculates_now() &&
+                             travels_ == Travels::gradients && !(save_ && save_->reads());
         if (report.speculative)
             state.speculative = judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
         const swap::Schedule& schedule = next_schedule(report.speculative);
@@ -323,6 +332,7 @@ private:
             rows_->lanes.record(
                 schedule, planned_[static_cast<size_t>(previous_)][report.speculative ? 1 : 0],
                 executor_.now(), step_);
+        if (previous_ != Previous::none) await_reading();
         await_durable();
         store().append(schedule, sequence_, step_);
         if (plan_.durable) store().publish(committed_);
@@ -353,6 +363,20 @@ private:
         if (!config_.checkpoint.durable_steps || !ranks_) return;
         store().wait_published();
         gather(*ranks_, executor_, step_, "durable steps");
+    }
+
+    // Until all of the state is read for a checkpoint that is on its way.
+    void await_reading() {
+        if (!save_ || !save_->reads()) return;
+        const Nanos start = executor_.now();
+        save_->end_reading();
+        if (waited_) waited_(static_cast<double>(executor_.now() - start) * 1e-9);
+    }
+
+    Team& copiers() {
+        if (!copiers_)
+            copiers_.emplace(std::min(kMeanwhileThreads, stack_.teams().all().threads()));
+        return *copiers_;
     }
 
     void skip_or_stop(StepReport& report, const Outcome& outcome) {
@@ -413,6 +437,7 @@ private:
 
     // Finishes the last step, to the last byte that is to be durable; its time is the steps'.
     void drain() {
+        await_reading();
         const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
             await_durable();
@@ -454,6 +479,8 @@ private:
     Previous previous_ = Previous::none;
     Travels travels_ = Travels::gradients;  // between ranks, in the last step
     RunReport totals_{};
+    std::optional<Team> copiers_{};           // of a checkpoint's state, while a step is taken
+    std::function<void(double)> waited_{};    // of the checkpoint on its way
     std::unique_ptr<BackgroundSave> save_{};  // reads the plan, the room and the teams' threads
 };
 

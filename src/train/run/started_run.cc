@@ -329,6 +329,12 @@ void StartedRun::resume_run(const StateIo::Fill& fill) {
     const Prove prove = [&](const auto& may_write) { return state_->restore(fill, may_write); };
     found_ = ranks_ ? resume(store(), record_, prove, *ranks_, executor_)
                     : resume(store(), record_, prove);
+    if (partition_.shares_updates())
+        state_->restore_replicas(
+            [this](int64_t layer, const zero::Run& run, const Source& mine, const Sink& sink) {
+                share_values(*ranks_, executor_, partition_,
+                             plan_.layers[static_cast<size_t>(layer)], run, mine, sink);
+            });
     log_info(resumed_text(found_.step, volume()->noted_step()));
 }
 

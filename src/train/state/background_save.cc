@@ -36,6 +36,7 @@ BackgroundSave::BackgroundSave(const planner::Plan& plan, Unwritten unwritten, S
 }
 
 BackgroundSave::~BackgroundSave() {
+    if (reader_.joinable()) reader_.join();
     if (thread_.joinable()) thread_.join();
 }
 
@@ -98,7 +99,28 @@ void BackgroundSave::read(const ReadArrays& read, bool together) {
     }
 }
 
+void BackgroundSave::begin_reading(ReadArrays read) {
+    try {
+        reader_ = std::thread([this, all = std::move(read)] {
+            try {
+                this->read(all, false);
+            } catch (...) {
+                not_read_ = std::current_exception();
+            }
+        });
+    } catch (const std::system_error& error) {
+        queue_.close();
+        refuse_thread("reading the state for a checkpoint", error.what());
+    }
+}
+
+void BackgroundSave::end_reading() {
+    if (reader_.joinable()) reader_.join();
+    if (not_read_) std::rethrow_exception(std::exchange(not_read_, nullptr));
+}
+
 std::optional<Error> BackgroundSave::end() {
+    end_reading();
     if (thread_.joinable()) thread_.join();
     return std::exchange(failed_, std::nullopt);
 }

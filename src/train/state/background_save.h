@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <optional>
 #include <span>
 #include <thread>
@@ -30,6 +31,11 @@ public:
     // give as well, so that all is read even where it cannot be written. Throws what `read` throws;
     // then there is no checkpoint.
     void read(const ReadArrays& read, bool together);
+    // The same by a thread of its own: until end_reading() the state stays as it is. Throws
+    // does_not_fit where no thread can be made.
+    void begin_reading(ReadArrays read);
+    bool reads() const { return reader_.joinable(); }
+    void end_reading();  // throws what `read` threw
     // Whether it was written, or could not be.
     bool ended() const { return ended_.load(std::memory_order_acquire); }
     // Waits for that. Why it could not be written; then what was there before is as it was.
@@ -45,8 +51,9 @@ private:
     SaveQueue queue_;
     CheckpointRows& rows_;
     std::optional<Error> failed_{};  // why the thread failed; read once it has ended
+    std::exception_ptr not_read_{};  // why the state could not be read; read once that has ended
     std::atomic<bool> ended_ = false;
-    std::thread thread_{};
+    std::thread thread_{}, reader_{};
 };
 
 }  // namespace ferry::train

@@ -36,20 +36,12 @@ std::string identity_of(const Config& config, const std::string& numerics,
 void require_durable_alone(const planner::Plan& plan) {
     const std::string rank =
         fmt::format("rank {} of {}", plan.partition.rank, plan.partition.ranks);
-    if (!plan.durable)
-        throw Error(Trouble::usage,
-                    {.what = "a rank has no state that could outlive it",
-                     .where = "checkpoint.durable_steps",
-                     .measured = rank,
-                     .remedy = "start fewer ranks, or use checkpoints (checkpoint.dir)"});
-    if (std::ranges::none_of(plan.chunks, &planner::Chunk::replica)) return;
+    if (plan.durable) return;
     throw Error(Trouble::usage,
-                {.what = "checkpoint.durable_steps does not restore weights that a rank keeps of "
-                         "another one's shard",
-                 .where = "zero.stage",
-                 .measured = rank + " keeps some",
-                 .limit = "0, with all state on every rank, or 3, with none of another's",
-                 .remedy = "set zero.stage to 3, or use checkpoints (checkpoint.dir)"});
+                {.what = "a rank has no state that could outlive it",
+                 .where = "checkpoint.durable_steps",
+                 .measured = rank,
+                 .remedy = "start fewer ranks, or use checkpoints (checkpoint.dir)"});
 }
 
 Error nothing_to_resume() {

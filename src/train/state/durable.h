@@ -34,8 +34,7 @@ struct RunState {
 std::string identity_of(const Config& config, const std::string& numerics,
                         const TokenFileInfo& tokens);
 
-// A rank goes on from its own state alone. Throws usage where it has none, or keeps weights whose
-// state another rank has.
+// Throws usage where this rank has no state to go on from.
 void require_durable_alone(const planner::Plan& plan);
 Error nothing_to_resume();                                        // the run stores nothing on NVMe
 Error nothing_durable(const std::string& removed, int64_t step);  // seen after it

@@ -272,6 +272,16 @@ int64_t stored_checkpoint_bytes(const Plan& plan) {
     return bytes;
 }
 
+bool reads_meanwhile(const Plan& plan) {
+    const auto in_host = [&](swap::ObjectId object) {
+        return plan.objects[object].home == swap::Tier::host;
+    };
+    return plan.partition.alone() && std::ranges::all_of(plan.chunks, [&](const auto& chunk) {
+               if (chunk.trainable && !in_host(chunk.state)) return false;
+               return (chunk.trainable && !plan.state.split) || in_host(chunk.weight);
+           });
+}
+
 void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& saving, Team& team,
                       const ReadArrays& read) {
     Writer writer(plan, saving);
@@ -296,6 +306,7 @@ void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& savin
             require_room(steps, writer.bytes(), unwritten.manifest.step);
         throw;
     }
+    if (saving.progress) saving.progress(writer.bytes(), writer.bytes());
 }
 
 void read_checkpoint(const Plan& plan, bool errors, const ReadArrays& read, const ArraySink& sink,

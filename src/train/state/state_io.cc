@@ -47,6 +47,9 @@ std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
     return wide;
 }
 
+// Another rank's shard is none of it.
+bool is_frozen(const Chunk& chunk) { return !chunk.trainable && !chunk.replica; }
+
 // The moments in a chunk's state; null: `what` is none of them.
 void* moments_in(const optim::Span& state, StateArray::What what) {
     switch (what) {
@@ -132,10 +135,10 @@ int64_t StateIo::begin_put(const Chunk& chunk, const Staging& from) {
 }
 
 template <class Body>
-void StateIo::in_parts(int64_t first, int64_t count, const Body& body) const {
-    const int64_t share = round_up(ceil_div(count, int64_t{2} * team_.threads()), optim::kLeaf);
+void StateIo::in_parts(Team& team, int64_t first, int64_t count, const Body& body) {
+    const int64_t share = round_up(ceil_div(count, int64_t{2} * team.threads()), optim::kLeaf);
     const int64_t part = std::min(share, kPartMost);
-    team_.parallel(ceil_div(count, part), [&](int64_t index) {
+    team.parallel(ceil_div(count, part), [&](int64_t index) {
         body(first + index * part, std::min(part, count - index * part));
     });
 }
@@ -207,7 +210,7 @@ uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, Start
                 fill_part(chunk, place, at, count, contents);
             });
         }
-        if (!chunk.trainable) sums[index] = checksum(place.weight);
+        if (is_frozen(chunk)) sums[index] = checksum(place.weight);
         if (put) begun[turn] = begin_put(chunk, place);
         if (lies_on(swap::Tier::device, chunk) && --to_copy == 0) watch.copied();
         start_up.at("first contents", filled += bytes_of(chunk), all);
@@ -215,7 +218,7 @@ uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, Start
     store_.end_puts(0);
     uint64_t frozen = 0;
     for (size_t i = 0; i < sums.size(); ++i)
-        if (!plan_.chunks[i].trainable) frozen = fold(frozen, sums[i]);
+        if (is_frozen(plan_.chunks[i])) frozen = fold(frozen, sums[i]);
     return frozen;
 }
 
@@ -235,7 +238,7 @@ std::optional<uint64_t> StateIo::restore(const Fill& fill, const std::function<b
     if (!proved()) return {};
     uint64_t frozen = 0;
     for (const Chunk& chunk : plan_.chunks) {
-        if (chunk.trainable) continue;
+        if (!is_frozen(chunk)) continue;
         const Staging place = place_of(chunk, staging_[0]);
         in_parts(0, chunk.count,
                  [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, {fill}); });
@@ -244,6 +247,47 @@ std::optional<uint64_t> StateIo::restore(const Fill& fill, const std::function<b
         store_.end_puts(0);
     }
     return frozen;
+}
+
+void StateIo::restore_replicas(const Share& share) {
+    for (int64_t layer = 0; layer < std::ssize(plan_.layers); ++layer) {
+        for (const model::Segment& segment : plan_.layers[static_cast<size_t>(layer)].segments) {
+            if (!segment.trainable) continue;
+            int64_t at = segment.offset;
+            share(
+                layer, {segment.offset, segment.count},
+                [&](const zero::Run& run, const Sink& to) {
+                    read(layer, run.first, run.count, to);
+                },
+                [&](std::span<const float> master) {
+                    take_replicas(layer, at, master);
+                    at += std::ssize(master);
+                });
+        }
+    }
+}
+
+void StateIo::take_replicas(int64_t layer, int64_t first, std::span<const float> master) {
+    const int64_t last = first + std::ssize(master);
+    for (const Chunk& chunk : plan_.chunks_of(layer)) {
+        const int64_t end_of_chunk = chunk.first + chunk.count;
+        const int64_t begin = std::max(first, chunk.first), end = std::min(last, end_of_chunk);
+        if (!chunk.replica || begin >= end) continue;
+        const Staging place = place_of(chunk, staging_[0]);
+        cast(master.subspan(static_cast<size_t>(begin - first), static_cast<size_t>(end - begin)),
+             place.weight.data() + (begin - chunk.first) * size_of(plan_.compute));
+        if (end < end_of_chunk) continue;  // no other chunk takes the staging memory before
+        begin_put(chunk, place);
+        store_.end_puts(0);
+    }
+}
+
+void StateIo::cast(std::span<const float> master, std::byte* weights) const {
+    if (!plan_.state.split)
+        return optim::recast(master.data(), std::ssize(master), plan_.compute, weights);
+    auto* const halves = reinterpret_cast<uint16_t*>(weights);
+    for (size_t i = 0; i < master.size(); ++i)
+        halves[i] = optim::split(plan_.compute, master[i]).weight;
 }
 
 void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64_t count,
@@ -415,7 +459,7 @@ void StateIo::give_arrays(const Chunk& chunk, const Staging& from, int64_t at, i
     const bool casts = chunk.trainable && !plan_.state.split;
     if (chunk.trainable && plan_.state.split) {
         master_.resize(static_cast<size_t>(count));
-        in_parts(at, count, [&](int64_t first, int64_t elements) {
+        in_parts(*arrays_team_, at, count, [&](int64_t first, int64_t elements) {
             load_master(from, first,
                         std::span(master_).subspan(static_cast<size_t>(first - at),
                                                    static_cast<size_t>(elements)));
@@ -426,7 +470,7 @@ void StateIo::give_arrays(const Chunk& chunk, const Staging& from, int64_t at, i
     const auto weight = [&]() -> const std::byte* {
         if (!casts) return from.weight.data() + at * width;
         cast_.resize(static_cast<size_t>(count * width));
-        in_parts(0, count, [&](int64_t first, int64_t elements) {
+        in_parts(*arrays_team_, 0, count, [&](int64_t first, int64_t elements) {
             optim::recast(master + first, elements, plan_.compute, cast_.data() + first * width);
         });
         return cast_.data();

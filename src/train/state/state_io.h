@@ -12,6 +12,7 @@
 #include "ferry/team.h"
 #include "model/model.h"
 #include "planner/planner.h"
+#include "shared_values.h"
 #include "state_arrays.h"
 #include "swap/store.h"
 #include "train/stack/start_up.h"
@@ -71,18 +72,26 @@ public:
     // hears that all of it is, before a frozen one is written: where it says false none is, and
     // there is no hash.
     std::optional<uint64_t> restore(const Fill& fill, const std::function<bool()>& proved);
+    // Behind restore(), on all ranks alike: the weights that a rank keeps of the others' shards,
+    // made of their owners' masters. `share` is share_values() of a layer.
+    using Share = std::function<void(int64_t layer, const zero::Run& run, const Source& mine,
+                                     const Sink& sink)>;
+    void restore_replicas(const Share& share);
     // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows; of the master in
     // fp32, however it is kept. Of this rank's shards.
     uint64_t hash();
-    // Takes values in order, in parts.
-    using Sink = std::function<void(std::span<const float>)>;
     // fp32 values of elements [first, first + count) of a layer: the master's, or the compute
     // weights' where the chunk is frozen.
     void read(int64_t layer, int64_t first, int64_t count, const Sink& sink);
     // The same of all that a checkpoint keeps (state_arrays): elements of this rank's shards. A
     // pass begins with begin_arrays() and does nothing else until its end: a chunk that is in
     // storage and holds several tensors is then read once.
-    void begin_arrays() { held_ = nullptr; }
+    // `team` has the threads for it, or else this one's own.
+    void begin_arrays() { begin_arrays(team_); }
+    void begin_arrays(Team& team) {
+        held_ = nullptr;
+        arrays_team_ = &team;
+    }
     void read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink);
     // The same of the gradients that wait for their update, zeros where the chunk is frozen.
     void read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink);
@@ -102,7 +111,11 @@ private:
     int64_t begin_put(const planner::Chunk& chunk, const Staging& from);
     // Calls body(first element, elements) for parts of a run, on the team's threads.
     template <class Body>
-    void in_parts(int64_t first, int64_t count, const Body& body) const;
+    void in_parts(int64_t first, int64_t count, const Body& body) const {
+        in_parts(team_, first, count, body);
+    }
+    template <class Body>
+    static void in_parts(Team& team, int64_t first, int64_t count, const Body& body);
     // What initialise() fills at a time, in its order.
     std::vector<Part> parts_of(std::span<const size_t> turns) const;
     // Elements [at, at + count) of a chunk.
@@ -110,6 +123,11 @@ private:
                    const Contents& contents) const;
     void read_moments(const planner::Chunk& chunk, const Staging& to, int64_t at, int64_t count,
                       const Contents& contents) const;
+    // The compute weights of such masters.
+    void cast(std::span<const float> master, std::byte* weights) const;
+    // Elements from `first` on of a layer, as far as they are replicas: each chunk is stored with
+    // its last.
+    void take_replicas(int64_t layer, int64_t first, std::span<const float> master);
     // Gives elements [at, at + count) of a fetched chunk to the sink.
     void give_arrays(const planner::Chunk& chunk, const Staging& from, int64_t at, int64_t count,
                      const ArraySink& sink);
@@ -125,6 +143,7 @@ private:
     Team& team_;
     const std::vector<Staging> staging_;
     const planner::Chunk* held_ = nullptr;  // by the staging memory, in a pass over all arrays
+    Team* arrays_team_ = nullptr;           // of such a pass
     std::vector<float> master_{};           // of the elements that such a pass gives
     std::vector<std::byte> cast_{};         // and their weights
 };
