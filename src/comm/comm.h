@@ -109,8 +109,9 @@ public:
     // does next finds `from` written. Throws the group's failure.
     virtual void exchange(const Exchange& parts, Topic topic) = 0;
 };
-// On a CPU device a call comes back when its parts are there; its thread is the stream's. Throws
-// usage on CUDA, where no such exchange exists yet.
+// On a CPU device a call comes back when its parts are there; its thread is the stream's. On CUDA
+// it comes back when the exchange is enqueued on the compute stream, which waits for the parts; a
+// failure after that is thrown by the next call, or by the communicator of the run.
 std::unique_ptr<StreamExchange> make_stream_exchange(Device& device, Executor& executor,
                                                      std::unique_ptr<Communicator> group);
 

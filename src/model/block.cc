@@ -106,9 +106,16 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
         b.sent = carver.bytes(parcels);
         b.received = carver.bytes(parcels);
     }
+    // The MLP's backward pass is the last to read x_mid, and attention's the first with dattended.
+    const int64_t middle = carver.mark();
     b.x_mid = carver.matrix(numerics_.residual, tokens, hidden);
+    const int64_t behind = carver.mark();
+    carver.rewind(middle);
+    b.dattended = of_heads(carver, own_.query, most_.query);
+    carver.rewind(std::max(behind, carver.mark()));
     b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
-    b.dn = carver.matrix(compute, tokens, hidden);
+    // A norm's output is read for the last time before the gradient of it is written.
+    b.dn1 = View::of(b.n1.data, compute, tokens, hidden);
     b.stats1 = carver.floats(norm1_.stats_floats(tokens));
     b.query_rstd = carver.floats(normed * most_.queries);
     b.key_rstd = carver.floats(normed * most_.keys);
@@ -116,11 +123,11 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
         b.angles = carver.floats(ops_.rope_angles_floats(rope(most_.queries, false)));
     const int64_t shared = carver.mark();
     b.n2 = up_.input(carver, tile);
+    b.dn2 = View::of(b.n2.data, compute, tile, hidden);
     b.inner = carver.matrix(compute, tile, up_.outputs());
     b.active = down_.input(carver, tile);
     b.stats2 = carver.floats(norm2_.stats_floats(tile));
     carver.rewind(shared);
-    b.dattended = of_heads(carver, own_.query, most_.query);
     b.dqkv = of_heads(carver, own_.all(), most_.all());
     carver.rewind(carver.peak());
     b.ops = carver.bytes(op_scratch_bytes);
@@ -359,7 +366,7 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, bool needs_mid
     if (!into_up && !down_.trains()) return;
     const int64_t tokens = x_mid.rows;
     const View inner = inner_of(first, tokens), active = b_.active.row_range(0, tokens);
-    const View n2 = b_.n2.row_range(0, tokens), dn = b_.dn.row_range(0, tokens);
+    const View n2 = b_.n2.row_range(0, tokens), dn = b_.dn2.row_range(0, tokens);
     mlp(x_mid, first);
     const ConstView dy = in_compute_type(dx, b_.dy);
     if (!into_up) {
@@ -396,8 +403,8 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into
     const View dqkv = shares() ? b_.all_heads : b_.dqkv;
     qkv_.add_gradient(ops_, dqkv, b_.n1, b_.ops);
     if (!needs_dx && !norm1_.trains()) return;
-    qkv_.apply_transposed(ops_, dqkv, b_.dn, b_.ops);
-    norm1_.backward(ops_, b_.dn, x_in, b_.stats1, needs_dx ? ConstView(dx) : ConstView{},
+    qkv_.apply_transposed(ops_, dqkv, b_.dn1, b_.ops);
+    norm1_.backward(ops_, b_.dn1, x_in, b_.stats1, needs_dx ? ConstView(dx) : ConstView{},
                     needs_dx ? dx : View{}, b_.ops);
 }
 
