@@ -98,7 +98,7 @@ def main():
 extern "C" __attribute__((visibility("hidden"))) const unsigned char ferry_{label}[];
 """)
         table.append(f"    {{SparseKernel::{kernel}, {architecture}, DType::{name}, {width}, {own}, {step}, {warps}, "
-                     f"{found.metadata.shared}, \"{found.metadata.name}\", ferry_{label}, \"{triton.__version__}\"}},\n")
+                     f"{found.metadata.shared}, \"{found.metadata.name}\", ferry_{label}}},\n")
     out.write_text(f"""// Written by cmake/compile_triton.py with Triton {triton.__version__}.
 #include "ops/cuda/sparse_images.h"
 

@@ -16,7 +16,7 @@ std::unique_ptr<MatrixKernels> make_cuda_matrix_kernels(Device&, bool) {
     bug("built without CUDA");
 }
 std::unique_ptr<Stopwatch> make_cuda_stopwatch(Device&) { bug("built without CUDA"); }
-std::string cuda_library_versions(AttentionKernels, const Attention&) { return "no cuBLASLt"; }
+std::string cuda_library_versions(AttentionKernels) { return "no cuBLASLt"; }
 std::vector<SlowPath> slow_paths(const Ops&) { return {}; }
 
 }  // namespace ferry::ops

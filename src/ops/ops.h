@@ -240,8 +240,6 @@ std::string library_versions();
 // The OPENBLAS_CORETYPE that this processor deserves, where OpenBLAS chose a lesser one by itself
 // or by the environment: it is read when the library is loaded. Empty where all is well.
 std::string better_blas_core();
-// `shape`: an attention of the model, with a pattern if any has one. Where it goes by the kernels
-// over lists of blocks, what compiled these is among the libraries.
-std::string cuda_library_versions(AttentionKernels attention, const Attention& shape = {});
+std::string cuda_library_versions(AttentionKernels attention);
 
 }  // namespace ferry::ops

@@ -72,7 +72,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       imported_(import(runtime.imported, shape_, layers_, world_.ranks)),
       stack_(ground(runtime.resume),
              TierStack::Model{shape_, numerics_, layers_, {}, exchange_.get()}),
-      machine_text_(machine_text(device_, config_, shape_, ops::table_of(stack_.ops()))),
+      machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
     if (!runtime.only_evaluates) require_ranks(config, world_.ranks);
     make_plan(runtime);

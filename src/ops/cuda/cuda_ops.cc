@@ -38,9 +38,6 @@ std::string cublas_version() {
 
 float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 
-// Patterns, documents, and heads that are wider than the dense kernels' go by lists of blocks.
-bool by_blocks(const Attention& shape) { return !shape.dense() || shape.head_dim > kMaxHeadDim; }
-
 class CudaOps final : public Ops, public TunesProducts {
 public:
     CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention,
@@ -371,6 +368,10 @@ private:
                       : "cuDNN is not asked, or not in this build";
     }
 
+    // Patterns, documents, and heads that are wider than the dense kernels' go by lists of blocks.
+    static bool by_blocks(const Attention& shape) {
+        return !shape.dense() || shape.head_dim > kMaxHeadDim;
+    }
     void check(const Attention& shape) const {
         if (!by_blocks(shape)) return;
         const std::string why = blocks_.why_not(shape);
@@ -443,14 +444,11 @@ std::vector<SlowPath> slow_paths(const Ops& ops) {
     return known == nullptr ? std::vector<SlowPath>{} : known->slow_paths();
 }
 
-std::string cuda_library_versions(AttentionKernels attention, const Attention& shape) {
+std::string cuda_library_versions(AttentionKernels attention) {
     const std::string cublas = cuda::cublas_version();
     const std::string cudnn =
         attention == AttentionKernels::best ? cuda::cudnn_version() : std::string();
-    const std::string triton =
-        cuda::by_blocks(shape) ? cuda::SparseAttention::triton() : std::string();
-    return cublas + (cudnn.empty() ? "" : ", attention cuDNN " + cudnn) +
-           (triton.empty() ? "" : ", blocks Triton " + triton);
+    return cublas + (cudnn.empty() ? "" : ", attention cuDNN " + cudnn);
 }
 
 }  // namespace ferry::ops

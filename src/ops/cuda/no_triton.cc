@@ -6,7 +6,6 @@
 namespace ferry::ops::cuda {
 
 SparseAttention::SparseAttention(cudaStream_t stream, bool) : stream_(stream) {}
-std::string SparseAttention::triton() { return {}; }
 std::string SparseAttention::why_not(const Attention&) const {
     return "this build has no Triton (FERRY_TRITON)";
 }

@@ -160,17 +160,6 @@ const SparseImage* SparseAttention::image_for(SparseKernel kernel, const Attenti
     return nullptr;
 }
 
-std::string SparseAttention::triton() {
-    std::string versions;  // one, unless the wheel was replaced between two of a build's commands
-    for (const auto images : sparse_images()) {
-        for (const SparseImage& image : images) {
-            if (versions.find(image.triton) == std::string::npos)
-                versions.append(versions.empty() ? "" : "/").append(image.triton);
-        }
-    }
-    return versions;
-}
-
 std::string SparseAttention::why_not(const Attention& shape) const {
     if (architecture_ == 0) return "this GPU is older than sm_80";
     if (size_of(shape.type) != 2) return "types of 16 bits only";

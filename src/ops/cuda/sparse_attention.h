@@ -25,8 +25,6 @@ public:
     SparseAttention(cudaStream_t stream, bool any_gpu);
 
     static constexpr int64_t kMaxHeadDim = 256;
-    // The version of Triton that compiled them; empty where this build has none.
-    static std::string triton();
     // Why not this shape; empty where it does it. A function of shape, GPU and build.
     std::string why_not(const Attention& shape) const;
 

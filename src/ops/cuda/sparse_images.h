@@ -19,7 +19,6 @@ struct SparseImage {
     int warps, shared_bytes;
     const char* name;
     const unsigned char* code;
-    const char* triton;  // the version that compiled it
 };
 
 // Of all widths, types and architectures.

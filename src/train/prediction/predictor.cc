@@ -299,10 +299,9 @@ cost::KernelsOf Predictor::kernels_of() const {
     return {.model = model_text(model_->config, model_->decoder.shape(), model_->world.ranks),
             .compute = std::string(name_of(model_->decoder.numerics().compute)),
             .device = device_text(),
-            .libraries = model_->absent
-                             ? ""
-                             : library_text(*model_->device, model_->config,
-                                            model_->decoder.shape(), ops::table_of(*model_->ops)),
+            .libraries = model_->absent ? ""
+                                        : library_text(*model_->device, model_->config,
+                                                       ops::table_of(*model_->ops)),
             .threads = threads(),
             .under_load = device_text() != cost::KernelsOf::kHost};
 }

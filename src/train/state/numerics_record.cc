@@ -84,20 +84,16 @@ std::string shape_text(const model::Shape& s) {
                        s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s));
 }
 
-std::string library_text(const Device& device, const Config& config, const model::Shape& shape,
+std::string library_text(const Device& device, const Config& config,
                          const ops::ProductTable* products) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
-    ops::Attention attention{.head_dim = shape.head_dim,
-                             .documents = config.data.isolate_documents};
-    for (const auto& pattern : shape.patterns)
-        if (pattern) attention.pattern = pattern.get();
-    return "ops 9; " + ops::cuda_library_versions(config.numerics.attention, attention) +
+    return "ops 9; " + ops::cuda_library_versions(config.numerics.attention) +
            (products ? fmt::format(", products {:016x}", products->hash()) : "");
 }
 
-std::string machine_text(const Device& device, const Config& config, const model::Shape& shape,
+std::string machine_text(const Device& device, const Config& config,
                          const ops::ProductTable* products) {
-    return "device " + device.architecture() + "; " + library_text(device, config, shape, products);
+    return "device " + device.architecture() + "; " + library_text(device, config, products);
 }
 
 namespace {

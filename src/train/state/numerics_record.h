@@ -23,9 +23,9 @@ uint64_t numerics_hash(const Config& config, const model::Shape& shape, const st
                        int ranks);
 // The device's part: its operations and libraries, and the same behind its name. `products`: the
 // table that its operations go by, null where there is none.
-std::string library_text(const Device& device, const Config& config, const model::Shape& shape,
+std::string library_text(const Device& device, const Config& config,
                          const ops::ProductTable* products);
-std::string machine_text(const Device& device, const Config& config, const model::Shape& shape,
+std::string machine_text(const Device& device, const Config& config,
                          const ops::ProductTable* products);
 
 }  // namespace ferry::train

@@ -42,8 +42,7 @@ std::optional<ops::BlasCore> kernels_of(uint64_t numerics, const Config& config,
                                         const model::Shape& shape, const Device& device,
                                         int ranks) {
     if (device.kind() != DeviceKind::cpu) return {};
-    const std::string machine = machine_text(device, config, shape, nullptr),
-                      core = ops::blas_core();
+    const std::string machine = machine_text(device, config, nullptr), core = ops::blas_core();
     const size_t at = machine.find(" " + core + " ");
     if (at == std::string::npos || numerics_hash(config, shape, machine, ranks) == numerics)
         return {};
