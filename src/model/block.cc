@@ -102,9 +102,6 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     if (shares()) {
         b.all_heads = carver.matrix(compute, tokens, all_.all());
         b.all_attended = output_.input(carver, tokens);
-        const int64_t parcels = numerics_.parts * parcel_bytes(Columns::queries_keys_values);
-        b.sent = carver.bytes(parcels);
-        b.received = carver.bytes(parcels);
     }
     // The MLP's backward pass is the last to read x_mid, and attention's the first with dattended.
     const int64_t middle = carver.mark();
@@ -129,6 +126,11 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     b.stats2 = carver.floats(norm2_.stats_floats(tile));
     carver.rewind(shared);
     b.dqkv = of_heads(carver, own_.all(), most_.all());
+    if (shares()) {
+        const int64_t parcels = numerics_.parts * parcel_bytes(Columns::queries_keys_values);
+        b.sent = carver.bytes(parcels);
+        b.received = carver.bytes(parcels);
+    }
     carver.rewind(carver.peak());
     b.ops = carver.bytes(op_scratch_bytes);
     return b;

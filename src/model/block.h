@@ -40,9 +40,8 @@ private:
     struct Buffers {
         ops::View n1{}, qkv{}, attended{}, x_mid{};  // [T, H], [T, Q + 2 K], [T, Q], [T, H]
         // Of ranks that share sequences, which have the two before of their own heads and W tokens:
-        // the same of all heads; and what they send and receive.
+        // the same of all heads.
         ops::View all_heads{}, all_attended{};
-        std::byte *sent = nullptr, *received = nullptr;
         ops::View normed{};                                // [T, Q + K], where heads have norms
         ops::View dy{}, dn1{};                             // [T, H] both, in the compute type
         float *stats1 = nullptr, *lse = nullptr;           // norm1's; log-sum-exp, [heads * T]
@@ -54,6 +53,8 @@ private:
         float* stats2 = nullptr;
         // The attention's backward pass: [T, Q + 2 K]; before the groups, [T, Q].
         ops::View dqkv{}, dattended{};
+        // What ranks of a sequence send and receive, around the attention of both passes.
+        std::byte *sent = nullptr, *received = nullptr;
         std::byte* ops = nullptr;
     };
 
