@@ -81,7 +81,7 @@ def ferrys(options, directory):
     raw = directory / "ids.bin"
     raw.write_bytes(b"".join(int(i % 251).to_bytes(4, "little") for i in range(1 << 19)))
     common.output_of([options.ferry, "data", str(raw), "--ids", "uint32", "--vocab", str(SHAPE["vocab"]), "-o", str(tokens)])
-    config = {"device": "cuda", "precision": "bf16", "model": SHAPE, "data": {"tokens": str(tokens)},
+    config = {"steps": 1, "device": "cuda", "precision": "bf16", "model": SHAPE, "data": {"tokens": str(tokens)},
               "batch": {"sequence": 32768, "micro_batch": 1, "micro_batches": 1},
               "optimizer": {**OPTIMIZER, "master": "split", "moments": "bf16"},
               "budgets": {"device": f"{options.device_gib}GiB", "host": f"{options.host_gib}GiB"}}
@@ -89,6 +89,8 @@ def ferrys(options, directory):
     file.write_text(json.dumps(config))
     machine = ["--machine", options.machine] if options.machine else []
     plan = common.output_of([options.ferry, "plan", str(file), "--no-prediction", "--longest-sequence", "--json", *machine])
+    if not plan:
+        sys.exit(f"ferry plan does not say it: {options.ferry} plan {file} --longest-sequence")
     return json.loads(plan.splitlines()[0])["longest_sequence"]
 
 
