@@ -207,7 +207,7 @@ struct NumericsConfig {
     std::optional<DType> wire{};                          // of gradients; empty: the compute type
     AttentionKernels attention = AttentionKernels::best;  // on a GPU
     std::optional<int64_t> head_tile{};  // tokens; empty: by the model, train/model_of.h
-    std::optional<int64_t> mlp_tile{};   // empty: a whole micro-batch
+    std::optional<int64_t> mlp_tile{};   // empty: by the micro-batch
     std::string products{};  // file of a table of a GPU's products; empty: the library chooses
 };
 

@@ -111,8 +111,9 @@ public:
     // The same of Communicator::all_gather.
     virtual void all_gather(const Gather& parts, Topic topic) = 0;
 };
-// On a CPU device a call comes back when its parts are there; its thread is the stream's. Throws
-// usage on CUDA, where no such exchange exists yet.
+// On a CPU device a call comes back when its parts are there; its thread is the stream's. On CUDA
+// it comes back when the exchange is enqueued on the compute stream, which waits for the parts; a
+// failure after that is thrown by the next call, or by the communicator of the run.
 std::unique_ptr<StreamExchange> make_stream_exchange(Device& device, Executor& executor,
                                                      std::unique_ptr<Communicator> group);
 

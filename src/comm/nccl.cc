@@ -87,8 +87,8 @@ public:
     std::unique_ptr<Transport> group(Communicator& of, std::span<const int> members) override {
         if (bootstrap_) {
             auto* met = static_cast<CommThread*>(bootstrap_->group(members).release());
-            return std::make_unique<Nccl>(device_, executor_, std::unique_ptr<CommThread>(met),
-                                          NcclRanks{}, options_);
+            return connected(std::make_unique<Nccl>(
+                device_, executor_, std::unique_ptr<CommThread>(met), NcclRanks{}, options_));
         }
         const auto own = std::ranges::find(members, place_.rank) - members.begin();
         ncclUniqueId id{};
@@ -99,7 +99,7 @@ public:
         NcclRanks ranks{.rank = static_cast<int>(own), .size = static_cast<int>(members.size())};
         std::memcpy(ranks.unique_id.data(), &ids[static_cast<size_t>(members.front())],
                     sizeof(ncclUniqueId));
-        return std::make_unique<Nccl>(device_, executor_, nullptr, ranks, options_);
+        return connected(std::make_unique<Nccl>(device_, executor_, nullptr, ranks, options_));
     }
 
     // NCCL launches on a thread of its own; what comes after it on the stream must wait for that.
@@ -107,7 +107,8 @@ public:
         if (!launching_) return true;
         if (!is_idle()) return false;
         if (launching_->host) take_back(*launching_);
-        demand(cudaEventRecord(launching_->ended.get(), stream_.get()), "cudaEventRecord");
+        demand(cudaEventRecord(launching_->ended.get(), launching_->stream), "cudaEventRecord");
+        if (launching_->enqueued) launching_->enqueued->fetch_add(1, std::memory_order_release);
         launching_ = nullptr;
         return true;
     }
@@ -116,9 +117,12 @@ public:
         Flight& flight = flights_[slot];
         const bool host = operation.kind == Operation::Kind::all_gather_host;
         flight.host = host ? operation.transfers.data() : nullptr;
+        flight.stream =
+            operation.stream ? static_cast<cudaStream_t>(operation.stream) : stream_.get();
+        flight.enqueued = operation.enqueued;
         if (host && bootstrap_) return start_by_bootstrap(operation, flight);
         if (host) copy_to_device(flight);
-        if (operation.kind == Operation::Kind::exchange) copy_own_parts(operation);
+        if (operation.kind == Operation::Kind::exchange) copy_own_parts(operation, flight.stream);
         demand(ncclGroupStart(), "ncclGroupStart");
         for (size_t i = 0; i < operation.count; ++i) {
             const Transfer& transfer = operation.transfers[i];
@@ -129,7 +133,7 @@ public:
             } else if (operation.kind == Operation::Kind::all_gather) {
                 gather(transfer.out, transfer.in, transfer.bytes);
             } else {
-                exchange(operation, transfer);
+                exchange(operation, transfer, flight.stream);
             }
         }
         demand(ncclGroupEnd(), "ncclGroupEnd");
@@ -141,7 +145,8 @@ public:
         if (flight.host && bootstrap_) {
             return host_done_.load(std::memory_order_acquire) >= flight.host_number;
         }
-        if (&flight == launching_ && !ready()) return false;
+        ready();  // a later one may be launching, and its caller waits for that
+        if (&flight == launching_) return false;
         const ncclResult_t found = state();
         if (found != ncclSuccess && found != ncclInProgress) return false;
         const cudaError_t status = cudaEventQuery(flight.ended.get());
@@ -163,6 +168,8 @@ public:
 private:
     struct Flight {
         Event ended{};
+        cudaStream_t stream = nullptr;
+        std::atomic<uint64_t>* enqueued = nullptr;
         // A gather of host memory: it goes by the bootstrap, else by a place on the GPU.
         const Transfer* host = nullptr;
         uint64_t host_number = 0;
@@ -268,6 +275,23 @@ private:
         await([this] { return finished(0); });
         return place_among(machines, place_.rank);
     }
+    // A group's first exchange makes connections, takes memory and loads a kernel. That may wait
+    // for all that the GPU does, which may wait for another rank: so it is made while the GPU is
+    // idle.
+    static std::unique_ptr<Nccl> connected(std::unique_ptr<Nccl> group) {
+        constexpr int64_t kBytes = 16;
+        const int64_t all = kBytes * group->place_.size;
+        void* memory = nullptr;
+        demand(cudaMalloc(&memory, static_cast<size_t>(2 * all)), "cudaMalloc");
+        const OnDevice both(static_cast<std::byte*>(memory));
+        demand(cudaMemsetAsync(memory, 0, static_cast<size_t>(2 * all), group->stream_.get()),
+               "cudaMemsetAsync");
+        const Exchange parts{both.get(), both.get() + all, kBytes};
+        const Operation first = Operation::exchange({&parts, 1}, kMeeting);
+        group->start(first, 0);
+        group->await([&] { return group->finished(0); });
+        return group;
+    }
     template <class Met>
     void await(const Met& met) {
         const Nanos start = executor_.now();
@@ -306,25 +330,25 @@ private:
                              stream_.get()),
                "ncclAllGather");
     }
-    void exchange(const Operation& operation, const Transfer& transfer) {
+    void exchange(const Operation& operation, const Transfer& transfer, cudaStream_t stream) {
         const auto bytes = static_cast<size_t>(transfer.bytes);
         for (int rank = 0; rank < place_.size; ++rank) {
             if (rank == place_.rank) continue;
             demand(ncclSend(operation.out_for(transfer, rank), bytes, ncclInt8, rank, comm_.get(),
-                            stream_.get()),
+                            stream),
                    "ncclSend");
             demand(ncclRecv(transfer.in + rank * transfer.bytes, bytes, ncclInt8, rank, comm_.get(),
-                            stream_.get()),
+                            stream),
                    "ncclRecv");
         }
     }
-    void copy_own_parts(const Operation& operation) {
+    void copy_own_parts(const Operation& operation, cudaStream_t stream) {
         for (size_t i = 0; i < operation.count; ++i) {
             const Transfer& transfer = operation.transfers[i];
             demand(cudaMemcpyAsync(transfer.in + place_.rank * transfer.bytes,
                                    operation.out_for(transfer, place_.rank),
                                    static_cast<size_t>(transfer.bytes), cudaMemcpyDeviceToDevice,
-                                   stream_.get()),
+                                   stream),
                    "cudaMemcpyAsync");
         }
     }

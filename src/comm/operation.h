@@ -23,6 +23,10 @@ struct Operation {
     std::array<Transfer, Communicator::kTransfers> transfers{};
     Topic topic{};
     std::atomic<uint64_t>* counter = nullptr;  // what a signal sets
+    // Of an exchange in the order of a GPU's stream: that stream, and what counts when the exchange
+    // is enqueued there. Null: the communicator's own stream, of which nobody asks.
+    void* stream = nullptr;
+    std::atomic<uint64_t>* enqueued = nullptr;
 
     static Operation gather(std::span<const Gather> transfers, Topic topic);
     static Operation exchange(std::span<const Exchange> transfers, Topic topic);
@@ -50,6 +54,15 @@ public:
         post(Operation::gather_host(transfer, topic));
     }
     void signal(std::atomic<uint64_t>& counter) final { post(Operation::signal(counter)); }
+    // In the order of `stream`, a cudaStream_t. Until `enqueued` has counted, or check() throws,
+    // nobody else enqueues there.
+    void exchange_on(void* stream, std::atomic<uint64_t>& enqueued, const Exchange& parts,
+                     Topic topic) {
+        Operation operation = Operation::exchange({&parts, 1}, topic);
+        operation.stream = stream;
+        operation.enqueued = &enqueued;
+        post(operation);
+    }
 
 private:
     virtual void post(const Operation& operation) = 0;

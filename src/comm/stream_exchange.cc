@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "base/threads.h"
-#include "comm/comm.h"
+#include "operation.h"
 
 namespace ferry::comm {
 namespace {
@@ -40,6 +40,45 @@ private:
     std::unique_ptr<Communicator> group_;
 };
 
+// Of a GPU: the group's thread enqueues its sends and receives among the compute stream's kernels.
+// The caller's, which enqueues those, waits no longer than that takes.
+class QueuedExchange final : public StreamExchange {
+public:
+    QueuedExchange(Stream& stream, Executor& executor, std::unique_ptr<Communicator> group)
+        : stream_(stream), executor_(executor), group_(std::move(group)) {
+        queue_ = dynamic_cast<OperationQueue*>(group_.get());
+        FERRY_CHECK(queue_ && group_->kind() == "nccl", "ranks of GPUs exchange over NCCL");
+    }
+
+    int rank() const noexcept override { return group_->rank(); }
+    int size() const noexcept override { return group_->size(); }
+
+    void exchange(const Exchange& parts, Topic topic) override {
+        queue_->exchange_on(stream_.native(), enqueued_, parts, topic);
+        ++posted_;
+        const Nanos start = executor_.now();
+        while (enqueued_.load(std::memory_order_acquire) < posted_) {
+            group_->check();
+            nap_after(executor_.now() - start);
+        }
+    }
+    void all_gather(const Gather&, Topic) override {
+        throw Error(Trouble::usage, {.what = "ranks of a GPU do not gather within a kernel",
+                                     .where = "parallel.tensor",
+                                     .measured = std::to_string(group_->size()),
+                                     .limit = "1 where device is cuda",
+                                     .remedy = "set it to 1, or device to cpu"});
+    }
+
+private:
+    Stream& stream_;
+    Executor& executor_;
+    std::atomic<uint64_t> enqueued_ = 0;  // by the group, which ends before it
+    uint64_t posted_ = 0;
+    std::unique_ptr<Communicator> group_;
+    OperationQueue* queue_ = nullptr;  // the same
+};
+
 }  // namespace
 
 std::vector<int> run_of(int rank, int size) {
@@ -59,11 +98,8 @@ std::unique_ptr<StreamExchange> make_stream_exchange(Device& device, Executor& e
                                                      std::unique_ptr<Communicator> group) {
     if (device.kind() == DeviceKind::cpu)
         return std::make_unique<ThreadExchange>(executor, std::move(group));
-    throw Error(Trouble::usage, {.what = "ranks of a GPU do not exchange within a kernel",
-                                 .where = "parallel.sequence, parallel.tensor",
-                                 .measured = std::to_string(group->size()),
-                                 .limit = "1 where device is cuda",
-                                 .remedy = "set both to 1, or device to cpu"});
+    return std::make_unique<QueuedExchange>(device.stream(StreamKind::compute), executor,
+                                            std::move(group));
 }
 
 }  // namespace ferry::comm

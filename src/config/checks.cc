@@ -377,14 +377,11 @@ void check_tensor(const Config& c, const Given& given) {
 
 void check_parallel(const Config& c, const Given& given) {
     const int parts = c.parallel.sequence;
-    demand(given,
-           {{c.batch.sequence % parts == 0, "parallel.sequence",
-             "a sequence cannot be cut into equal parts, one a rank",
-             show("batch.sequence", c.batch.sequence) + ", " + show("parts", int64_t{parts}),
-             "set batch.sequence to " + std::to_string(round_up(c.batch.sequence, parts)) +
-                 ", or parallel.sequence to a divisor"},
-            {parts == 1 || c.device == DeviceKind::cpu, "parallel.sequence",
-             "GPUs do not share sequences yet", "device cuda", "set it to 1, or device to cpu"}});
+    demand(given, {{c.batch.sequence % parts == 0, "parallel.sequence",
+                    "a sequence cannot be cut into equal parts, one a rank",
+                    show("batch.sequence", c.batch.sequence) + ", " + show("parts", int64_t{parts}),
+                    "set batch.sequence to " + std::to_string(round_up(c.batch.sequence, parts)) +
+                        ", or parallel.sequence to a divisor"}});
     check_tensor(c, given);
 }
 

@@ -106,13 +106,17 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     if (shares()) {
         b.all_heads = carver.matrix(compute, tokens, all_.all());
         b.all_attended = output_.input(carver, tokens);
-        const int64_t parcels = numerics_.parts * parcel_bytes(Columns::queries_keys_values);
-        b.sent = carver.bytes(parcels);
-        b.received = carver.bytes(parcels);
     }
+    // The MLP's backward pass is the last to read x_mid, and attention's the first with dattended.
+    const int64_t middle = carver.mark();
     b.x_mid = carver.matrix(numerics_.residual, tokens, hidden);
+    const int64_t behind = carver.mark();
+    carver.rewind(middle);
+    b.dattended = of_heads(carver, own_.query, most_.query);
+    carver.rewind(std::max(behind, carver.mark()));
     b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
-    b.dn = carver.matrix(compute, tokens, hidden);
+    // A norm's output is read for the last time before the gradient of it is written.
+    b.dn1 = View::of(b.n1.data, compute, tokens, hidden);
     if (slices()) cut_slices(carver, b);
     b.stats1 = carver.floats(norm1_.stats_floats(tokens));
     b.query_rstd = carver.floats(normed * most_.queries);
@@ -121,12 +125,17 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
         b.angles = carver.floats(ops_.rope_angles_floats(rope(most_.queries, false)));
     const int64_t shared = carver.mark();
     b.n2 = up_.input(carver, tile);
+    b.dn2 = View::of(b.n2.data, compute, tile, hidden);
     b.inner = carver.matrix(compute, tile, up_.outputs());
     b.active = down_.input(carver, tile);
     b.stats2 = carver.floats(norm2_.stats_floats(tile));
     carver.rewind(shared);
-    b.dattended = of_heads(carver, own_.query, most_.query);
     b.dqkv = of_heads(carver, own_.all(), most_.all());
+    if (shares()) {
+        const int64_t parcels = numerics_.parts * parcel_bytes(Columns::queries_keys_values);
+        b.sent = carver.bytes(parcels);
+        b.received = carver.bytes(parcels);
+    }
     carver.rewind(carver.peak());
     b.ops = carver.bytes(op_scratch_bytes);
     return b;
@@ -459,7 +468,7 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, bool needs_mid
     if (!into_up && !down_.trains()) return;
     const int64_t tokens = x_mid.rows;
     const View inner = inner_of(first, tokens), active = b_.active.row_range(0, tokens);
-    const View n2 = b_.n2.row_range(0, tokens), dn = b_.dn.row_range(0, tokens);
+    const View n2 = b_.n2.row_range(0, tokens), dn = b_.dn2.row_range(0, tokens);
     mlp(x_mid, first);
     const ConstView dy = in_compute_type(dx, b_.dy);
     if (!into_up) {
@@ -499,9 +508,9 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into
     qkv_.add_gradient(ops_, dqkv, b_.n1, b_.ops);
     if (!needs_dx && !norm1_.trains()) return;
     drop_keys(dqkv);
-    qkv_.apply_transposed(ops_, dqkv, b_.dn, b_.ops);
-    if (slices()) add_up(b_.dn, {});
-    norm1_.backward(ops_, b_.dn, x_in, b_.stats1, needs_dx ? ConstView(dx) : ConstView{},
+    qkv_.apply_transposed(ops_, dqkv, b_.dn1, b_.ops);
+    if (slices()) add_up(b_.dn1, {});
+    norm1_.backward(ops_, b_.dn1, x_in, b_.stats1, needs_dx ? ConstView(dx) : ConstView{},
                     needs_dx ? dx : View{}, b_.ops);
 }
 

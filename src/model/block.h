@@ -39,13 +39,13 @@ public:
     void save(Saved what, std::byte* memory, bool known);
 
 private:
-    // Buffers of a pass; the two groups below share memory, for they are never alive together.
+    // Buffers of a pass; the two groups below share memory, for they are never alive together. So
+    // do n1 and dn1, n2 and dn2, x_mid and dattended.
     struct Buffers {
         ops::View n1{}, qkv{}, attended{}, x_mid{};  // [T, H], [T, Q + 2 K], [T, Q], [T, H]
         // Of ranks that share sequences, which have the two before of their own heads and W tokens:
-        // the same of all heads; and what they send and receive.
+        // the same of all heads.
         ops::View all_heads{}, all_attended{};
-        std::byte *sent = nullptr, *received = nullptr;
         // Of ranks that share tensors. Parts of sums: an addend, then every rank's, of some rows.
         // The sum, where ranks do not divide its rows. Norm leaves that nobody asks for. What
         // they give each other of keys and values, and of the gradients of heads' norms.
@@ -55,16 +55,18 @@ private:
         std::byte* all_keys = nullptr;
         float *norm_gradient = nullptr, *all_norm_gradients = nullptr;
         ops::View normed{};                                // [T, Q + K], where heads have norms
-        ops::View dy{}, dn{};                              // [T, H] both, in the compute type
+        ops::View dy{}, dn1{};                             // [T, H] both, in the compute type
         float *stats1 = nullptr, *lse = nullptr;           // norm1's; log-sum-exp, [heads * T]
         float *query_rstd = nullptr, *key_rstd = nullptr;  // [T, heads], [T, kv_heads]
         float* angles = nullptr;                           // of norm_rope, likewise
         // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is saved, [M, I], of
         // norm2.
-        ops::View n2{}, inner{}, active{};
+        ops::View n2{}, dn2{}, inner{}, active{};
         float* stats2 = nullptr;
-        // The attention's backward pass: [T, Q], [T, Q + 2 K].
-        ops::View dattended{}, dqkv{};
+        // The attention's backward pass: [T, Q + 2 K]; before the groups, [T, Q].
+        ops::View dqkv{}, dattended{};
+        // What ranks of a sequence send and receive, around the attention of both passes.
+        std::byte *sent = nullptr, *received = nullptr;
         std::byte* ops = nullptr;
     };
 

@@ -109,20 +109,20 @@ private:
     template <class Mark>
     void fixed(int64_t row, const Mark& mark) const {
         const int64_t window = p_.num_local_blocks, count = p_.num_global_blocks;
-        mark(round_down(row, window), row + 1);
+        const int64_t own = round_down(row, window);
         const int64_t version = head_ % p_.num_different_global_patterns;
         const int64_t first = window - (1 + version) * count;
         const int64_t whole = round_down(side_, window);
         const bool horizontal = p_.horizontal_global_attention;
-        for (int64_t at = first; at < whole && at <= row; at += window) {
-            mark(at, at + count);
-            if (horizontal && row < at + count) mark(0, row + 1);
-        }
+        const auto is_global = [&](int64_t at) { return row >= at && row < at + count; };
+        for (int64_t at = first; at < std::min(own, whole); at += window) mark(at, at + count);
+        mark(own, row + 1);
+        if (horizontal && own < whole && is_global(own + first)) mark(0, row + 1);
         if (whole == side_) return;
         // A last window that is shorter.
         const int64_t at = std::max<int64_t>(0, std::min(whole + first, side_ - count));
         mark(at, at + count);
-        if (horizontal && row >= at && row < at + count) mark(0, row + 1);
+        if (horizontal && is_global(at)) mark(0, row + 1);
     }
 
     // Global columns; with `rows` global rows as well.
@@ -235,6 +235,53 @@ void check_rows(const Pattern& p, const BlockLists& lists, int64_t layer) {
     }
 }
 
+// Columns from `first` to one before `end`.
+struct Run {
+    int64_t first, end;
+};
+
+// Makes lists of what rows see. Time goes by what is there, not by a row's length.
+class Columns {
+public:
+    Columns(int64_t most, std::vector<int32_t>& all)
+        : seen_(static_cast<size_t>(most)), all_(all) {}
+
+    void add(Run run) { runs_.push_back(run); }
+    // Appends the columns of any of the row's runs, in order and each once.
+    void end_row(int64_t row) {
+        constexpr int64_t kFew = 64;
+        if (!std::ranges::is_sorted(runs_, {}, &Run::first)) {
+            if (std::ssize(runs_) > kFew) see(row);
+            std::ranges::sort(runs_, {}, &Run::first);
+        }
+        int64_t next = 0;
+        for (const Run& run : runs_) {
+            for (next = std::max(next, run.first); next < run.end; ++next)
+                all_.push_back(static_cast<int32_t>(next));
+        }
+        runs_.clear();
+    }
+
+private:
+    // The same columns in runs that do not meet.
+    void see(int64_t row) {
+        std::fill_n(seen_.begin(), row + 1, uint8_t{0});
+        for (const Run& run : runs_)
+            std::fill(seen_.begin() + run.first, seen_.begin() + run.end, uint8_t{1});
+        runs_.clear();
+        for (int64_t at = 0; at <= row; ++at) {
+            if (seen_[static_cast<size_t>(at)] == 0) continue;
+            const int64_t first = at;
+            while (at <= row && seen_[static_cast<size_t>(at)] != 0) ++at;
+            runs_.push_back({first, at});
+        }
+    }
+
+    std::vector<Run> runs_{};
+    std::vector<uint8_t> seen_;
+    std::vector<int32_t>& all_;
+};
+
 }  // namespace
 
 void check_pattern(const Pattern& p) {
@@ -256,25 +303,19 @@ BlockLists lists_of(const Pattern& pattern, int64_t sequence, int64_t heads, int
                      .heads = static_cast<int>(per_head ? heads : 1),
                      .blocks = static_cast<int>(ceil_div(sequence, listed_block(fine)))};
     const int64_t of_layer = drawn || pattern.different_layout_per_layer ? layer : 0;
-    std::vector<uint8_t> seen(static_cast<size_t>(lists.blocks));
+    Columns columns(lists.blocks, lists.columns);
     lists.row_starts.push_back(0);
     for (int64_t head = 0; head < lists.heads; ++head) {
         const Rows rows(pattern, side, of_layer, head);
         for (int64_t row = 0; row < lists.blocks; ++row) {
-            std::fill_n(seen.begin(), row + 1, uint8_t{0});
             for (int64_t part = row * parts; part < std::min(side, (row + 1) * parts); ++part) {
                 rows.row(part, [&](int64_t first, int64_t end) {
                     first = std::max<int64_t>(0, first);
                     end = std::min(end, part + 1);
-                    if (first < end)
-                        std::fill(seen.begin() + first / parts, seen.begin() + ceil_div(end, parts),
-                                  uint8_t{1});
+                    if (first < end) columns.add({first / parts, ceil_div(end, parts)});
                 });
             }
-            for (int64_t column = 0; column <= row; ++column) {
-                if (seen[static_cast<size_t>(column)] != 0)
-                    lists.columns.push_back(static_cast<int32_t>(column));
-            }
+            columns.end_row(row);
             lists.row_starts.push_back(static_cast<int32_t>(lists.columns.size()));
         }
     }

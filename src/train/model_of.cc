@@ -61,8 +61,8 @@ bool mostly_words(const model::Shape& shape) {
 }
 
 // Each tile reads and writes the head's whole gradient in fp32, so a GPU wants large ones. Logits
-// of no more elements than the MLP's activations cost no memory: a block's buffers and the head's
-// are never alive together.
+// of no more elements than the MLP's activations of a micro-batch, or of the tile that was asked
+// for, cost little memory: a block's buffers and the head's are never alive together.
 int64_t head_tile_of(const Config& config, const model::Shape& shape) {
     constexpr int64_t kLeast = 1024, kMost = 4096, kLogits = 1LL << 27;
     constexpr int64_t kLogitsOfWords = 5LL << 26;  // 2,048 tokens of the largest vocabularies
@@ -76,6 +76,16 @@ int64_t head_tile_of(const Config& config, const model::Shape& shape) {
     int64_t tile = kMost;
     while (tile > kLeast && tile * shape.vocab > logits) tile /= 2;
     return tile;
+}
+
+// A long micro-batch goes through the MLP in equal tiles: its activations are far wider than all
+// else of a block, and products of so many rows keep a GPU as busy as those of more.
+int64_t mlp_tile_of(const Config& config) {
+    constexpr int64_t kMost = 16384, kRows = 128;
+    if (config.numerics.mlp_tile) return *config.numerics.mlp_tile;
+    const int64_t tokens =
+        config.batch.sequence / config.parallel.sequence * config.batch.micro_batch;
+    return tokens > kMost ? round_up(ceil_div(tokens, ceil_div(tokens, kMost)), kRows) : 0;
 }
 
 }  // namespace
@@ -114,7 +124,7 @@ model::Numerics numerics_of(const Config& config, const model::Shape& shape, con
         .slice = world.slicing().rank,
         .key_holders = model::key_holders_of(shape, config.parallel.tensor),
         .head_tile = head_tile_of(config, shape),
-        .mlp_tile = config.numerics.mlp_tile.value_or(0),
+        .mlp_tile = mlp_tile_of(config),
         .documents = config.data.isolate_documents,
         .compute = compute,
         .residual = config.numerics.residual.value_or(compute == DType::f16 ? DType::f32 : compute),

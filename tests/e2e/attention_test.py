@@ -84,6 +84,19 @@ class AttentionTest(FerryTest):
                     self.assertNotIn(here.hashes[0], found)
                 found.add(here.hashes[0])
 
+    def test_memory_to_spare_changes_no_number(self):
+        """What plans are made by is measured in that memory, which has the lists of blocks already."""
+        for name in ("window", "fixed"):
+            here = self.train(self.masked(PATTERNS[name]))
+            self.assert_trained(here)
+            for device in ("64MiB", "1GiB"):
+                config = self.command(self.masked(PATTERNS[name], budgets__device=device))[1]
+                there = self.ferry("train", config, "--json")  # with its bound, which is measured too
+                self.assert_trained(there)
+                self.assertEqual(here.numbers(), there.numbers())
+        profile = self.ferry("bench", "kernels", "--config", self.command(self.masked(PATTERNS["fixed"]))[1], "--json")
+        self.assertEqual(profile.code, 0, profile.err)
+
     def test_a_pattern_that_has_every_block_changes_no_number(self):
         dense = self.train(self.masked())
         self.assert_trained(dense)

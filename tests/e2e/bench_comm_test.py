@@ -22,7 +22,7 @@ class BenchCommTest(FerryTest):
         self.assertEqual(table["machine"]["by"], kind)
         whole = 1000 // ranks * ranks
         self.assertEqual([row["name"] for row in table["rows"]],
-                         [f"{name} {size}" for name in ("all-gather", "exchange")
+                         [f"{name} {size}" for name in ("all-gather", "exchange", "exchange in a kernel")
                           for size in (f"{whole} B", "2.00 MiB")])
         for row in table["rows"]:
             self.assertEqual(row["unit"], "GB/s")

@@ -73,6 +73,22 @@ TEST(Numerics, logits_may_be_as_many_as_the_activations_of_the_mlp) {
     EXPECT_EQ(head_tile_of(config, 128'256, 8192), 2048);
 }
 
+TEST(Numerics, a_long_micro_batch_goes_through_the_mlp_in_equal_tiles) {
+    const auto tile_of = [](Config config) { return numerics_of(config, {}).mlp_tile; };
+    for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+        EXPECT_EQ(tile_of(config_of(device, 16'384, 1)), 0);  // all of it
+        EXPECT_EQ(tile_of(config_of(device, 2048, 8)), 0);
+        EXPECT_EQ(tile_of(config_of(device, 16'385, 1)), 8320);  // two, of whole rows of a tile
+        EXPECT_EQ(tile_of(config_of(device, 131'072, 1)), 16'384);
+        EXPECT_EQ(tile_of(config_of(device, 100'000, 1)), 14'336);
+        Config shared = config_of(device, 131'072, 1);
+        shared.parallel.sequence = 8;  // a rank has 16,384 of them
+        EXPECT_EQ(tile_of(shared), 0);
+        shared.numerics.mlp_tile = 100;
+        EXPECT_EQ(tile_of(shared), 100);
+    }
+}
+
 TEST(Numerics, head_tile_elsewhere_is_fixed_and_what_is_asked_for_holds) {
     EXPECT_EQ(head_tile_of(config_of(DeviceKind::cpu, 4096, 8), 32'000, 8192), 1024);
     for (DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {

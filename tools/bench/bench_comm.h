@@ -18,8 +18,9 @@ struct CommBench {
     int repeats = 5;               // how often that is timed; the median counts
 };
 
-// Rows of all-gather and exchange at every size: bus bandwidth as nccl-tests defines it, the bytes
-// that enter a rank from others over the slowest rank's time. The same on every rank.
+// Rows of all-gather, exchange, and exchange within a kernel, at every size: bus bandwidth as
+// nccl-tests defines it, the bytes that enter a rank from others over the slowest rank's time. The
+// same on every rank.
 std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
                               Device& device);
 

@@ -213,7 +213,8 @@ private:
 
     double time_copy() {
         const int64_t most = 2 * kGiB, width = 4096;
-        const int64_t half = std::min(most, round_down(buffer_bytes() / 2, 4 * width));
+        const int64_t room = std::min(buffer_bytes(), overwritable_bytes(sample_));
+        const int64_t half = std::min(most, round_down(room / 2, 4 * width));
         const int64_t rows = half / width / 4;
         if (rows == 0) return 0;
         std::byte* memory = device_->memory().data();
@@ -256,7 +257,7 @@ private:
         const StateFormat& kept = plan_.state;
         const int64_t each = ceil_div(kept.bytes(optim::kLeaf), optim::kLeaf) +
                              size_of(plan_.compute) + size_of(plan_.wire);
-        const int64_t room = device_buffer_bytes(sample_);
+        const int64_t room = overwritable_bytes(sample_);
         int64_t together = 0;
         for (const planner::Chunk* chunk : chunks)
             together = std::max(together, plan_.elements_of_run(*chunk));

@@ -176,7 +176,7 @@ double time_product(const Bench& on, std::span<const std::byte> numbers) {
     constexpr int64_t kUnit = 256;  // sides are multiples of it
     // Buffers come first; behind them are weights that live here.
     const std::span<std::byte> memory =
-        on.device.memory().first(static_cast<size_t>(device_buffer_bytes(on.plan)));
+        on.device.memory().first(static_cast<size_t>(overwritable_bytes(on.plan)));
     int64_t side = on.device.kind() == DeviceKind::cpu ? 1024 : 8192;
     const auto of = [&](int64_t n) { return Product(*on.ops, on.plan.compute, n, memory.data()); };
     while (side >= kUnit && of(side).bytes > std::ssize(memory)) side -= kUnit;
@@ -223,7 +223,7 @@ double time_copies(const Bench& on, std::span<std::byte> host) {
 double time_device_copies(const Bench& on) {
     constexpr int64_t kMost = 2 * kGiB, kWidth = 4096;
     if (on.ops == nullptr) return 0;
-    const int64_t half = std::min(kMost, device_buffer_bytes(on.plan) / 2);
+    const int64_t half = std::min(kMost, overwritable_bytes(on.plan) / 2);
     const int64_t rows = half / (4 * kWidth);
     if (rows == 0) return 0;
     std::byte* memory = on.device.memory().data();

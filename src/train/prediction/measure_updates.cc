@@ -102,8 +102,9 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
 }
 
 double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
-    const auto largest = std::ranges::max_element(on.plan.buffers, {}, [](const auto& b) {
-        return b.tier == swap::Tier::device ? b.bytes * b.count : 0;
+    const auto largest = std::ranges::max_element(on.plan.buffers, {}, [&](const auto& b) {
+        const bool lists = &b == &on.plan.buffers[static_cast<size_t>(planner::Class::lists)];
+        return b.tier == swap::Tier::device && !lists ? b.bytes * b.count : 0;
     });
     const StateFormat& kept = on.plan.state;
     const int64_t weight = size_of(on.plan.compute), wire = size_of(on.plan.wire);

@@ -120,4 +120,9 @@ int64_t device_buffer_bytes(const planner::Plan& plan) {
     return bytes;
 }
 
+int64_t overwritable_bytes(const planner::Plan& plan) {
+    const planner::Buffers& lists = plan.buffers[static_cast<size_t>(planner::Class::lists)];
+    return lists.count > 0 ? lists.offset : device_buffer_bytes(plan);
+}
+
 }  // namespace ferry::train

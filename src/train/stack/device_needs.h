@@ -31,5 +31,8 @@ int64_t device_bytes_within(int64_t budget, const Device& device);
 // Bytes of the buffers alone, without resident weights and without what the process holds beside
 // them.
 int64_t device_buffer_bytes(const planner::Plan& plan);
+// Of these, from the arena's begin on, what measurements may overwrite: the lists of attention's
+// patterns are read again.
+int64_t overwritable_bytes(const planner::Plan& plan);
 
 }  // namespace ferry::train
