@@ -258,6 +258,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"chunk_elements", plan.chunk_elements},
               {"attention_saved", plan.blocks_saving(model::Saved::attention)},
               {"mlp_saved", plan.blocks_saving(model::Saved::mlp)},
+              {"projections_saved", plan.blocks_saving(model::Saved::projections)},
               {"inputs_saved", plan.blocks_saving_inputs()},
               {"model_flops", report.model_flops},
               {"gemm_flops_per_s", report.gemm_flops_per_s},
