@@ -99,7 +99,7 @@ TEST(Operations, ATaskIsNamedByItsRowOrByItsVerb) {
 
 TEST(Operations, RowsSayWhatTheirOperandsAre) {
     const auto& operands = row_of(Op::backward).operands;
-    ASSERT_EQ(operands.size(), 8u);
+    ASSERT_EQ(operands.size(), 9u);
     EXPECT_EQ(operands[0].content, Content::weights);
     EXPECT_EQ(operands[0].role, Role::in);
     EXPECT_FALSE(operands[0].optional);
