@@ -254,11 +254,8 @@ __device__ void put_sums(Pack (&sums)[kHeld], int64_t cols, float* partial, uint
 constexpr int kMultiprocessors = 132;
 
 // Threads of a multiprocessor that find registers for what they hold: the more of them, the more
-// memory is under way. Fewer where much would lie in memory instead.
-constexpr int resident(int held, Lie lie) {
-    if (lie != Lie::any && held <= 2) return 768;
-    return held == 4 && lie == Lie::any ? 256 : 512;
-}
+// memory is under way. 512 for all but the widest rows, where much would lie in memory instead.
+constexpr int resident(int held, Lie lie) { return held == 4 && lie == Lie::any ? 256 : 512; }
 
 // The same and, of the same reads, the sums of the gradients of weight and bias. Columns: all held.
 template <class Norm, int kRow, int kHeld, Lie kLie>

@@ -224,19 +224,18 @@ struct Plan {
     static unsigned blocks(int64_t rows) { return blocks_for(rows, kThreads / kRow); }
 };
 
-// call(Plan<...>()): few threads for a row, for what a thread does beside its elements is as much
-// as three packs take; but two packs a thread where four would hold the row, as fewer registers let
-// more rows be under way. What a thread holds and adds follows from the length of
+// call(Plan<...>()): as few threads for a row as can hold it, for what a thread does beside its
+// elements is as much as three packs take. What a thread holds and adds follows from the length of
 // a row and the width of its elements.
 template <Lie kLie, class Call>
 void with_narrow_plan(int64_t packs, const Call& call) {
     if (packs <= 16) return call(Plan<8, 2, kLie>());
     if (packs <= 96) return call(Plan<32, 3, kLie>());
-    if (packs <= 128) return call(Plan<64, 2, kLie>());
+    if (packs <= 128) return call(Plan<32, 4, kLie>());
     if (packs <= 192) return call(Plan<64, 3, kLie>());
-    if (packs <= 256) return call(Plan<128, 2, kLie>());
+    if (packs <= 256) return call(Plan<64, 4, kLie>());
     if (packs <= 384) return call(Plan<128, 3, kLie>());
-    if (packs <= 512) return call(Plan<256, 2, kLie>());
+    if (packs <= 512) return call(Plan<128, 4, kLie>());
     return call(Plan<256, 4, kLie>());
 }
 template <class Call>
