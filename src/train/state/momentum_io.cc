@@ -19,10 +19,10 @@ std::span<const std::byte> bytes_of(const float* values, int64_t count) {
     return std::as_bytes(std::span(values, static_cast<size_t>(count)));
 }
 
-// Appends an array's piece to where one is gathered.
-void append(std::vector<float>& values, std::span<const std::byte> piece) {
-    const auto* floats = reinterpret_cast<const float*>(piece.data());
-    values.insert(values.end(), floats, floats + piece.size() / sizeof(float));
+// Appends an array's part to where one is gathered.
+void append(std::vector<float>& values, std::span<const std::byte> part) {
+    const auto* floats = reinterpret_cast<const float*>(part.data());
+    values.insert(values.end(), floats, floats + part.size() / sizeof(float));
 }
 
 }  // namespace
@@ -80,10 +80,10 @@ void MomentumIo::begin(StateIo& state) {
         std::vector<Width> widths;
         for (const StateArray& array : arrays) widths.push_back(array.width);
         std::vector<float> first, second;
-        const ArraySink take = [&](std::span<const std::span<const std::byte>> pieces) {
+        const ArraySink take = [&](std::span<const std::span<const std::byte>> parts) {
             for (size_t a = 0; a < arrays.size(); ++a) {
-                if (arrays[a].what == StateArray::What::first_moment) append(first, pieces[a]);
-                if (arrays[a].what == StateArray::What::second_moment) append(second, pieces[a]);
+                if (arrays[a].what == StateArray::What::first_moment) append(first, parts[a]);
+                if (arrays[a].what == StateArray::What::second_moment) append(second, parts[a]);
             }
         };
         for (int rank = 0; rank < ranks; ++rank) {

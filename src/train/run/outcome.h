@@ -13,8 +13,8 @@
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "planner/planner.h"
-#include "step.h"
-#include "step_state.h"
+#include "train/step.h"
+#include "train/step_state.h"
 
 namespace ferry::train {
 
