@@ -29,6 +29,7 @@ def choices_of(plan):
     found = {"no speculative updates": {"swap.speculate": "off"}, "all updates speculative": {"swap.speculate": "all"},
              "attention recomputed": {"swap.save_attention": 0}, "attention saved": {"swap.save_attention": ALL},
              "MLP recomputed": {"swap.save_mlp": 0}, "MLP saved": {"swap.save_mlp": ALL},
+             "projections recomputed": {"swap.save_projections": 0}, "projections saved": {"swap.save_projections": ALL},
              "block inputs leave": {"swap.save_inputs": 0}, "block inputs stay": {"swap.save_inputs": ALL},
              "no state on the device": {"swap.state_on_device": 0},
              "a quarter of the state on the device at most": {"swap.state_on_device": 0.25},

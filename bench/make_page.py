@@ -132,6 +132,21 @@ def table_of_others(runs, others):
     return "\n".join(lines) + "\n"
 
 
+def table_of_limits(run, below):
+    """A run's operations whose ratio is below that, by what limits them: their notes."""
+    limits = {}
+    for row in run["rows"]:
+        if row["ratio"] < below:
+            limits.setdefault(row["note"], []).append(row)
+    lines = [f"| operation | x of a copy | {run['rows'][0]['unit']}, at most | what limits it |", "|---|---|---|---|"]
+    for note, rows in limits.items():
+        names = dict.fromkeys(row["name"].rsplit(": ", 1)[-1].split(", ")[0] for row in rows)
+        ratios = [row["ratio"] for row in rows]
+        lines.append(f"| {', '.join(names)} | {min(ratios):.2f} to {max(ratios):.2f} | "
+                     f"{max(row['value'] for row in rows):.2f} | {note} |")
+    return "\n".join(lines) + "\n"
+
+
 def machine_text(machine):
     parts = [machine["processor"]] + ([f"{machine['cores']} cores"] if "cores" in machine else [])
     gpus = machine.get("gpus", [])
@@ -160,6 +175,10 @@ def named_in(targets):
     return [one for target in targets["targets"] + targets["others"] for one in target["results"]]
 
 
+def limits_of(runs, one):
+    return f"\n## {one['title']}\n\n{one['text']}\n\n{table_of_limits(runs[one['run']], one['below'])}"
+
+
 def page(folder):
     runs, targets = load(folder)
     named = named_in(targets)
@@ -168,7 +187,8 @@ def page(folder):
     if unknown or unused:
         raise SystemExit(f"targets.json names runs that are not there: {unknown}; runs that it does not name: {unused}")
     return (INTRODUCTION + table_of_targets(runs, targets["targets"]) + "\n## Beside the targets\n\n" +
-            table_of_others(runs, targets["others"]) + "\n## Runs\n\n" + table_of_runs(runs))
+            table_of_others(runs, targets["others"]) + "".join(limits_of(runs, one) for one in targets["limits"]) +
+            "\n## Runs\n\n" + table_of_runs(runs))
 
 
 def readme(folder, text):

@@ -38,5 +38,7 @@ std::span<const std::span<const SparseImage>> sparse_images() {
 }  // namespace ferry::ops::cuda
 ]])
 target_sources(ferry_ops PRIVATE ${folder}/sparse_images.cc)
+execute_process(COMMAND ${FERRY_TRITON_PYTHON} -c "from importlib.metadata import version; print(version('triton'))"
+                OUTPUT_VARIABLE version OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 set_source_files_properties(src/ops/cuda/sparse_attention.cc src/ops/cuda/no_triton.cc
-                            PROPERTIES COMPILE_DEFINITIONS FERRY_TRITON)
+                            PROPERTIES COMPILE_DEFINITIONS "FERRY_TRITON;FERRY_TRITON_VERSION=\"${version}\"")

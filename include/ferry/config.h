@@ -152,8 +152,8 @@ struct SwapConfig {
     std::optional<double> expect_clipped{};      // share of the steps; empty: nobody knows
     std::optional<double> state_on_nvme{};       // share of the state; empty: what the budget asks
     std::optional<double> state_on_device{};     // at most; empty: all that fits, of a GPU
-    // Blocks that do not recompute what attention, or the MLP's first matrices, gave.
-    std::optional<int64_t> save_attention{}, save_mlp{};
+    // Blocks that do not recompute what attention, the MLP's first matrices or attention's gave.
+    std::optional<int64_t> save_attention{}, save_mlp{}, save_projections{};
     std::optional<int64_t> save_inputs{};  // at most so many blocks' inputs on the device
     bool verify = true;                    // checksums of what comes back from NVMe
 };

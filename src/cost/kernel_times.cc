@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -70,6 +71,7 @@ std::string KernelTimes::name_of(const Kind& kind) {
     if (has_flags(kind) && (kind[2] & kNeedsDx) == 0) flags += ", of weights alone";
     if (saves(kind, Saved::attention)) flags += ", attention saved";
     if (saves(kind, Saved::mlp)) flags += ", MLP saved";
+    if (saves(kind, Saved::projections)) flags += ", projections saved";
     return name + flags;
 }
 
@@ -92,18 +94,22 @@ double again_s(const KernelTimes& times, const KernelTimes::Kind& kind) {
 // Measured ones with other activations saved, the difference being known; the most alike first.
 std::map<KernelTimes::Kind, double>::const_iterator nearest_backward(
     const KernelTimes& times, const KernelTimes::Kind& kind) {
-    for (const auto& different :
-         {std::vector{Saved::attention}, {Saved::mlp}, {Saved::attention, Saved::mlp}}) {
+    auto nearest = times.seconds.end();
+    int least = static_cast<int>(model::kSaved) + 1;
+    for (unsigned different = 1; different < 1U << model::kSaved; ++different) {
         KernelTimes::Kind other = kind;
-        bool known = true;
-        for (const Saved what : different) {
+        bool known = std::popcount(different) < least;
+        for (const Saved what : model::kAllSaved) {
+            if ((different >> at(what) & 1) == 0) continue;
             other = other_backward(other, what);
             known = known && times.saved_s[at(what)] > 0;
         }
         const auto found = times.seconds.find(other);
-        if (known && found != times.seconds.end()) return found;
+        if (!known || found == times.seconds.end()) continue;
+        nearest = found;
+        least = std::popcount(different);
     }
-    return times.seconds.end();
+    return nearest;
 }
 
 // The time to go by: of this kind, or of one that differs in its size alone, where the size is a

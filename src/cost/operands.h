@@ -37,6 +37,7 @@ struct Forward {
     InOut<As, Content::report> report;
     MaybeOut<As, Content::attention> attention{};
     MaybeOut<As, Content::mlp> mlp{};
+    MaybeOut<As, Content::projections> projections{};
     MaybeIn<As, Content::tokens> tokens{};  // whose documents do not see each other
 };
 
@@ -75,6 +76,7 @@ struct Backward {
     Scratch<As> scratch;
     MaybeIn<As, Content::attention> attention{};
     MaybeInOut<As, Content::mlp> mlp{};  // overwritten by its gradient
+    MaybeIn<As, Content::projections> projections{};
     MaybeIn<As, Content::tokens> tokens{};
 };
 

@@ -74,7 +74,8 @@ bool saves(const Work& w, model::Saved what) { return (w.flags & flag_of(what)) 
 double backward(const Work& w) {
     using model::Saved;
     return 4 * once(w) + (saves(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -
-           (saves(w, Saved::mlp) ? saved(w, Saved::mlp) : 0);
+           (saves(w, Saved::mlp) ? saved(w, Saved::mlp) : 0) -
+           (saves(w, Saved::projections) ? saved(w, Saved::projections) : 0);
 }
 
 // ---------------------------------------------------------------- rows

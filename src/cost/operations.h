@@ -73,6 +73,7 @@ enum class Content : uint8_t {
     input_gradient,  // d(input)
     attention,       // attention's output, saved for backward
     mlp,
+    projections,
     gradient,        // fp32 accumulator of a layer's trainable prefix
     table_gradient,  // tied: the head's part of the table's
     tokens,          // a micro-batch's tokens, targets and documents' bounds; int32

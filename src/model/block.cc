@@ -68,8 +68,19 @@ void Block::cut_attention(Carver& carver, Buffers& b) const {
 }
 
 void Block::cut_saved(Saved what, Carver& carver, Buffers& b) const {
-    if (what == Saved::attention) return cut_attention(carver, b);
-    b.inner = carver.matrix(numerics_.compute, numerics_.tokens(), up_.outputs());
+    const int64_t tokens = numerics_.tokens();
+    switch (what) {
+        case Saved::attention:
+            return cut_attention(carver, b);
+        case Saved::mlp:
+            b.inner = carver.matrix(numerics_.compute, tokens, up_.outputs());
+            return;
+        case Saved::projections:
+            if (shares()) return;
+            b.qkv = of_heads(carver, own_.all(), most_.all());
+            b.x_mid = carver.matrix(numerics_.residual, tokens, shape_.hidden);
+            return;
+    }
 }
 
 int64_t Block::saved_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
@@ -82,6 +93,8 @@ int64_t Block::saved_bytes(const Shape& shape, const Numerics& numerics, const R
 }
 
 void Block::save(Saved what, std::byte* memory, bool known) {
+    // Every rank of a sequence takes part in its exchanges, so none has their results already.
+    if (what == Saved::projections && shares()) return;
     Carver carver(memory);
     cut_saved(what, carver, b_);
     saved_[at(what)] = true;
@@ -380,13 +393,26 @@ void Block::add_up_norms() {
 
 void Block::attend(ConstView x_in, View x_mid) {
     norm1_.forward(ops_, x_in, b_.n1, b_.stats1);
-    qkv_.apply(ops_, b_.n1, qkv_of_tokens(), {}, b_.ops);
+    const bool known = known_[at(Saved::projections)];
+    if (!known) qkv_.apply(ops_, b_.n1, qkv_of_tokens(), {}, b_.ops);
     if (shares()) share_heads(b_.all_heads, b_.qkv, Columns::queries_keys_values);
-    turn_heads();
+    // Without norms heads are turned where they lie.
+    if (!known || shape_.head_norms) turn_heads();
     if (!known_[at(Saved::attention)]) attention_forward();
     if (shares()) share_tokens(b_.attended, b_.all_attended, Columns::queries);
+    if (known) return;
     output_.apply(ops_, attended_of_tokens(), x_mid, slices() ? ConstView{} : x_in, b_.ops);
     if (slices()) add_up(x_mid, x_in);
+}
+
+// To be timed: all of it that backward leaves out where it is known.
+void Block::compute_projections() {
+    if (shares()) return;
+    qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
+    if (!shape_.head_norms) turn_heads();
+    // Added in place 16-bit products would copy it first, which no pass of a block does.
+    const bool apart = b_.dn1.type == b_.x_mid.type;
+    output_.apply(ops_, b_.attended, b_.x_mid, apart ? b_.dn1 : b_.x_mid, b_.ops);
 }
 
 void Block::attention_forward() {
@@ -401,6 +427,7 @@ View Block::inner_of(int64_t first, int64_t tokens) const {
 
 void Block::compute(Saved what) {
     if (what == Saved::attention) return attention_forward();
+    if (what == Saved::projections) return compute_projections();
     for (int64_t first = 0; first < numerics_.tokens(); first += mlp_tile()) {
         const int64_t count = std::min(mlp_tile(), numerics_.tokens() - first);
         up_.apply(ops_, b_.n2.row_range(0, count), inner_of(first, count), {}, b_.ops);

@@ -121,6 +121,7 @@ private:
 
     void attend(ops::ConstView x_in, ops::View x_mid);
     void attention_forward();
+    void compute_projections();
     // The output of the MLP's first matrices for the tile that begins at this token.
     ops::View inner_of(int64_t first, int64_t tokens) const;
     void mlp(ops::ConstView x_mid, int64_t first);

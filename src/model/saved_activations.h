@@ -8,9 +8,11 @@
 namespace ferry::model {
 
 // Results of a block that forward can save for backward, each in memory of its own: attention's
-// output and log-sum-exps; the MLP's gate and up products, side by side.
-enum class Saved : uint8_t { attention, mlp };
-constexpr std::array kAllSaved{Saved::attention, Saved::mlp};
+// output and log-sum-exps; the MLP's gate and up products, side by side; what attention's own
+// products give, queries, keys and values as attention reads them (as its norms do, where heads
+// have norms), and the residual behind it.
+enum class Saved : uint8_t { attention, mlp, projections };
+constexpr std::array kAllSaved{Saved::attention, Saved::mlp, Saved::projections};
 constexpr size_t kSaved = kAllSaved.size();
 constexpr size_t at(Saved what) { return static_cast<size_t>(what); }
 template <class T>

@@ -81,6 +81,8 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return work.needs.saved[at(model::Saved::attention)];
         case Class::mlp:
             return work.needs.saved[at(model::Saved::mlp)];
+        case Class::projections:
+            return work.needs.saved[at(model::Saved::projections)];
         case Class::tokens:
         case Class::host_tokens:
             return work.numerics.token_numbers() * int64_t{sizeof(int32_t)};
@@ -130,11 +132,11 @@ SlotFamily slots_of_kept(const Workload& work) {
 
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
-        "block weights",  "edge weights",     "block gradient", "edge gradient", "wire",
-        "ranks' parts",   "weight codes",     "activation",     "attention",     "mlp",
-        "tokens",         "block lists",      "scratch",        "report",        "state staging",
-        "weight staging", "gradient staging", "input staging",  "spill staging", "momentum staging",
-        "host tokens"};
+        "block weights",    "edge weights",   "block gradient",   "edge gradient", "wire",
+        "ranks' parts",     "weight codes",   "activation",       "attention",     "mlp",
+        "projections",      "tokens",         "block lists",      "scratch",       "report",
+        "state staging",    "weight staging", "gradient staging", "input staging", "spill staging",
+        "momentum staging", "host tokens"};
     return kNames[at(c)];
 }
 
@@ -152,6 +154,8 @@ const char* row_of(Class c) {
             return "attention saved for backward";
         case Class::mlp:
             return "MLPs' products saved for backward";
+        case Class::projections:
+            return "attention's products saved for backward";
         case Class::lists:
             return "attention's lists of blocks";
         case Class::scratch:

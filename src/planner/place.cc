@@ -110,7 +110,7 @@ private:
         refuse(device(), device_bytes(kLean, result_.groups),
                "the device budget is too small for one layer and its work",
                asked_for() != model::OfSaved<int64_t>{}
-                   ? "lower swap.save_attention or swap.save_mlp"
+                   ? "lower swap.save_attention, swap.save_mlp or swap.save_projections"
                    : "lower batch.micro_batch, batch.micro_batches, batch.sequence, "
                      "numerics.head_tile or swap.chunk_elements");
     }
@@ -540,7 +540,9 @@ private:
 }  // namespace
 
 std::optional<int64_t> blocks_asked_to_save(const PlanRequest& request, model::Saved what) {
-    return what == model::Saved::attention ? request.swap.save_attention : request.swap.save_mlp;
+    const SwapConfig& swap = request.swap;
+    return model::OfSaved<std::optional<int64_t>>{swap.save_attention, swap.save_mlp,
+                                                  swap.save_projections}[at(what)];
 }
 
 Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,

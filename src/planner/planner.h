@@ -103,13 +103,14 @@ struct AccumulatorSpill {
 // A class of equally large buffers; those before `state_staging` are device memory.
 enum class Class : uint8_t {
     block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, codes, activation,
-    attention, mlp, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
-    spill_staging, feedback_staging, host_tokens
+    attention, mlp, projections, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging,
+    input_staging, spill_staging, feedback_staging, host_tokens
 };
 // clang-format on
-constexpr int kClasses = 21;
+constexpr int kClasses = 22;
 constexpr Class class_of(model::Saved what) {
-    return what == model::Saved::attention ? Class::attention : Class::mlp;
+    constexpr model::OfSaved<Class> kOf{Class::attention, Class::mlp, Class::projections};
+    return kOf[model::at(what)];
 }
 struct Buffers {
     std::string name{};

@@ -15,15 +15,20 @@ namespace {
 
 // By what a byte of it saves, and of alike ones those of the last blocks that backward visits:
 // theirs are saved for the shortest time.
-std::vector<SavedActivation> activations_by_gain(const Workload& work,
+std::vector<SavedActivation> activations_by_gain(const PlanRequest& request, const Workload& work,
                                                  const cost::Measurements& machine) {
+    // A machine file of before this kind of activation knows the seconds of others alone.
+    const model::OfSaved<double>& timed = machine.kernels.saved_s;
+    const bool any_timed = std::ranges::any_of(timed, [](double seconds) { return seconds > 0; });
     std::vector<SavedActivation> activations;
     bool trains = false;
     for (size_t l = 0; l < work.layers.size(); ++l) {
         trains = trains || work.layers[l].trainable_elements > 0;
         if (!trains || work.layers[l].kind != model::LayerKind::block) continue;
         for (const model::Saved what : model::kAllSaved) {
-            if (work.needs.saved[at(what)] > 0) activations.push_back({l, what});
+            const bool known =
+                timed[at(what)] > 0 || !any_timed || blocks_asked_to_save(request, what);
+            if (work.needs.saved[at(what)] > 0 && known) activations.push_back({l, what});
         }
     }
     std::ranges::reverse(activations);
@@ -73,7 +78,7 @@ public:
           chunks_(chunks),
           spills_(spills),
           machine_(machine),
-          choice_(choice_of(request, activations_by_gain(work, machine))) {}
+          choice_(choice_of(request, activations_by_gain(request, work, machine))) {}
 
     Placement find() {
         const std::vector<int64_t> inputs = inputs_to_try();

@@ -31,6 +31,8 @@ constexpr Class buffers_of(Content content) {
             return Class::attention;
         case Content::mlp:
             return Class::mlp;
+        case Content::projections:
+            return Class::projections;
         case Content::scratch:
             return Class::scratch;
         case Content::report:

@@ -99,6 +99,8 @@ public:
                 if (saves(layer, Saved::attention))
                     saved.attention = r_.acquire<Content::attention>();
                 if (saves(layer, Saved::mlp)) saved.mlp = r_.acquire<Content::mlp>();
+                if (saves(layer, Saved::projections))
+                    saved.projections = r_.acquire<Content::projections>();
                 r_.record<op::Forward>(layer, i,
                                        {.weights = weights,
                                         .x = x,
@@ -107,6 +109,7 @@ public:
                                         .report = report_,
                                         .attention = saved.attention,
                                         .mlp = saved.mlp,
+                                        .projections = saved.projections,
                                         .tokens = documents(i)});
                 r_.save_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
@@ -162,6 +165,7 @@ public:
                                          .scratch = scratch_,
                                          .attention = saved.attention,
                                          .mlp = saved.mlp,
+                                         .projections = saved.projections,
                                          .tokens = documents(i)},
                                         {.flags = flags_of_backward(layer, below)});
             }
@@ -326,6 +330,7 @@ private:
     struct SavedOf {
         BufferOf<Content::attention> attention;
         BufferOf<Content::mlp> mlp;
+        BufferOf<Content::projections> projections;
     };
     // The layers that save something: [layer, micro-batch of the group].
     std::vector<SavedOf> saved_;

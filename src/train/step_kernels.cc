@@ -110,7 +110,7 @@ void StepKernels::kernel(const Call& call, const op::Forward<At>& at) {
     auto* nonfinite = reinterpret_cast<uint32_t*>(at.report + plan_.nonfinite_offset());
     const int64_t layer = call.task->layer;
     model_.decoder->forward(layer - 1, at.weights, at.x, at.out, nonfinite + layer, at.scratch,
-                            {at.attention, at.mlp}, documents(at.tokens));
+                            {at.attention, at.mlp, at.projections}, documents(at.tokens));
 }
 
 void StepKernels::kernel(const Call& call, const op::Head<At>& at) {
@@ -145,9 +145,11 @@ double* StepKernels::loss_sum(const Call& call, std::byte* report) {
 void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
     begin_exchanges(call);
     const bool needs_dx = (call.task->flags & cost::kNeedsDx) != 0;
-    auto* attention = const_cast<std::byte*>(at.attention);  // it only writes to the other one
+    // It writes to the MLP's alone.
+    auto* attention = const_cast<std::byte*>(at.attention);
+    auto* projections = const_cast<std::byte*>(at.projections);
     model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient,
-                             at.scratch, {attention, at.mlp}, documents(at.tokens));
+                             at.scratch, {attention, at.mlp, projections}, documents(at.tokens));
 }
 
 void StepKernels::kernel(const Call&, const op::EmbedBackward<At>& at) {

@@ -314,14 +314,14 @@ TEST_F(Ranks, GiveTheSameBitsWhateverTheySaveForBackward) {
         Config config = this->config();
         config.precision = precision;
         config.batch.micro_batches = 4;
-        config.swap.save_attention = config.swap.save_mlp = 0;
+        config.swap.save_attention = config.swap.save_mlp = config.swap.save_projections = 0;
         const Outcome none = run(config, 2);
         for (const int64_t blocks : {1, 2}) {
             for (const int64_t stage : {0, 3}) {
                 SCOPED_TRACE(testing::Message() << name_of(precision) << ", stage " << stage << ", "
                                                 << blocks << " blocks keep it");
                 config.zero.stage = stage;
-                config.swap.save_attention = blocks;
+                config.swap.save_attention = config.swap.save_projections = blocks;
                 config.swap.save_mlp = 2 - blocks;
                 expect_equal(run(config, 2), none);
                 expect_equal(run(tight(config, 2), 2), none);

@@ -107,7 +107,7 @@ class AttentionTest(FerryTest):
         changes = self.documents()
         plain = self.train(self.masked(PATTERNS["bigbird"], **changes))
         self.assert_trained(plain)
-        for swap in ({"save_attention": 3, "save_mlp": 3}, {"groups": 2}):
+        for swap in ({"save_attention": 3, "save_mlp": 3, "save_projections": 3}, {"groups": 2}):
             self.assertEqual(self.train(self.masked(PATTERNS["bigbird"], swap=swap, **changes)).numbers(),
                              plain.numbers())
 

@@ -192,7 +192,7 @@ class ScriptsTest(FerryTest):
                                   "swap.groups=auto")
         beside, = (row for name, row in rows.items() if name.startswith("default: a step, beside the best: "))
         self.assertEqual(beside["target"], 0.95)
-        for choice in ("no speculative updates", "attention saved", "MLP saved", "block inputs leave", "chunks of a quarter",
+        for choice in ("no speculative updates", "attention saved", "MLP saved", "projections saved", "block inputs leave", "chunks of a quarter",
                        "2 groups"):
             self.assertGreater(rows[f"{choice}: a step"]["value"], 0)
         self.assertTrue(any(note.endswith("runs have one state hash") for note in notes), notes)

@@ -10,7 +10,7 @@ from harness import USAGE, FerryTest, in_quick
 
 TWICE = {"swap__speculate": "all"}
 ON_DEVICE = {"swap__state_on_device": 1}  # as much as fits there
-KEEP_NOTHING = {"swap__save_attention": 0, "swap__save_mlp": 0}  # for backward
+KEEP_NOTHING = {"swap__save_attention": 0, "swap__save_mlp": 0, "swap__save_projections": 0}  # for backward
 URING, POSIX = {"io__backend": "uring"}, {"io__backend": "posix"}
 
 
@@ -85,11 +85,12 @@ def part_on_device(part):
     return check
 
 
-def keeps(attention=0, mlp=0):
+def keeps(attention=0, mlp=0, projections=0):
     """Of three blocks; the others' is computed again."""
     def check(test, run):
         for blocks, key, row in ((attention, "attention_saved", "attention saved for backward"),
-                                 (mlp, "mlp_saved", "MLPs' products saved for backward")):
+                                 (mlp, "mlp_saved", "MLPs' products saved for backward"),
+                                 (projections, "projections_saved", "attention's products saved for backward")):
             test.assertEqual(run.summary[key], blocks)
             test.assertEqual(run.bytes_of("device", row) > 0, blocks > 0)
     return check
@@ -215,11 +216,14 @@ class IdentityTest(FerryTest):
                  keeps(attention=2)),
             "MLPs' products of two blocks saved":
                 ({**KEEP_NOTHING, "swap__save_mlp": 2, "budgets__device": "2MiB"}, keeps(mlp=2)),
+            "attention's products of two blocks saved":
+                ({**KEEP_NOTHING, "swap__save_projections": 2, "budgets__device": "2MiB"}, keeps(projections=2)),
             "everything saved in memory":
-                ({**in_memory, "swap__save_attention": 99, "swap__save_mlp": 99}, keeps(3, 3)),
+                ({**in_memory, "swap__save_attention": 99, "swap__save_mlp": 99, "swap__save_projections": 99},
+                 keeps(3, 3, 3)),
             "everything saved in groups on two threads":
-                ({**TWICE, "swap__save_attention": 3, "swap__save_mlp": 3, "swap__groups": 2,
-                  "threads": 2, "budgets__device": "2500KiB"}, keeps(3, 3)),
+                ({**TWICE, "swap__save_attention": 3, "swap__save_mlp": 3, "swap__save_projections": 3,
+                  "swap__groups": 2, "threads": 2, "budgets__device": "3MiB"}, keeps(3, 3, 3)),
             "something saved beside state on the device":
                 ({**in_memory, **ON_DEVICE, "swap__save_attention": 1, "swap__save_mlp": 2},
                  keeps(1, 2)),

@@ -71,14 +71,15 @@ class PlanTest(PredictionTest):
     def test_json(self):
         plan = self.predict(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
-                                     "micro_batches", "groups", "attention_saved", "mlp_saved", "inputs_saved", "ranks", "tiers",
-                                     "schedules", "wear", "planned_by", "prediction", "slow_operations",
+                                     "micro_batches", "groups", "attention_saved", "mlp_saved", "projections_saved",
+                                     "inputs_saved", "ranks", "tiers", "schedules", "wear", "planned_by", "prediction", "slow_operations",
                                      "tokens_checked", "attention"})
         prediction = plan["prediction"]
         self.assertEqual(set(prediction), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "peak_bound_seconds", "links", "timeline",
                                          "what_if", "measured", "assumed", "state",
-                                         "bound_state", "attention", "bound_attention", "mlp", "bound_mlp"})
+                                         "bound_state", "attention", "bound_attention", "mlp", "bound_mlp",
+                                         "projections", "bound_projections"})
         step = prediction["step_seconds"]
         self.assertGreater(step, 0)
         self.assertGreaterEqual(step, prediction["plan_bound_seconds"] * 0.999)

@@ -119,7 +119,8 @@ int64_t smallest_device_budget(Config config) {
 }
 
 // Little of it fits anywhere: the micro-batches in groups, small chunks, all state on NVMe; one
-// block keeps its attention for backward, and one what its MLP's first matrices gave.
+// block keeps its attention for backward, one what its MLP's first matrices gave, and one what
+// attention's gave.
 class Tight {
 public:
     explicit Tight(Config& config) {
@@ -130,7 +131,7 @@ public:
         config.swap.state_on_nvme = 1;
         config.swap.state_on_device = 0;  // it would not be updated speculatively
         config.swap.speculate = Speculate::all;
-        config.swap.save_attention = config.swap.save_mlp = 1;
+        config.swap.save_attention = config.swap.save_mlp = config.swap.save_projections = 1;
         config.io.direct = false;  // the directory may be in memory
     }
     Tight(const Tight&) = delete;

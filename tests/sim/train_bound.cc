@@ -72,11 +72,13 @@ void draw_model(Random& random, Case& made) {
     const auto blocks = static_cast<size_t>(made.shape.layers);
     const double products =
         2.0 * static_cast<double>(tokens * made.shape.hidden * made.shape.hidden);
-    made.needs = {.activation = round_up(tokens * made.shape.hidden * size_of(type), 4096),
-                  .scratch = 4096 * random.from(1, 64),
-                  .saved = {4096 * random.from(1, 16), 4096 * random.from(1, 16)},
-                  .saved_flops = {std::vector<double>(blocks, each * products),
-                                  std::vector<double>(blocks, 2 * each * products)}};
+    made.needs = {
+        .activation = round_up(tokens * made.shape.hidden * size_of(type), 4096),
+        .scratch = 4096 * random.from(1, 64),
+        .saved = {4096 * random.from(1, 16), 4096 * random.from(1, 16), 4096 * random.from(1, 16)},
+        .saved_flops = {std::vector<double>(blocks, each * products),
+                        std::vector<double>(blocks, 2 * each * products),
+                        std::vector<double>(blocks, each * products)}};
 }
 
 // From nothing to more than everything.

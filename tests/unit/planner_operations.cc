@@ -99,7 +99,7 @@ TEST(Operations, ATaskIsNamedByItsRowOrByItsVerb) {
 
 TEST(Operations, RowsSayWhatTheirOperandsAre) {
     const auto& operands = row_of(Op::backward).operands;
-    ASSERT_EQ(operands.size(), 8u);
+    ASSERT_EQ(operands.size(), 9u);
     EXPECT_EQ(operands[0].content, Content::weights);
     EXPECT_EQ(operands[0].role, Role::in);
     EXPECT_FALSE(operands[0].optional);
@@ -108,8 +108,9 @@ TEST(Operations, RowsSayWhatTheirOperandsAre) {
     EXPECT_EQ(operands[3].content, Content::gradient);
     EXPECT_TRUE(operands[3].optional);
     EXPECT_EQ(operands[4].role, Role::scratch);
-    EXPECT_EQ(operands[7].content, Content::tokens);
-    EXPECT_TRUE(operands[7].optional);  // where documents are isolated
+    EXPECT_EQ(operands[7].content, Content::projections);
+    EXPECT_EQ(operands[8].content, Content::tokens);
+    EXPECT_TRUE(operands[8].optional);  // where documents are isolated
     EXPECT_EQ(row_of(Op::update).operands.size(), row_of(Op::update_speculative).operands.size());
 }
 

@@ -47,15 +47,17 @@ planner::Plan plan_of(const Case& of) {
                     .state_on_nvme = of.on_nvme,
                     .state_on_device = of.on_device,
                     .save_attention = 1,
-                    .save_mlp = 2};
+                    .save_mlp = 2,
+                    .save_projections = 1};
     if (of.on_nvme > 0) request.budgets.nvme = {{.path = "there", .size_bytes = kGiB}};
     return planner::make_plan(
         request, model::layers_of(shape, {}, false, of.ranks),
         {.sequence = kTokens, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
         {.activation = kInput,
          .scratch = 1 << 20,
-         .saved = {kInput, kInput},
-         .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0)}},
+         .saved = {kInput, kInput, kInput},
+         .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0),
+                         std::vector<double>(3, 1.0)}},
         cost::default_measurements(request.device),
         zero::partition_of(of.stage, of.ranks - 1, of.ranks, of.codecs));
 }
@@ -201,12 +203,13 @@ TEST(OperationRows, CountTheProductsOfTheModel) {
         const planner::Plan plan = plan_of({.tied = tied});
         const auto block = static_cast<double>(plan.layers[1].elements);
         const auto head = static_cast<double>(plan.layers[tied ? 0 : 4].elements);
-        constexpr double kAttention = 1000, kMlp = 300, kOnce = 2 * double(kTokens);
+        constexpr double kAttention = 1000, kMlp = 300, kProjections = 70,
+                         kOnce = 2 * double(kTokens);
         for_kernels(plan, [&](const Task& task) {
             const Row& row = cost::row_of(task);
             Work work = planner::work_of(plan, task);
             EXPECT_EQ(work.tokens, kTokens);
-            work.saved_flops = {kAttention, kMlp};
+            work.saved_flops = {kAttention, kMlp, kProjections};
             const auto saves = [&](model::Saved what) {
                 return (task.flags & cost::flag_of(what)) != 0;
             };
@@ -216,7 +219,8 @@ TEST(OperationRows, CountTheProductsOfTheModel) {
             if (row.op == Op::backward)
                 expected = 4 * kOnce * block +
                            (saves(model::Saved::attention) ? 2 : 3) * kAttention -
-                           (saves(model::Saved::mlp) ? kMlp : 0);
+                           (saves(model::Saved::mlp) ? kMlp : 0) -
+                           (saves(model::Saved::projections) ? kProjections : 0);
             if (row.op == Op::head) expected = 3 * kOnce * head;
             if (row.op == Op::head_loss) expected = kOnce * head;
             EXPECT_EQ(flops, expected) << row.name;

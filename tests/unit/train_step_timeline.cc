@@ -183,7 +183,8 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
             {.activation = kPage,
              .scratch = 1 << 20,
              .saved = {kPage, 2 * kPage},
-             .saved_flops = {std::vector<double>(4, 1.0), std::vector<double>(4, 1.0)}},
+             .saved_flops = {std::vector<double>(4, 1.0), std::vector<double>(4, 1.0),
+                             std::vector<double>(4, 1.0)}},
             cost::default_measurements(request.device));
     };
     for (const int64_t room : {0, 1, 5, 8, 12, 24}) {

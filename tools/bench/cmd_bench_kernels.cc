@@ -178,12 +178,13 @@ void run_kernels(const KernelsOptions& options) {
         object["device"] = profile.device;
         object["attention_saved"] = profile.attention_saved;
         object["mlp_saved"] = profile.mlp_saved;
+        object["projections_saved"] = profile.projections_saved;
         if (!options.tune.empty()) object["tuned_products"] = tuned.size();
         return print_text(json_line(object));
     }
     print("{}; {}\n", machine_text(), profile.device);
-    print("blocks that save attention's results: {}, the MLP's: {}\n", profile.attention_saved,
-          profile.mlp_saved);
+    print("blocks that save attention's results: {}, its products': {}, the MLP's: {}\n",
+          profile.attention_saved, profile.projections_saved, profile.mlp_saved);
     print("{}", rows_table(rows, ""));
     if (!options.tune.empty()) {
         print("{} products, tuned: {}. A configuration names it as numerics.products\n",

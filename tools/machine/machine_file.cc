@@ -28,7 +28,9 @@ namespace {
 using nlohmann::json;
 
 const char* key_of(model::Saved what) {
-    return what == model::Saved::attention ? "attention_seconds" : "mlp_seconds";
+    constexpr model::OfSaved<const char*> kKeys{"attention_seconds", "mlp_seconds",
+                                                "projection_seconds"};
+    return kKeys[model::at(what)];
 }
 
 constexpr const char *kOf = "of", *kOfHost = "host", *kOfRank = "rank";

@@ -289,6 +289,7 @@ void run_plan(const PlanOptions& options) {
         {"groups", plan.groups},
         {"attention_saved", plan.blocks_saving(model::Saved::attention)},
         {"mlp_saved", plan.blocks_saving(model::Saved::mlp)},
+        {"projections_saved", plan.blocks_saving(model::Saved::projections)},
         {"inputs_saved", plan.blocks_saving_inputs()},
         {"ranks", plan.partition.of_run()},
         {"tensor", plan.partition.slices},

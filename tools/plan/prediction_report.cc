@@ -30,9 +30,10 @@ std::string shares_text(const train::StateShares& shares, const model::OfSaved<d
     return fmt::format(
         "{} of state and gradients on the device, {} in host memory, {} on NVMe; saved for "
         "backward: "
-        "{} of attention, {} of the MLPs' products",
+        "{} of attention, {} of its products, {} of the MLPs'",
         percent(shares.device), percent(shares.host), percent(shares.nvme),
-        percent(saved[at(model::Saved::attention)]), percent(saved[at(model::Saved::mlp)]));
+        percent(saved[at(model::Saved::attention)]), percent(saved[at(model::Saved::projections)]),
+        percent(saved[at(model::Saved::mlp)]));
 }
 
 nlohmann::json shares_json(const train::StateShares& shares) {
@@ -125,6 +126,8 @@ nlohmann::json to_json(const PredictionReport& report) {
             {"bound_attention", prediction.bound_saved[at(model::Saved::attention)]},
             {"mlp", prediction.planned_saved[at(model::Saved::mlp)]},
             {"bound_mlp", prediction.bound_saved[at(model::Saved::mlp)]},
+            {"projections", prediction.planned_saved[at(model::Saved::projections)]},
+            {"bound_projections", prediction.bound_saved[at(model::Saved::projections)]},
             {"links", links},
             {"timeline", timeline},
             {"what_if", answers},

@@ -79,9 +79,9 @@ private:
         request.swap.expect_clipped = 0;
         const planner::Plan plan = predictor_.plan(request);
         const auto what = [](const planner::Plan& of) {
-            return std::tuple(of.groups, of.blocks_saving_inputs(),
-                              of.blocks_saving(model::Saved::attention),
-                              of.blocks_saving(model::Saved::mlp));
+            return std::tuple(
+                of.groups, of.blocks_saving_inputs(), of.blocks_saving(model::Saved::attention),
+                of.blocks_saving(model::Saved::mlp), of.blocks_saving(model::Saved::projections));
         };
         if (what(plan) != what(plan_) && predictor_.covers(plan, measurements_.kernels))
             answer("swap.expect_clipped=0", request, plan, measurements_);

@@ -109,13 +109,14 @@ void print_plan(const planner::Plan& plan, const Config& config) {
           parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
           plan.groups == 1 ? "" : "s");
     const int64_t attention = plan.blocks_saving(model::Saved::attention),
+                  projections = plan.blocks_saving(model::Saved::projections),
                   mlp = plan.blocks_saving(model::Saved::mlp), blocks = std::ssize(plan.layers) - 2,
                   inputs = plan.blocks_saving_inputs();
-    if (attention + mlp > 0 || inputs < blocks)
+    if (attention + projections + mlp > 0 || inputs < blocks)
         print(
-            "on the device until backward, of {} blocks: the inputs of {}, attention of {}, "
-            "the MLP's products of {}\n\n",
-            blocks, inputs, attention, mlp);
+            "on the device until backward, of {} blocks: the inputs of {}, attention of {}, its "
+            "products of {}, the MLP's of {}\n\n",
+            blocks, inputs, attention, projections, mlp);
     if (!plan.partition.decides_alone())
         print("on each of {} ranks, stage {}{} (budgets of host and nvme: their host's):\n\n",
               plan.partition.of_run(), config.zero.stage, text_of_slices(plan));
@@ -282,6 +283,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"chunk_elements", plan.chunk_elements},
               {"attention_saved", plan.blocks_saving(model::Saved::attention)},
               {"mlp_saved", plan.blocks_saving(model::Saved::mlp)},
+              {"projections_saved", plan.blocks_saving(model::Saved::projections)},
               {"inputs_saved", plan.blocks_saving_inputs()},
               {"model_flops", report.model_flops},
               {"gemm_flops_per_s", report.gemm_flops_per_s},

@@ -161,7 +161,7 @@ public:
     }
     int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
         check(shape);
-        if (by_blocks(shape)) return kWorkspaceUnit + blocks_.backward_bytes(shape);
+        if (back_by_blocks(shape)) return kWorkspaceUnit + blocks_.backward_bytes(shape);
         const auto cudnn = cudnn_ ? cudnn_->backward_bytes(shape) : std::nullopt;
         if (!cudnn) slow_.note(shape, true, why_own(shape, true));
         return cudnn ? kWorkspaceUnit + *cudnn : shape.heads * shape.sequences * shape.sequence * 4;
@@ -171,7 +171,7 @@ public:
                             View dv, std::byte* scratch) override {
         FERRY_CHECK(q.type == shape.type);
         const BackwardOperands all{q, k, v, out, dout, lse, dq, dk, dv};
-        if (by_blocks(shape)) return blocks_.backward(shape, all, workspace_in(scratch));
+        if (back_by_blocks(shape)) return blocks_.backward(shape, all, workspace_in(scratch));
         if (cudnn_ && cudnn_->backward(shape, all, workspace_in(scratch))) return;
         cuda::attention_backward(shape, q, k, v, out, dout, lse, dq, dk, dv, floats(scratch),
                                  stream_);
@@ -372,6 +372,10 @@ private:
     static bool by_blocks(const Attention& shape) {
         return !shape.dense() || shape.head_dim > kMaxHeadDim;
     }
+    // Their log-sum-exps are cuDNN's, so either may follow the other's forward pass.
+    bool back_by_blocks(const Attention& shape) const {
+        return by_blocks(shape) || (cudnn_ && blocks_.is_faster_backward(shape));
+    }
     void check(const Attention& shape) const {
         if (!by_blocks(shape)) return;
         const std::string why = blocks_.why_not(shape);
@@ -448,7 +452,9 @@ std::string cuda_library_versions(AttentionKernels attention) {
     const std::string cublas = cuda::cublas_version();
     const std::string cudnn =
         attention == AttentionKernels::best ? cuda::cudnn_version() : std::string();
-    return cublas + (cudnn.empty() ? "" : ", attention cuDNN " + cudnn);
+    const std::string triton = cuda::triton_version();
+    return cublas + (cudnn.empty() ? "" : ", attention cuDNN " + cudnn) +
+           (triton.empty() ? "" : ", Triton " + triton);
 }
 
 }  // namespace ferry::ops

@@ -9,6 +9,8 @@ SparseAttention::SparseAttention(cudaStream_t stream, bool) : stream_(stream) {}
 std::string SparseAttention::why_not(const Attention&) const {
     return "this build has no Triton (FERRY_TRITON)";
 }
+bool SparseAttention::is_faster_backward(const Attention&) const { return false; }
+std::string triton_version() { return {}; }
 int64_t SparseAttention::forward_bytes(const Attention&) { bug("built without Triton"); }
 int64_t SparseAttention::backward_bytes(const Attention&) { bug("built without Triton"); }
 void SparseAttention::forward(const Attention&, ConstView, ConstView, ConstView, View, float*,

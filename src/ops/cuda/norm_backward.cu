@@ -148,6 +148,25 @@ __global__ void __launch_bounds__(block_of(kRow)) backward_kernel(Norm norm, Bac
     backward_row(a, in, n, [](int, const Pack&, const Pack&) {});
 }
 
+// What adds up partial sums is started while those who make them still run, where the GPU can: its
+// launch then costs nothing. They say so as soon as all of them are there, and it waits for them.
+__device__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ void wait_for_last() {
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}
+bool may_start_early() {
+    int device = 0, major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return false;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+
 // How the rows of a block that sums the weight's gradient lie: each group has some, one after the
 // other, and the block's sum over them is one partial sum. Of many rows groups have more than
 // kRowsOfGroup, so that all blocks are at work from the start: the fewer partial sums, the better.
@@ -245,6 +264,7 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
     using S = Summing<kRow, kHeld, kLie>;
     using In = Inputs<Norm, kRow, kHeld, kLie>;
     extern __shared__ uint4 room[];
+    let_next_start();
     const int64_t first = group_index<kRow>() * a.rows_of_group, cols = a.weight.cols;
     const int64_t end = min(first + a.rows_of_group, int64_t{a.runs.count});
     const auto columns = [&](int64_t i) { return i < end ? cols : 0; };
@@ -318,6 +338,7 @@ __global__ void __launch_bounds__(kAcross* kDown)
     partial_kernel(Term term, int64_t rows, int64_t cols, float* partial) {
     constexpr int kWidth = kAcross * kPack;
     __shared__ float room[kDown][kWidth];
+    let_next_start();
     const int x = static_cast<int>(threadIdx.x) % kAcross;
     const int y = static_cast<int>(threadIdx.x) / kAcross;
     const int64_t begin = int64_t{blockIdx.y} * kWidth, col = begin + x * kPack;
@@ -352,6 +373,7 @@ constexpr int kColumns = 8, kParts = 32;
 __global__ void __launch_bounds__(kColumns* kParts)
     gradient_kernel(const float* partial, int64_t blocks, int64_t cols, float* gradient) {
     __shared__ double sums[kParts][kColumns];
+    wait_for_last();
     const int64_t col = int64_t{blockIdx.x} * kColumns + threadIdx.x;
     const int64_t run = (blocks + kParts - 1) / kParts, first = threadIdx.y * run;
     double sum = 0;
@@ -370,8 +392,16 @@ __global__ void __launch_bounds__(kColumns* kParts)
 
 void add_partials(const float* partial, int64_t count, int64_t cols, float* sums,
                   cudaStream_t stream) {
-    gradient_kernel<<<blocks_for(cols, kColumns), dim3(kColumns, kParts), 0, stream>>>(
-        partial, count, cols, sums);
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(blocks_for(cols, kColumns));
+    config.blockDim = dim3(kColumns, kParts);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = may_start_early() ? 1 : 0;
+    cudaLaunchKernelEx(&config, gradient_kernel, partial, count, cols, sums);
 }
 
 template <class Term>
@@ -405,6 +435,7 @@ __global__ void __launch_bounds__(kStripThreads, StripBatch<kWhole>::kBlocks)
     strip_kernel(ConstView x, int64_t packs, int64_t rows, float* partial) {
     using Batch = StripBatch<kWhole>;
     __shared__ float room[kStripDown][kStripPacks * kPack];
+    let_next_start();
     const int across = static_cast<int>(threadIdx.x) % kStripPacks;
     const int down = static_cast<int>(threadIdx.x) / kStripPacks;
     const int64_t begin = int64_t{blockIdx.y} * packs * kPack, col = begin + across * kPack;

@@ -63,7 +63,17 @@ __global__ void angles_kernel(Rope rope, Frequencies frequencies, float2* angles
                  static_cast<float>(rope.amplitude * sin(angle))};
 }
 
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// The compiler's exact reciprocal branches for every element, for operands near the ends of the
+// range. This is its sequence for all others, and what it is given stays among them.
+__device__ float reciprocal(float y) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
+    return fmaf(r, fmaf(-y, r, 1.0f), r);
+}
+__device__ float sigmoid(float x) {
+    constexpr float kLeast = -87.0f;  // below it the reciprocal is hardly a float
+    return reciprocal(1.0f + expf(-fmaxf(x, kLeast)));
+}
 
 __global__ void swiglu_forward_kernel(ConstView gate_up, View y) {
     const auto [row, col, count] = cell_of(y.cols);

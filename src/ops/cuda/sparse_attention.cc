@@ -170,6 +170,20 @@ std::string SparseAttention::why_not(const Attention& shape) const {
                                                               : "";
 }
 
+// Measured on an H200 beside cuDNN 9.19, which keeps a slope for each pair (bench/attention.py).
+// Seven products from shared memory beat five with slopes where a row of slopes is as long as this
+// and a product of heads this narrow does not hide them; heads of 128 where a sequence is several
+// calls of cuDNN's, but no tiles yet.
+bool SparseAttention::is_faster_backward(const Attention& shape) const {
+    constexpr int64_t kOf64 = 4096, kOf128 = 8192, kTilesOf128 = 16384;
+    if (architecture_ != 90 || !shape.dense() || !why_not(shape).empty()) return false;
+    if (shape.window > 0 && shape.window < shape.sequence) return false;
+    if (shape.head_dim == 64) return shape.sequence >= kOf64;
+    return shape.head_dim == 128 && shape.sequence >= kOf128 && shape.sequence < kTilesOf128;
+}
+
+std::string triton_version() { return FERRY_TRITON_VERSION; }
+
 const SparseAttention::Loaded& SparseAttention::loaded(SparseKernel kernel,
                                                        const Attention& shape) {
     const SparseImage* image = image_for(kernel, shape);

@@ -27,6 +27,10 @@ public:
     static constexpr int64_t kMaxHeadDim = 256;
     // Why not this shape; empty where it does it. A function of shape, GPU and build.
     std::string why_not(const Attention& shape) const;
+    // Whether the backward pass of a dense shape goes this way although cuDNN has a deterministic
+    // kernel for it: where this one was the faster of the two. By type, length and width of heads
+    // alone.
+    bool is_faster_backward(const Attention& shape) const;
 
     // Scratch of a pass; loads its kernels. Throws does_not_fit where the GPU has no memory for
     // them.
@@ -53,5 +57,8 @@ private:
     int architecture_ = 0;  // that of the images that run here; 0: none do
     std::map<const SparseImage*, Loaded> loaded_{};
 };
+
+// "3.6.0"; empty where this build has none.
+std::string triton_version();
 
 }  // namespace ferry::ops::cuda

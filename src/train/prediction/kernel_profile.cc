@@ -86,7 +86,8 @@ public:
         KernelProfile found{.device = device_->architecture(),
                             .tokens = stack_.decoder().numerics().tokens() * plan_.micro_batches,
                             .attention_saved = plan_.blocks_saving(model::Saved::attention),
-                            .mlp_saved = plan_.blocks_saving(model::Saved::mlp)};
+                            .mlp_saved = plan_.blocks_saving(model::Saved::mlp),
+                            .projections_saved = plan_.blocks_saving(model::Saved::projections)};
         const Patterns patterns = make_patterns(staging_patterns(), stack_.decoder().shape().vocab);
         found.product_flops_per_s = time_product(*bench_, patterns.numbers);
         fill_device(*bench_, pattern(0), kPattern, patterns.numbers);

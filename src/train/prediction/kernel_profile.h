@@ -23,7 +23,8 @@ struct KernelProfile {
     double copy_bytes_per_s = 0;  // one large copy's within the device's memory, reads and writes
     std::string device{};         // "cuda sm_90"
     int64_t tokens = 0;           // in a step
-    int64_t attention_saved = 0, mlp_saved = 0;  // blocks that do not compute it again
+    // Blocks that do not compute it again.
+    int64_t attention_saved = 0, mlp_saved = 0, projections_saved = 0;
 };
 
 // Plans the configuration, and runs each kind of kernel that a step of the plan has, on buffers of

@@ -47,6 +47,7 @@ planner::PlanRequest request_of_buffers(planner::PlanRequest request, const plan
                     .state_on_device = 0,
                     .save_attention = plan.blocks_saving(model::Saved::attention),
                     .save_mlp = plan.blocks_saving(model::Saved::mlp),
+                    .save_projections = plan.blocks_saving(model::Saved::projections),
                     .save_inputs = plan.blocks_saving_inputs()};
     return request;
 }

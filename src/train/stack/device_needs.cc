@@ -59,13 +59,17 @@ model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {
     const auto tokens = static_cast<double>(numerics.tokens());
     const auto width = static_cast<double>(shape.heads * shape.head_dim);
     const auto inner = static_cast<double>((shape.gated ? 2 : 1) * shape.intermediate);
-    std::vector<double> attention, mlp;
+    const auto keys = static_cast<double>(shape.kv_heads * shape.head_dim);
+    // Of ranks that share sequences nobody saves them.
+    const double projected = numerics.parts > 1 ? 0 : 2 * (width + keys);
+    std::vector<double> attention, mlp, projections;
     for (int64_t block = 0; block < shape.layers; ++block) {  // scores and weighted sums
         attention.push_back(4 * tokens * width *
                             cost::keys_seen(shape, numerics.whole_sequence(), block));
         mlp.push_back(2 * tokens * inner * static_cast<double>(shape.hidden));
+        projections.push_back(2 * tokens * projected * static_cast<double>(shape.hidden));
     }
-    return {attention, mlp};
+    return {attention, mlp, projections};
 }
 
 model::OfSaved<double> most_saved_flops(const model::Decoder& decoder) {
