@@ -17,6 +17,7 @@
 #include "loader_of.h"
 #include "loss_scale.h"
 #include "model_of.h"
+#include "momentum_schedule.h"
 #include "outcome.h"
 #include "rank_lane.h"
 #include "rank_planner.h"
@@ -80,6 +81,7 @@ protected:
     const std::unique_ptr<SequenceExchange> exchange_;  // null: this rank has whole sequences
     const zero::Partition partition_;
     const Config config_;
+    const MomentumSchedule momentum_schedule_{config_.optimizer};
     const RankShare share_;
     Executor& executor_;
     Device& device_;

@@ -6,6 +6,7 @@
 
 #include "swap/schedule.h"
 #include "tools/output/output.h"
+#include "train/momentum_schedule.h"
 
 namespace ferry::tools {
 namespace {
@@ -98,10 +99,16 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     if (!plan.partition.alone())
         print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
               plan.partition.ranks, config.zero.stage);
-    const auto& [gradients, weights, momentum] = plan.partition.codecs;
+    const auto& [gradients, weights, momentum, local_steps] = plan.partition.codecs;
     if (momentum.on())
-        print("after {} updates the second moment stays, and momentum travels as {}\n\n",
-              config.optimizer.freeze_step, zero::text_of(momentum));
+        print(
+            "after {} updates the second moment stays; from update {} on momentum travels as "
+            "{}{}\n\n",
+            std::max(config.optimizer.freeze_step, config.optimizer.var_freeze_step),
+            train::MomentumSchedule(config.optimizer).first(), zero::text_of(momentum),
+            local_steps
+                ? fmt::format(", at most {} updates apart", config.optimizer.local_step_clipper)
+                : "");
     if (gradients.on() || weights.on())
         print("between them gradients travel as {}, weights as {}\n\n",
               wire_text(gradients, true, plan), wire_text(weights, false, plan));
