@@ -179,18 +179,21 @@ void require_few_zeros(const std::vector<model::Layer>& layers, int ranks) {
          .remedy = "run fewer ranks, or set optimizer.method to \"adamw\""});
 }
 
-// 0/1 Adam's ranks send what moves the weights, and get the momentum back from that.
+// 0/1 Adam's ranks send what moves the weights, and get the momentum back from that. A rate is 0 at
+// the ends of a schedule, if anywhere.
 void require_rates(const Config& config) {
     if (config.optimizer.method != optim::Method::zeroone_adam) return;
     const optim::LrSchedule schedule = schedule_of(config);
-    for (int64_t update = MomentumSchedule(config.optimizer).first(); update <= config.steps;
-         ++update) {
+    for (const int64_t update : {MomentumSchedule(config.optimizer).first(), config.steps}) {
         if (optim::learning_rate(schedule, update) > 0) continue;
         throw Error(Trouble::usage,
                     {.what = "zeroone_adam divides by the learning rate, which is 0",
                      .where = "schedule, update " + std::to_string(update),
-                     .remedy = "set schedule.final_fraction above 0 and optimizer.lr too, or end "
-                               "the run at schedule.total_steps"});
+                     .measured = "optimizer.lr " + std::to_string(config.optimizer.lr) +
+                                 ", final_fraction " +
+                                 std::to_string(config.schedule.final_fraction),
+                     .limit = "above 0 where momentum travels",
+                     .remedy = "raise what is 0, or end the run at schedule.total_steps"});
     }
 }
 

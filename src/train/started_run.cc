@@ -176,6 +176,11 @@ void StartedRun::open(const Runtime& runtime) {
         require_recorded_formats(config_, share_.budgets.nvme, shape_, machine_text_, world_.ranks);
     rows_.emplace(recording_, executor_, config_, share_, world_.ranks, stack_.teams());
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
+    if (world_.rank == 0 && momentum_schedule_.of(config_.steps) == Travels::nothing)
+        log_warn(
+            fmt::format("step {}, the last, is a local step: exports will have the weights of "
+                        "the exchange before it; end the run at one (docs/communication.md)",
+                        config_.steps));
     if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
     stack_.open({.open_volume = runtime.open_volume,
                  .run_id = numerics_id(),

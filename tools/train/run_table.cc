@@ -6,7 +6,6 @@
 
 #include "swap/schedule.h"
 #include "tools/output/output.h"
-#include "train/momentum_schedule.h"
 
 namespace ferry::tools {
 namespace {
@@ -100,15 +99,11 @@ void print_plan(const planner::Plan& plan, const Config& config) {
         print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
               plan.partition.ranks, config.zero.stage);
     const auto& [gradients, weights, momentum, local_steps] = plan.partition.codecs;
+    const OptimizerConfig& o = config.optimizer;
     if (momentum.on())
-        print(
-            "after {} updates the second moment stays; from update {} on momentum travels as "
-            "{}{}\n\n",
-            std::max(config.optimizer.freeze_step, config.optimizer.var_freeze_step),
-            train::MomentumSchedule(config.optimizer).first(), zero::text_of(momentum),
-            local_steps
-                ? fmt::format(", at most {} updates apart", config.optimizer.local_step_clipper)
-                : "");
+        print("after {} updates the second moment stays, and momentum travels as {}{}\n\n",
+              std::max(o.freeze_step, o.var_freeze_step), zero::text_of(momentum),
+              local_steps ? fmt::format(", at most {} updates apart", o.local_step_clipper) : "");
     if (gradients.on() || weights.on())
         print("between them gradients travel as {}, weights as {}\n\n",
               wire_text(gradients, true, plan), wire_text(weights, false, plan));
