@@ -100,8 +100,9 @@ def main():
     options = parser.parse_args()
     with common.scratch() as directory:
         config = common.config_of(CONFIG)
+        held_back = options.ranks * max(1, 16 // options.micro_batch)
         settings = {"steps": options.steps, "data.tokens": common.tokens_for(options, config, directory),
-                    "evaluate.every": options.steps, "evaluate.micro_batches": 8 * options.ranks, "budgets.nvme": [],
+                    "evaluate.every": options.steps, "evaluate.micro_batches": held_back, "budgets.nvme": [],
                     "budgets.device": "unlimited", "budgets.host": "unlimited", "threads": options.ranks,
                     "schedule.total_steps": options.steps, "schedule.warmup_steps": options.steps // 8,
                     "numerics.wire": "bf16", "zero.stage": 0, **(TINY if options.tiny else {}),

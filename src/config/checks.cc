@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <iomanip>
 #include <set>
+#include <span>
 #include <sstream>
 #include <string_view>
 #include <utility>

@@ -317,8 +317,8 @@ class CheckpointTest(Saving):
                     elsewhere = self.run_config(MIXED if placement == RAM else RAM, **ranks)
                     again = self.ok(self.train(elsewhere, "--resume", self.step(step), through=mpi))
                     self.assertEqual(again.hashes, whole.hashes, step)
-                    self.assertEqual([one["loss"] for one in again.steps],
-                                     [one["loss"] for one in whole.steps if one["step"] > step])
+                    losses = [[one["loss"] for one in run.steps if one["step"] > step] for run in (again, whole)]
+                    self.assertEqual(*losses)
                 self.refused(USAGE, ["another number of ranks", "3 ranks", "2 ranks"],
                              *self.command(config), "--resume", self.step(STEPS), through=self.mpi(3))
                 shutil.rmtree(self.dir_)

@@ -29,7 +29,8 @@ ZEROONE = {"method": "zeroone_adam", "var_freeze_step": 40, "var_update_scaler":
            "weight_decay": 0.1}
 SHARDED = onebit.CONFIG | {"optimizer": ZEROONE, "seed": 6,
                            "schedule": {"kind": "linear", "warmup_steps": 8, "final_fraction": 0.1}}
-RUN = SHARDED | {"optimizer": ZEROONE | {"local_step_scaler": 14, "local_step_clipper": 4}}
+RUN = SHARDED | {"optimizer": ZEROONE | {"local_step_scaler": 14, "local_step_clipper": 4},
+                 "zero": {"stage": 0, "compress": {"block": BLOCK}}}
 
 
 def changes_of_variance(o):

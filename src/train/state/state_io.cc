@@ -64,6 +64,8 @@ void* moments_in(const optim::Span& state, StateArray::What what) {
         case StateArray::What::master:
         case StateArray::What::error:
         case StateArray::What::owner_error:
+        case StateArray::What::alone:
+        case StateArray::What::moved:
             break;
     }
     return nullptr;
