@@ -186,14 +186,14 @@ void require_rates(const Config& config) {
     const optim::LrSchedule schedule = schedule_of(config);
     for (const int64_t update : {MomentumSchedule(config.optimizer).first(), config.steps}) {
         if (optim::learning_rate(schedule, update) > 0) continue;
-        throw Error(Trouble::usage,
-                    {.what = "zeroone_adam divides by the learning rate, which is 0",
-                     .where = "schedule, update " + std::to_string(update),
-                     .measured = "optimizer.lr " + std::to_string(config.optimizer.lr) +
-                                 ", final_fraction " +
-                                 std::to_string(config.schedule.final_fraction),
-                     .limit = "above 0 where momentum travels",
-                     .remedy = "raise what is 0, or end the run at schedule.total_steps"});
+        throw Error(
+            Trouble::usage,
+            {.what = "zeroone_adam divides by the learning rate, which is 0",
+             .where = "schedule, update " + std::to_string(update),
+             .measured = "optimizer.lr " + std::to_string(config.optimizer.lr) +
+                         ", final_fraction " + std::to_string(config.schedule.final_fraction),
+             .limit = "above 0 where momentum travels",
+             .remedy = "raise what is 0, or end the run at schedule.total_steps"});
     }
 }
 
