@@ -87,6 +87,8 @@ public:
     std::string slot_file_name(int index) const;
 
 private:
+    static constexpr int kFilesMany = 8;  // where writers of one file take turns
+
     void check_directory() const;
     void open_directory(Leftover leftover, std::span<const PathOptions> paths);
     void take_over(const Header& found, bool reuse);

@@ -7,7 +7,7 @@
 //   launch   `ferry launch`: hosts, and what the ranks print
 //   plan     `ferry plan`: prediction, pictures, wear, a network's cost
 //   train    `ferry train` and `ferry eval`: ranks, resumes, the summary of a run
-//   machine  the machine file, and what is measured where it lacks something
+//   machine  the machine file, what is measured where it lacks something, and loads of storage
 //   options  the words of a command line
 //   output   what a command prints, and the files that it writes
 //   process  signals, and programs that ferry starts

@@ -113,6 +113,9 @@ int main(int argc, char** argv) {
     add_ckpt_command(app);
     add_launch_command(app);
     add_bench_command(app);
+    app.footer(
+        "`ferry COMMAND --help` has the options of a command, and an example.\n"
+        "Example: ferry train my.json --set steps=100 --json");
     ferry::tools::refuse_empty(app);
     try {
         ferry::require_stack();

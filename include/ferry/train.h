@@ -18,27 +18,6 @@
 #include "ferry/error.h"
 #include "ferry/executor.h"
 
-namespace ferry {
-
-namespace comm {
-class Communicator;
-}
-namespace model {
-struct Tensor;
-struct Layer;
-}  // namespace model
-namespace cost {
-struct Measurements;
-}
-namespace planner {
-struct Plan;
-}
-namespace trace {
-class Recording;
-}
-
-}  // namespace ferry
-
 namespace ferry::train {
 
 struct StepReport {
@@ -103,27 +82,11 @@ struct RunReport {
     std::string removed{};
 };
 
-// Which of the GPUs that this rank sees is its own: ranks of one host that see the same share them
-// out. Every rank asks, before it opens a device. 0 on the CPU, and without others (`ranks` null).
-int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor);
-
 // The ranks of a runtime that has no MPI and shares a unique id by means of its own, the same on
 // all ranks (ncclGetUniqueId).
 struct NcclRanks {
     std::array<std::byte, 128> unique_id{};
     int rank = 0, size = 1;
-};
-
-// The other ranks, met over host memory: none, or what `ferry launch`, mpirun or srun started.
-struct MetRanks {
-    MetRanks() noexcept;
-    // NOLINTNEXTLINE(google-explicit-constructor)
-    MetRanks(std::unique_ptr<comm::Communicator> met) noexcept;
-    MetRanks(MetRanks&&) noexcept;
-    MetRanks& operator=(MetRanks&&) noexcept;
-    ~MetRanks();
-
-    std::unique_ptr<comm::Communicator> communicator;
 };
 
 // A Hugging Face directory, with files of the optimizer's state beside its weights or without
@@ -139,23 +102,22 @@ struct Imported {
     int64_t good_steps = 0;
 };
 
+// src/train/inside.h, which is not installed: what ferry's own programs give an engine and ask of
+// it besides.
+struct Given;
+class Inside;
+
 // What the engine stands on, and where its state comes from. Tests pass a simulated executor and
-// volume.
+// volume. Without `nccl`, and what is in `given`, the run is this process.
 struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
         &aio::Volume::open;
-    // Gets every task from the first step on, and beside it, once the bound is known, the plan's.
-    trace::Recording* recording = nullptr;
-    const cost::Measurements* measurements =
-        nullptr;  // of this machine; then measure_bound() measures nothing
-    // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
-    MetRanks ranks{};
-    // Or those of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well, and nothing
+    // The ranks of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well, and nothing
     // in its process has used CUDA before. A rank that is lost then has no name, and is missed
     // after zero.timeout_seconds.
     std::optional<NcclRanks> nccl{};
-    // The answer of gpu_of_rank(), where it was asked before; below 0: the engine asks.
+    // Which of the GPUs that this process sees; below 0: ranks of one host share them out.
     int gpu = -1;
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
@@ -168,9 +130,8 @@ struct Runtime {
     Imported imported{};
     // Trains nothing: evaluates on the whole token file, with no state but the weights.
     bool only_evaluates = false;
+    std::shared_ptr<Given> given{};
 };
-
-struct Saving;  // train/state/saving.h
 
 class Engine {
 public:
@@ -215,28 +176,8 @@ public:
     std::string numerics_record() const;
     RunReport report();  // finishes the last step, then reports on all so far
 
-    // ---- for ferry's own programs: headers of these types are not installed
-
-    const planner::Plan& plan() const;
-    const std::vector<model::Layer>& layers() const;
-    // Takes values in order, at most a chunk of them at a time.
-    using Sink = std::function<void(std::span<const float>)>;
-    // The current fp32 master weights (or frozen weights widened) of one tensor.
-    void read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink);
-    // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
-    // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
-    void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink);
-    // Writes the whole state as a checkpoint of the last step. Training goes on after it with the
-    // same bits as without it. What keeps it from being written comes back on the first rank.
-    [[nodiscard]] std::optional<Error> save(const Saving& saving);
-    // The same in two parts. At return of the first the state was read: it is written, or lies in
-    // the memory that checkpoint.memory gives. A thread writes the rest while training goes on.
-    // `saving` must stay usable until end_save(); its `progress` is called by that thread.
-    void begin_save(const Saving& saving);
-    bool save_ended() const;  // true: end_save() would not wait; also where none began
-    [[nodiscard]] std::optional<Error> end_save();
-
 private:
+    friend class Inside;
     class Run;
     explicit Engine(std::unique_ptr<Run> run);
     const std::unique_ptr<Run> run_;

@@ -176,10 +176,10 @@ std::string read_text_file(const std::string& path, const TextFile& kind) {
     std::string text;
     const auto most = static_cast<size_t>(kind.most_bytes);
     for (;;) {
-        constexpr size_t kPiece = 64 * 1024;
+        constexpr size_t kPart = 64 * 1024;
         const size_t had = text.size();
         const auto expected = static_cast<size_t>(std::max<int64_t>(status.st_size, 0));
-        const size_t room = std::max(kPiece, expected > had ? expected - had : size_t{0});
+        const size_t room = std::max(kPart, expected > had ? expected - had : size_t{0});
         text.resize(had + std::min(room, most + 1 - had));
         const ssize_t count = ::read(file.get(), text.data() + had, text.size() - had);
         text.resize(had + static_cast<size_t>(std::max<ssize_t>(count, 0)));

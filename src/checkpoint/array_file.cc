@@ -94,9 +94,9 @@ void ArrayFile::take(std::span<const std::byte> bytes, std::span<std::byte> room
 
 void ArrayFile::end_array() {
     const ArrayInfo& done = arrays_[at_];
-    std::vector<uint64_t> pieces = sums_.finish();
-    const uint64_t sum = sum_of(pieces);
-    shard_.arrays.push_back({done.name, done.bytes, sum, std::move(pieces)});
+    std::vector<uint64_t> stripes = sums_.finish();
+    const uint64_t sum = sum_of(stripes);
+    shard_.arrays.push_back({done.name, done.bytes, sum, std::move(stripes)});
     if (++at_ < arrays_.size()) left_ = arrays_[at_].bytes;
 }
 

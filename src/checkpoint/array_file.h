@@ -12,7 +12,7 @@
 #include "base/files.h"
 #include "checkpoint/file_writer.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/piece_sums.h"
+#include "checkpoint/stripe_sums.h"
 #include "ferry/team.h"
 
 namespace ferry::checkpoint {
@@ -51,7 +51,7 @@ private:
     std::unique_ptr<FileWriter> own_{};
     Draft draft_;
     std::optional<StreamedFile> file_{};
-    PieceSums sums_{};
+    StripeSums sums_{};
     Shard shard_{};
 };
 

@@ -12,7 +12,7 @@
 #include "base/json_reader.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
-#include "piece_sums.h"
+#include "stripe_sums.h"
 
 namespace ferry::checkpoint {
 namespace {
@@ -47,9 +47,9 @@ ordered_json to_json(const Shard& shard) {
     for (const ArraySum& array : shard.arrays) {
         ordered_json one{
             {"name", array.name}, {"bytes", array.bytes}, {"checksum", hex(array.checksum)}};
-        std::string pieces;
-        for (const uint64_t piece : array.pieces) pieces += hex(piece);
-        if (!pieces.empty()) one["pieces"] = std::move(pieces);
+        std::string stripes;
+        for (const uint64_t stripe : array.stripes) stripes += hex(stripe);
+        if (!stripes.empty()) one["stripes"] = std::move(stripes);
         arrays.push_back(std::move(one));
     }
     return {{"file", shard.file},
@@ -152,7 +152,7 @@ private:
     std::string where_;
 };
 
-Shard read_shard(const json& value, bool in_pieces, const std::string& where) {
+Shard read_shard(const json& value, bool in_stripes, const std::string& where) {
     const Fields fields(value, where);
     Shard shard{.file = fields.text("file"),
                 .bytes = fields.count("bytes"),
@@ -170,10 +170,10 @@ Shard read_shard(const json& value, bool in_pieces, const std::string& where) {
         if (left < 0)
             damaged(array.where(), "arrays of more bytes than their file",
                     std::to_string(shard.bytes) + " bytes");
-        if (!in_pieces || sum.bytes == 0) continue;
-        sum.pieces = array.sums("pieces", ceil_div(sum.bytes, kSummedBytes));
-        if (sum_of(sum.pieces) != sum.checksum)
-            damaged(array.where(), hex(sum_of(sum.pieces)), hex(sum.checksum));
+        if (!in_stripes || sum.bytes == 0) continue;
+        sum.stripes = array.sums("stripes", ceil_div(sum.bytes, kStripeBytes));
+        if (sum_of(sum.stripes) != sum.checksum)
+            damaged(array.where(), hex(sum_of(sum.stripes)), hex(sum.checksum));
     }
     return shard;
 }

@@ -17,9 +17,9 @@ struct ArraySum {
     std::string name{};
     int64_t bytes = 0;
     uint64_t checksum = 0;
-    // XXH3 of its pieces (piece_sums.h), of which `checksum` is one. None in version 1, where that
-    // is of all its bytes.
-    std::vector<uint64_t> pieces{};
+    // XXH3 of its stripes (stripe_sums.h), of which `checksum` is one. None in version 1, where
+    // that is of all its bytes.
+    std::vector<uint64_t> stripes{};
 };
 
 // A file of a checkpoint. The arrays of a safetensors file stand in their order; they end it.
@@ -30,9 +30,10 @@ struct Shard {
     // file.
     uint64_t checksum = 0;
     std::vector<ArraySum> arrays{};
-    // An array of no bytes has no pieces, in any version.
-    bool in_pieces() const {
-        return std::ranges::any_of(arrays, [](const ArraySum& one) { return !one.pieces.empty(); });
+    // An array of no bytes has no stripes, in any version.
+    bool in_stripes() const {
+        return std::ranges::any_of(arrays,
+                                   [](const ArraySum& one) { return !one.stripes.empty(); });
     }
 };
 

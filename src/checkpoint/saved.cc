@@ -18,7 +18,7 @@
 #include "checkpoint/steps.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
-#include "piece_sums.h"
+#include "stripe_sums.h"
 
 namespace ferry::checkpoint {
 namespace {
@@ -120,9 +120,9 @@ void check_header(const std::string& file, const Shard& shard) {
     Reader reader(file, shard.bytes);
     RunningChecksum sum;
     int64_t left = bytes_before_arrays(shard);  // as the manifest says: perhaps far too many
-    std::vector<std::byte> room(static_cast<size_t>(std::min(kSummedBytes, left)));
+    std::vector<std::byte> room(static_cast<size_t>(std::min(kStripeBytes, left)));
     while (left > 0) {
-        const auto part = std::span(room).first(static_cast<size_t>(std::min(kSummedBytes, left)));
+        const auto part = std::span(room).first(static_cast<size_t>(std::min(kStripeBytes, left)));
         reader.next(part);
         sum.add(part);
         left -= std::ssize(part);
@@ -148,7 +148,7 @@ Saved::Saved(std::string path) : path_(std::move(path)), manifest_(manifest_of(p
 
 void Saved::open(const Shard& shard) {
     const std::string file = file_of(path_, shard);
-    if (in_pieces()) check_header(file, shard);
+    if (in_stripes()) check_header(file, shard);
     shards_.push_back(std::make_unique<Weights>(file));
     const Weights& weights = *shards_.back();
     if (weights.tensors().size() != shard.arrays.size())
@@ -167,7 +167,7 @@ void Saved::open(const Shard& shard) {
         at += array.bytes;
         if (!arrays_
                  .emplace(array.name,
-                          Array{stored, &weights, array.bytes, array.checksum, array.pieces})
+                          Array{stored, &weights, array.bytes, array.checksum, array.stripes})
                  .second)
             damaged("a tensor is in two shards", file + ": " + array.name, "", "");
     }
@@ -202,34 +202,34 @@ void check_shard(const std::string& checkpoint, const Shard& shard,
                  const std::function<void(int64_t bytes)>& read) {
     const std::string path = file_of(checkpoint, shard);
     Reader file(path, shard.bytes);
-    std::vector<std::byte> room(static_cast<size_t>(std::min(kSummedBytes, shard.bytes)));
+    std::vector<std::byte> room(static_cast<size_t>(std::min(kStripeBytes, shard.bytes)));
     RunningChecksum whole;
-    // The checksum of the next bytes, and of each piece of them.
-    const auto pass = [&](int64_t bytes, std::vector<uint64_t>* pieces) {
+    // The checksum of the next bytes, and of each stripe of them.
+    const auto pass = [&](int64_t bytes, std::vector<uint64_t>* stripes) {
         RunningChecksum all;
         while (bytes > 0) {
-            const auto piece =
-                std::span(room).first(static_cast<size_t>(std::min(kSummedBytes, bytes)));
-            file.next(piece);
-            if (pieces) {
-                pieces->push_back(checksum(piece));
+            const auto stripe =
+                std::span(room).first(static_cast<size_t>(std::min(kStripeBytes, bytes)));
+            file.next(stripe);
+            if (stripes) {
+                stripes->push_back(checksum(stripe));
             } else {
-                whole.add(piece);
-                all.add(piece);
+                whole.add(stripe);
+                all.add(stripe);
             }
-            bytes -= std::ssize(piece);
-            read(std::ssize(piece));
+            bytes -= std::ssize(stripe);
+            read(std::ssize(stripe));
         }
-        return pieces ? sum_of(*pieces) : all.value();
+        return stripes ? sum_of(*stripes) : all.value();
     };
     const uint64_t before = pass(bytes_before_arrays(shard), nullptr);
     for (const ArraySum& array : shard.arrays) {
-        std::vector<uint64_t> pieces;
-        const uint64_t sum = pass(array.bytes, shard.in_pieces() ? &pieces : nullptr);
+        std::vector<uint64_t> stripes;
+        const uint64_t sum = pass(array.bytes, shard.in_stripes() ? &stripes : nullptr);
         require_same(path + ": " + array.name, sum, array.checksum);
     }
     require_same(shard.arrays.empty() ? path : header_of(path),
-                 shard.in_pieces() ? before : whole.value(), shard.checksum);
+                 shard.in_stripes() ? before : whole.value(), shard.checksum);
 }
 
 Error with_remedy(const Error& damage, std::string remedy) {
@@ -250,7 +250,7 @@ void require_model_files(const std::string& weights) {
         for (const Shard& shard : model.files) {
             if (shard.arrays.empty())
                 check_shard(model.checkpoint, shard, [](int64_t) {});
-            else if (shard.in_pieces())
+            else if (shard.in_stripes())
                 check_header(file_of(model.checkpoint, shard), shard);
             else
                 Reader(file_of(model.checkpoint, shard), shard.bytes);

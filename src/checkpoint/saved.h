@@ -30,15 +30,15 @@ public:
         const StoredTensor* stored = nullptr;
         const Weights* shard = nullptr;
         int64_t bytes = 0;
-        uint64_t checksum = 0;               // as it was written
-        std::span<const uint64_t> pieces{};  // none: the manifest is of version 1
+        uint64_t checksum = 0;                // as it was written
+        std::span<const uint64_t> stripes{};  // none: the manifest is of version 1
 
-        TensorSource source() const { return {shard, stored, bytes, pieces}; }
+        TensorSource source() const { return {shard, stored, bytes, stripes}; }
     };
     const std::string& path() const { return path_; }
     const Manifest& manifest() const { return manifest_; }
     // Whether TensorsAhead proves the arrays as it reads them; else check_shard() is to do it.
-    bool in_pieces() const { return manifest_.version > kOldestManifestVersion; }
+    bool in_stripes() const { return manifest_.version > kOldestManifestVersion; }
     const std::map<std::string, Array, std::less<>>& arrays() const { return arrays_; }
     const Array* find(std::string_view name) const;  // null: none of that name
     // Bytes [first, first + out.size()) of an array, as they lie in the file. Any thread.

@@ -8,7 +8,7 @@
 
 #include "base/checksum.h"
 #include "ferry/error.h"
-#include "piece_sums.h"
+#include "stripe_sums.h"
 
 namespace ferry::checkpoint {
 namespace {
@@ -31,28 +31,29 @@ TensorsAhead::TensorsAhead(Team& team, int64_t memory)
 
 TensorsAhead::~TensorsAhead() = default;
 
-int64_t TensorsAhead::begin_in_file(const Piece& piece) {
-    return round_down(piece.stored->offset + piece.first, kBlock);
+int64_t TensorsAhead::begin_in_file(const Stripe& stripe) {
+    return round_down(stripe.stored->offset + stripe.first, kBlock);
 }
 
-int64_t TensorsAhead::room_of(const Piece& piece) {
-    const int64_t end = piece.stored->offset + piece.first + piece.bytes;
-    return round_up(end, kBlock) - begin_in_file(piece);
+int64_t TensorsAhead::room_of(const Stripe& stripe) {
+    const int64_t end = stripe.stored->offset + stripe.first + stripe.bytes;
+    return round_up(end, kBlock) - begin_in_file(stripe);
 }
 
-const std::byte* TensorsAhead::bytes_of(const Piece& piece) const {
-    const auto at = static_cast<size_t>(piece.at % std::ssize(ring_->bytes()));
-    return ring_->bytes().data() + at + piece.stored->offset + piece.first - begin_in_file(piece);
+const std::byte* TensorsAhead::bytes_of(const Stripe& stripe) const {
+    const auto at = static_cast<size_t>(stripe.at % std::ssize(ring_->bytes()));
+    return ring_->bytes().data() + at + stripe.stored->offset + stripe.first -
+           begin_in_file(stripe);
 }
 
 void TensorsAhead::require_sums(const TensorSource& tensor) {
-    const int64_t wanted = ceil_div(tensor.bytes, kSummedBytes), there = std::ssize(tensor.pieces);
+    const int64_t wanted = ceil_div(tensor.bytes, kStripeBytes), there = std::ssize(tensor.stripes);
     if (there == 0 || there == wanted) return;
     throw Error(Trouble::io,
                 {.what = "a tensor has another size than the manifest says",
                  .where = tensor.weights->file_of(*tensor.stored) + ": " + tensor.stored->name,
-                 .measured = fmt::format("{} bytes, {} pieces", tensor.bytes, wanted),
-                 .limit = fmt::format("checksums of {} pieces", there),
+                 .measured = fmt::format("{} bytes, {} stripes", tensor.bytes, wanted),
+                 .limit = fmt::format("checksums of {} stripes", there),
                  .remedy = "use another checkpoint: ferry ckpt verify says which are whole"});
 }
 
@@ -63,28 +64,28 @@ void TensorsAhead::want(const TensorSource& tensor, int64_t first, int64_t bytes
     auto number = numbers_.find(descriptor);
     if (number == numbers_.end())
         number = numbers_.emplace(descriptor, files_->add(descriptor)).first;
-    for (int64_t at = round_down(first, kSummedBytes); at < first + bytes; at += kSummedBytes) {
+    for (int64_t at = round_down(first, kStripeBytes); at < first + bytes; at += kStripeBytes) {
         const auto [found, is_new] =
-            found_.try_emplace(std::pair(tensor.stored, at), pieces_.size());
+            found_.try_emplace(std::pair(tensor.stored, at), stripes_.size());
         const int64_t end = ends_.empty() ? 0 : ends_.back();
         if (!is_new && end - ends_[found->second] <= kept_) {
-            Piece& known = pieces_[found->second];
+            Stripe& known = stripes_[found->second];
             if (known.last_step != steps_.size() - 1) steps_.back().push_back(found->second);
             known.last_step = steps_.size() - 1;
             continue;
         }
-        found->second = pieces_.size();
-        const auto index = static_cast<size_t>(at / kSummedBytes);
-        pieces_.push_back({.stored = tensor.stored,
-                           .weights = tensor.weights,
-                           .file = number->second,
-                           .first = at,
-                           .bytes = std::min(kSummedBytes, tensor.bytes - at),
-                           .sum = tensor.pieces.empty() ? nullptr : &tensor.pieces[index],
-                           .last_step = steps_.size() - 1});
-        step_room_ += room_of(pieces_.back());
-        ends_.push_back(end + room_of(pieces_.back()));
-        steps_.back().push_back(pieces_.size() - 1);
+        found->second = stripes_.size();
+        const auto index = static_cast<size_t>(at / kStripeBytes);
+        stripes_.push_back({.stored = tensor.stored,
+                            .weights = tensor.weights,
+                            .file = number->second,
+                            .first = at,
+                            .bytes = std::min(kStripeBytes, tensor.bytes - at),
+                            .sum = tensor.stripes.empty() ? nullptr : &tensor.stripes[index],
+                            .last_step = steps_.size() - 1});
+        step_room_ += room_of(stripes_.back());
+        ends_.push_back(end + room_of(stripes_.back()));
+        steps_.back().push_back(stripes_.size() - 1);
     }
 }
 
@@ -97,29 +98,29 @@ void TensorsAhead::begin() {
     started_ = true;
     found_.clear();
     // Room for the largest step with what is kept before it, wherever the ring's end lies.
-    const int64_t least = largest_step_ + kept_ + 2 * (kSummedBytes + 2 * kBlock);
+    const int64_t least = largest_step_ + kept_ + 2 * (kStripeBytes + 2 * kBlock);
     const int64_t all = ends_.empty() ? kBlock : ends_.back();
     ring_ = std::make_unique<IoMemory>(std::max(std::min(all, memory_), std::min(all, least)) +
-                                       kSummedBytes + 2 * kBlock);
+                                       kStripeBytes + 2 * kBlock);
 }
 
 void TensorsAhead::read_more() {
     const int64_t size = std::ssize(ring_->bytes());
-    while (begun_ < pieces_.size() && !free_operations_.empty()) {
-        Piece& piece = pieces_[begun_];
-        const int64_t room = room_of(piece), at = tail_ % size;
+    while (begun_ < stripes_.size() && !free_operations_.empty()) {
+        Stripe& stripe = stripes_[begun_];
+        const int64_t room = room_of(stripe), at = tail_ % size;
         const int64_t first = at + room > size ? tail_ + size - at : tail_;  // never around the end
         if (first + room - head_ > size) return;
-        piece.at = first;
+        stripe.at = first;
         tail_ = first + room;
         const size_t slot = free_operations_.back();
         free_operations_.pop_back();
-        const int64_t begin = begin_in_file(piece),
-                      end = piece.stored->offset + piece.first + piece.bytes,
-                      whole = std::min(begin + room, files_->size_bytes(piece.file));
-        if (whole < end) piece.weights->check_unchanged(*piece.stored);  // it was cut: throws
+        const int64_t begin = begin_in_file(stripe),
+                      end = stripe.stored->offset + stripe.first + stripe.bytes,
+                      whole = std::min(begin + room, files_->size_bytes(stripe.file));
+        if (whole < end) stripe.weights->check_unchanged(*stripe.stored);  // it was cut: throws
         operations_[slot] = {.kind = aio::Kind::read,
-                             .slot = piece.file,
+                             .slot = stripe.file,
                              .offset = begin,
                              .buffer = ring_->bytes().subspan(static_cast<size_t>(first % size),
                                                               static_cast<size_t>(whole - begin)),
@@ -135,21 +136,21 @@ void TensorsAhead::land_one() {
         executor_->wait(kForever);
         ended = files_->poll();
     }
-    Piece& piece = pieces_[ended->tag];
+    Stripe& stripe = stripes_[ended->tag];
     if (ended->state != aio::State::done) {
         Problem problem = aio::to_error(*files_, *ended).problem();
         problem.what = "the weights cannot be read";
-        problem.where = piece.weights->file_of(*piece.stored) + ": " + piece.stored->name;
+        problem.where = stripe.weights->file_of(*stripe.stored) + ": " + stripe.stored->name;
         throw Error(Trouble::io, std::move(problem));
     }
-    piece.landed = true;
+    stripe.landed = true;
     free_operations_.push_back(static_cast<size_t>(ended - operations_.data()));
 }
 
-// The pieces that no step from step_ on wants, from the oldest to the first that one does.
+// The stripes that no step from step_ on wants, from the oldest to the first that one does.
 void TensorsAhead::release() {
-    while (released_ < begun_ && pieces_[released_].last_step < step_) ++released_;
-    head_ = released_ < begun_ ? pieces_[released_].at : tail_;
+    while (released_ < begun_ && stripes_[released_].last_step < step_) ++released_;
+    head_ = released_ < begun_ ? stripes_[released_].at : tail_;
 }
 
 void TensorsAhead::next() {
@@ -160,7 +161,7 @@ void TensorsAhead::next() {
     for (;;) {
         read_more();
         const bool there =
-            std::ranges::all_of(wanted, [&](size_t piece) { return pieces_[piece].landed; });
+            std::ranges::all_of(wanted, [&](size_t stripe) { return stripes_[stripe].landed; });
         if (there) break;
         FERRY_CHECK(files_->in_flight() > 0, "a step that has no room");
         land_one();
@@ -169,38 +170,38 @@ void TensorsAhead::next() {
     ++step_;
 }
 
-void TensorsAhead::prove(std::span<const size_t> pieces) {
+void TensorsAhead::prove(std::span<const size_t> stripes) {
     std::mutex mutex;
-    size_t worst = pieces_.size();
+    size_t worst = stripes_.size();
     uint64_t sum = 0;
-    team_.parallel(std::ssize(pieces), [&](int64_t i) {
-        const size_t index = pieces[static_cast<size_t>(i)];
-        Piece& piece = pieces_[index];
-        if (piece.proved || piece.sum == nullptr) return;
-        const uint64_t found = checksum({bytes_of(piece), static_cast<size_t>(piece.bytes)});
-        piece.proved = found == *piece.sum;
-        if (piece.proved) return;
+    team_.parallel(std::ssize(stripes), [&](int64_t i) {
+        const size_t index = stripes[static_cast<size_t>(i)];
+        Stripe& stripe = stripes_[index];
+        if (stripe.proved || stripe.sum == nullptr) return;
+        const uint64_t found = checksum({bytes_of(stripe), static_cast<size_t>(stripe.bytes)});
+        stripe.proved = found == *stripe.sum;
+        if (stripe.proved) return;
         const std::lock_guard lock(mutex);
         if (index > worst) return;
         worst = index;
         sum = found;
     });
-    if (worst < pieces_.size()) {
-        const Piece& piece = pieces_[worst];
+    if (worst < stripes_.size()) {
+        const Stripe& stripe = stripes_[worst];
         throw Error(Trouble::io,
                     {.what = "bytes of the checkpoint are not those that were written",
-                     .where = piece.weights->file_of(*piece.stored) + ": " + piece.stored->name,
+                     .where = stripe.weights->file_of(*stripe.stored) + ": " + stripe.stored->name,
                      .measured = fmt::format("checksum {:016x} of {} bytes from {} on", sum,
-                                             piece.bytes, piece.first),
-                     .limit = fmt::format("{:016x}", *piece.sum),
+                                             stripe.bytes, stripe.first),
+                     .limit = fmt::format("{:016x}", *stripe.sum),
                      .remedy = "use another checkpoint: ferry ckpt verify says which are whole"});
     }
     // Where nothing is proved by a checksum, nobody may have written meanwhile.
     const StoredTensor* last = nullptr;
-    for (const size_t index : pieces) {
-        if (pieces_[index].stored == last) continue;
-        last = pieces_[index].stored;
-        pieces_[index].weights->check_unchanged(*last);
+    for (const size_t index : stripes) {
+        if (stripes_[index].stored == last) continue;
+        last = stripes_[index].stored;
+        stripes_[index].weights->check_unchanged(*last);
     }
 }
 
@@ -209,15 +210,15 @@ void TensorsAhead::read(const StoredTensor& tensor, int64_t first, std::span<std
     const std::vector<size_t>& wanted = steps_[step_ - 1];
     while (!out.empty()) {
         const auto found = std::ranges::find_if(wanted, [&](size_t index) {
-            const Piece& piece = pieces_[index];
-            return piece.stored == &tensor && first >= piece.first &&
-                   first < piece.first + piece.bytes;
+            const Stripe& stripe = stripes_[index];
+            return stripe.stored == &tensor && first >= stripe.first &&
+                   first < stripe.first + stripe.bytes;
         });
         FERRY_CHECK(found != wanted.end(), tensor.name);
-        const Piece& piece = pieces_[*found];
+        const Stripe& stripe = stripes_[*found];
         const auto part =
-            static_cast<size_t>(std::min(std::ssize(out), piece.first + piece.bytes - first));
-        std::memcpy(out.data(), bytes_of(piece) + (first - piece.first), part);
+            static_cast<size_t>(std::min(std::ssize(out), stripe.first + stripe.bytes - first));
+        std::memcpy(out.data(), bytes_of(stripe) + (first - stripe.first), part);
         out = out.subspan(part);
         first += static_cast<int64_t>(part);
     }

@@ -25,7 +25,7 @@ struct TensorSource {
     const Weights* weights = nullptr;
     const StoredTensor* stored = nullptr;
     int64_t bytes = 0;
-    std::span<const uint64_t> pieces{};  // checksums (piece_sums.h); none: nothing proves it
+    std::span<const uint64_t> stripes{};  // checksums (stripe_sums.h); none: nothing proves it
 };
 
 // Of one thread, but for read() and read_floats().
@@ -41,7 +41,7 @@ public:
 
     // First all that will be wanted: bytes [first, first + bytes) of tensors, step by step. Throws
     // io where a file cannot be opened once more, and where a tensor has more or fewer checksums
-    // than pieces.
+    // than stripes.
     void want(const TensorSource& tensor, int64_t first, int64_t bytes);
     void end_step();
     // Then a step after the other: all of it is there at return, and what the step before wanted is
@@ -54,7 +54,7 @@ public:
     void read_floats(const StoredTensor& tensor, int64_t first, std::span<float> out) const;
 
 private:
-    struct Piece {
+    struct Stripe {
         const StoredTensor* stored = nullptr;
         const Weights* weights = nullptr;
         aio::FileNumber file = 0;
@@ -66,29 +66,30 @@ private:
     };
 
     static void require_sums(const TensorSource& tensor);
-    static int64_t begin_in_file(const Piece& piece);  // rounded down to a block
-    static int64_t room_of(const Piece& piece);        // with what blocks add
-    const std::byte* bytes_of(const Piece& piece) const;
+    static int64_t begin_in_file(const Stripe& stripe);  // rounded down to a block
+    static int64_t room_of(const Stripe& stripe);        // with what blocks add
+    const std::byte* bytes_of(const Stripe& stripe) const;
     void begin();
     void read_more();
     void land_one();
-    void prove(std::span<const size_t> pieces);
+    void prove(std::span<const size_t> stripes);
     void release();
 
     Team& team_;
-    const int64_t memory_, kept_;  // a piece that comes again so soon stays; later it is read again
+    const int64_t memory_,
+        kept_;  // a stripe that comes again so soon stays; later it is read again
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<IoMemory> ring_{};
     std::vector<aio::Operation> operations_;
     std::vector<size_t> free_operations_{};
     std::map<int, aio::FileNumber> numbers_{};                           // by descriptor
-    std::map<std::pair<const StoredTensor*, int64_t>, size_t> found_{};  // pieces by their place
-    std::vector<Piece> pieces_{};
-    std::vector<int64_t> ends_{};             // bytes of room up to and with each piece
-    std::vector<std::vector<size_t>> steps_;  // pieces of each
+    std::map<std::pair<const StoredTensor*, int64_t>, size_t> found_{};  // stripes by their place
+    std::vector<Stripe> stripes_{};
+    std::vector<int64_t> ends_{};             // bytes of room up to and with each stripe
+    std::vector<std::vector<size_t>> steps_;  // stripes of each
     int64_t largest_step_ = 0, step_room_ = 0;
     int64_t tail_ = 0, head_ = 0;
-    size_t begun_ = 0, released_ = 0, step_ = 0;  // pieces; step_: the next
+    size_t begun_ = 0, released_ = 0, step_ = 0;  // stripes; step_: the next
     bool started_ = false;
     std::unique_ptr<aio::UserFiles> files_;  // goes first: it waits for transfers
 };

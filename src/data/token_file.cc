@@ -22,9 +22,9 @@ namespace {
 
 constexpr const char* kWriteAgain = "write the file again with `ferry data`";
 
-// Small, as a sequence is read with all of the pieces that it lies in; not so small that the sums
-// of a large file take more than 8 MiB.
-constexpr uint64_t kPieceLeast = 16 * kKiB, kPiecesMost = 1 << 20;
+// Small, as a sequence is read with all of the token blocks that it lies in; not so small that the
+// sums of a large file take more than 8 MiB.
+constexpr uint64_t kBlockLeast = 16 * kKiB, kBlocksMost = 1 << 20;
 
 [[noreturn]] void corrupt(const std::string& path, std::string what, std::string measured,
                           std::string limit) {
@@ -186,26 +186,26 @@ void TokenFile::read_header() {
                 bytes_text(payload_bytes) + " after the header", text);
 }
 
-// Takes down the sum of every piece on the way: the file is the run's as it is now.
+// Takes down the sum of every token block on the way: the file is the run's as it is now.
 void TokenFile::check_contents(int64_t model_vocab) {
-    piece_bytes_ = std::max(kPieceLeast, std::bit_ceil(size_ / kPiecesMost));
-    sums_.reserve(size_ / piece_bytes_ + 1);
+    block_bytes_ = std::max(kBlockLeast, std::bit_ceil(size_ / kBlocksMost));
+    sums_.reserve(size_ / block_bytes_ + 1);
     const uint64_t tokens_end = sizeof(TokenHeader) + info_.count * info_.token_bytes;
     const auto of_model = static_cast<uint64_t>(model_vocab);
     TooLarge own(info_.token_bytes, info_.vocabulary);
     TooLarge model(info_.token_bytes, model_vocab > 0 ? of_model : info_.vocabulary);
     RunningChecksum whole;
-    std::vector<std::byte> piece;
-    for (uint64_t at = 0; at < size_; at += piece_bytes_) {
-        piece.resize(std::min(piece_bytes_, size_ - at));
-        read_raw(at, piece);
-        sums_.push_back(checksum(piece));
+    std::vector<std::byte> block;
+    for (uint64_t at = 0; at < size_; at += block_bytes_) {
+        block.resize(std::min(block_bytes_, size_ - at));
+        read_raw(at, block);
+        sums_.push_back(checksum(block));
         // The header is no part of what it has the checksum of; tokens end before the mask.
         const uint64_t skipped = at == 0 ? sizeof(TokenHeader) : 0;
-        whole.add(std::span(piece).subspan(skipped));
-        const uint64_t end = std::min(at + piece.size(), tokens_end);
+        whole.add(std::span(block).subspan(skipped));
+        const uint64_t end = std::min(at + block.size(), tokens_end);
         if (at + skipped >= end) continue;
-        const std::span tokens = std::span(piece).subspan(skipped, end - at - skipped);
+        const std::span tokens = std::span(block).subspan(skipped, end - at - skipped);
         own.look(tokens);
         model.look(tokens);
     }
@@ -294,16 +294,16 @@ void TokenFile::read_raw(uint64_t offset, std::span<std::byte> out) const {
 void TokenFile::read(uint64_t offset, std::span<std::byte> out) const {
     thread_local std::vector<std::byte> room;
     while (!out.empty()) {
-        const uint64_t index = offset / piece_bytes_, begin = index * piece_bytes_;
-        const uint64_t bytes = std::min(piece_bytes_, size_ - begin);
+        const uint64_t index = offset / block_bytes_, begin = index * block_bytes_;
+        const uint64_t bytes = std::min(block_bytes_, size_ - begin);
         const uint64_t skipped = offset - begin;
         const size_t part = std::min<size_t>(out.size(), bytes - skipped);
         const bool whole = part == bytes;
         if (!whole) room.resize(bytes);
-        const std::span<std::byte> piece = whole ? out.first(part) : std::span(room);
-        read_raw(begin, piece);
-        if (checksum(piece) != sums_[index]) refuse_changed(begin, bytes);
-        if (!whole) std::memcpy(out.data(), piece.data() + skipped, part);
+        const std::span<std::byte> block = whole ? out.first(part) : std::span(room);
+        read_raw(begin, block);
+        if (checksum(block) != sums_[index]) refuse_changed(begin, bytes);
+        if (!whole) std::memcpy(out.data(), block.data() + skipped, part);
         out = out.subspan(part);
         offset += part;
     }

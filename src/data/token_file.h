@@ -12,7 +12,7 @@
 namespace ferry {
 
 // Any thread may call any method. Nothing is mapped: what is read was read by pread and has the
-// checksum that its piece had at the start. Else, and where it cannot be read, they throw io.
+// checksum that its token block had at the start. Else, and where it cannot be read, they throw io.
 class TokenFile {
 public:
     // Checks the whole file, see tokens.h. `model_vocab` 0: the file's own vocabulary.
@@ -48,8 +48,8 @@ private:
     int file_ = -1;
     uint64_t size_ = 0;
     int64_t modified_ns_ = 0;
-    uint64_t piece_bytes_ = 0;
-    std::vector<uint64_t> sums_{};  // by piece
+    uint64_t block_bytes_ = 0;
+    std::vector<uint64_t> sums_{};  // by token block
     TokenFileInfo info_{};
 };
 

@@ -99,7 +99,7 @@ struct TokenLoader::Impl {
             for_documents(first, out.size(), [&](uint64_t begin) { out[begin - first] = 1; });
     }
 
-    // Calls body(i, mark) for tokens first + i, in blocks: each piece of the file is read once.
+    // Calls body(i, mark) for tokens first + i, a MiB at a time: each token block is read once.
     template <class Body>
     void for_marks(int64_t first, int64_t count, const Body& body) const {
         std::vector<uint8_t> marks;

@@ -74,7 +74,7 @@ struct MicroBatch {
 
 // Checks the file whole (header, size, checksum, every token below the vocabulary and below
 // `model_vocab`); throws usage or io naming the file and the first bad token. It goes on reading
-// from it. A piece that is no longer as it was then is an io error, which says what changed.
+// from it. A token block that is no longer as it was then is an io error, which says what changed.
 //
 // Sequences start at multiples of `sequence` tokens. An epoch visits every training sequence
 // once, in an order that is a function of (seed, epoch). Global sequence s of the run is number

@@ -142,7 +142,7 @@ int64_t Block::op_scratch_bytes() const {
     return most;
 }
 
-// ---------------------------------------------------------------- pieces
+// ---------------------------------------------------------------- parts
 
 ConstView Block::in_compute_type(ConstView x, View room) {
     if (x.type == numerics_.compute) return x;

@@ -1,5 +1,5 @@
-// The fast CPU implementation: cuts every operation into pieces that depend on shapes only and lets
-// the team run them. Pieces write disjoint memory; sums across pieces are added in a fixed order.
+// The fast CPU implementation: cuts every operation into parts that depend on shapes only and lets
+// the team run them. Parts write disjoint memory; sums across parts are added in a fixed order.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -133,9 +133,9 @@ public:
         constexpr int64_t kPositions = 16;
         // A position of all sequences together, unless documents begin where they like.
         const int64_t count = documents ? x.rows : std::min(rope.sequence, x.rows);
-        team_.parallel(ceil_div(count, kPositions), [&](int64_t piece) {
-            const int64_t last = std::min((piece + 1) * kPositions, count);
-            for (int64_t i = piece * kPositions; i < last; ++i) {
+        team_.parallel(ceil_div(count, kPositions), [&](int64_t part) {
+            const int64_t last = std::min((part + 1) * kPositions, count);
+            for (int64_t i = part * kPositions; i < last; ++i) {
                 if (documents)
                     turn_rows(i % rope.sequence - rope.document_start[i], i, x.rows);
                 else
@@ -285,8 +285,8 @@ public:
     }
 
     void add(float* a, const float* b, int64_t count) override {
-        for_rows(ceil_div(count, kGrain), kGrain, [&](int64_t piece, int64_t) {
-            const int64_t at = piece * kGrain;
+        for_rows(ceil_div(count, kGrain), kGrain, [&](int64_t part, int64_t) {
+            const int64_t at = part * kGrain;
             add_row(a + at, b + at, DType::f32, std::min(kGrain, count - at));
         });
     }
@@ -326,15 +326,15 @@ private:
     // body(first element, elements) for each leaf.
     template <class Body>
     void for_leaves(int64_t count, const Body& body) {
-        constexpr int64_t kPiece = 16 * kLeaf;
-        team_.parallel(ceil_div(count, kPiece), [&](int64_t piece) {
-            const int64_t last = std::min(count, (piece + 1) * kPiece);
-            for (int64_t at = piece * kPiece; at < last; at += kLeaf)
+        constexpr int64_t kPart = 16 * kLeaf;
+        team_.parallel(ceil_div(count, kPart), [&](int64_t part) {
+            const int64_t last = std::min(count, (part + 1) * kPart);
+            for (int64_t at = part * kPart; at < last; at += kLeaf)
                 body(at, std::min(kLeaf, last - at));
         });
     }
 
-    // body(token, first column, columns): a piece of columns sees all tokens in order.
+    // body(token, first column, columns): a part of the columns sees all tokens in order.
     template <class Body>
     void for_columns(const ConstView& x, const Body& body) {
         constexpr int64_t kCols = 128;
@@ -344,7 +344,7 @@ private:
         });
     }
 
-    // body(first row, rows) over pieces of about kGrain elements.
+    // body(first row, rows) over parts of about kGrain elements.
     template <class Body>
     void for_rows(int64_t rows, int64_t cols, const Body& body) {
         const int64_t step = rows_per_task(cols);

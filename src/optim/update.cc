@@ -1,4 +1,4 @@
-// Which implementation runs, over which pieces.
+// Which implementation runs, over which parts.
 #include <cstdint>
 #include <type_traits>
 

@@ -146,7 +146,7 @@ int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Pla
         elements *= 2;
     }
     constexpr int64_t kStagedBytes =
-        6 * int64_t{12 + 4 + 4};  // per element: pieces of state (at most), weight, gradient
+        6 * int64_t{12 + 4 + 4};  // per element: parts of state (at most), weight, gradient
     while (elements > kLeafElements &&
            (elements / 2 >= largest || elements * kStagedBytes > request.budgets.host_bytes / 4)) {
         elements /= 2;

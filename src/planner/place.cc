@@ -474,7 +474,7 @@ private:
             if (stored < share * seen || !claim(homes.state, kState, state_bytes(chunk)))
                 stored += count;
         });
-        // A last piece of memory may be left.
+        // A last part of memory may be left.
         for_waiting([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             const auto count = double(chunk.count);
             if (stored - count >= wanted && claim(homes.state, kState, state_bytes(chunk)))

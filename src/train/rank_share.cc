@@ -13,7 +13,7 @@
 
 #include "base/checksum.h"
 #include "base/log.h"
-#include "train/stack/volume_options.h"
+#include "volume_options.h"
 
 namespace ferry::train {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "model_of.h"
 #include "planner/recorder.h"
-#include "train/state/state_io.h"
+#include "state_span.h"
 #include "weight_alone.h"
 
 namespace ferry::train {

@@ -16,7 +16,7 @@
 #include "sequence_exchange.h"
 #include "step_state.h"
 #include "swap/store.h"
-#include "train/stack/trace_rows.h"
+#include "trace_rows.h"
 
 namespace ferry::train {
 

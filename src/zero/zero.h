@@ -84,8 +84,8 @@ int64_t coded_bytes(const Codec& codec, const model::Layer& layer, int ranks);
 
 // Bytes that reach this rank from the others.
 int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type);
-constexpr int64_t exchanged_bytes(const Partition& partition, int64_t piece_bytes) {
-    return (partition.ranks - 1) * piece_bytes;
+constexpr int64_t exchanged_bytes(const Partition& partition, int64_t part_bytes) {
+    return (partition.ranks - 1) * part_bytes;
 }
 
 // Enqueues the all-gather that makes a layer's weights whole in `whole`, on the device: of all

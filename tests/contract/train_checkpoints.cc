@@ -16,6 +16,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
+#include "train/inside.h"
 #include "train/state/saving.h"
 
 namespace {
@@ -119,11 +120,11 @@ protected:
             go({.executor = executor.get()}, true);
             return hash;
         }
-        comm::on_run_ranks(ranks(),
-                           [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
-                               const bool first = others->rank() == 0;
-                               go({.executor = &executor, .ranks = std::move(others)}, first);
-                           });
+        comm::on_run_ranks(
+            ranks(), [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+                const bool first = others->rank() == 0;
+                go(train::with({.executor = &executor}, {.ranks = std::move(others)}), first);
+            });
         return hash;
     }
 
@@ -134,7 +135,7 @@ protected:
             if (first) steps.emplace(directory);
             while (engine.last_step() < config.steps) {
                 engine.step();
-                const auto failed = engine.save({.directory = first ? &*steps : nullptr});
+                const auto failed = Inside(engine).save({.directory = first ? &*steps : nullptr});
                 ASSERT_FALSE(failed) << failed->what();
             }
         });
@@ -183,8 +184,8 @@ TEST_P(Resumes, EachChunkOnStorageIsReadOnceForACheckpoint) {
         };
         const int64_t before = read_bytes();
         checkpoint::Steps steps(directory.path());
-        ASSERT_FALSE(engine.save({.directory = &steps}));
-        const int64_t stored = stored_checkpoint_bytes(engine.plan());
+        ASSERT_FALSE(Inside(engine).save({.directory = &steps}));
+        const int64_t stored = stored_checkpoint_bytes(Inside(engine).plan());
         EXPECT_GT(stored, 0);
         EXPECT_GE(read_bytes() - before, stored);
         EXPECT_LT(read_bytes() - before, stored + stored / 2);  // whole blocks
@@ -200,7 +201,7 @@ TEST(ADiskThatFills, WhileACheckpointIsWrittenIsSaidWithTheBytesMissing) {
     const auto engine = Engine::make(tiny_config(data), {.executor = executor.get()});
     checkpoint::Steps steps(directory.path());
     engine->step();
-    ASSERT_FALSE(engine->save({.directory = &steps}));
+    ASSERT_FALSE(Inside(*engine).save({.directory = &steps}));
     engine->step();
     int64_t missing = 0;
     const auto fill = [&](int64_t written, int64_t of) {
@@ -209,7 +210,7 @@ TEST(ADiskThatFills, WhileACheckpointIsWrittenIsSaidWithTheBytesMissing) {
         missing = of - g_free_bytes;
         throw Error(Trouble::io, {.what = "the file cannot be written"});
     };
-    const auto failed = engine->save({.directory = &steps, .progress = fill});
+    const auto failed = Inside(*engine).save({.directory = &steps, .progress = fill});
     g_free_bytes = -1;
     ASSERT_TRUE(failed);
     EXPECT_THAT(failed->what(), testing::HasSubstr("no room for the checkpoint of step 2"));
@@ -218,7 +219,7 @@ TEST(ADiskThatFills, WhileACheckpointIsWrittenIsSaidWithTheBytesMissing) {
     EXPECT_GE(said, missing);
     EXPECT_LE(said, missing + 2 * kMiB);
     ASSERT_EQ(checkpoint::steps_in(directory.path()).size(), 1);
-    EXPECT_FALSE(engine->save({.directory = &steps}));
+    EXPECT_FALSE(Inside(*engine).save({.directory = &steps}));
     EXPECT_EQ(checkpoint::steps_in(directory.path()).size(), 2);
 }
 

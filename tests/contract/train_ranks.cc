@@ -19,6 +19,7 @@
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
 #include "train/from_config.h"
+#include "train/inside.h"
 #include "train/prediction/predictor.h"
 
 namespace ferry::train {
@@ -49,16 +50,16 @@ Outcome train(Engine& engine, const Config& config) {
         };
     };
     const auto for_tensors = [&](const auto& body) {
-        for (size_t layer = 0; layer < engine.layers().size(); ++layer) {
-            for (const model::Tensor& tensor : engine.layers()[layer].tensors)
+        for (size_t layer = 0; layer < Inside(engine).layers().size(); ++layer) {
+            for (const model::Tensor& tensor : Inside(engine).layers()[layer].tensors)
                 body(static_cast<int64_t>(layer), tensor);
         }
     };
     for_tensors([&](int64_t layer, const model::Tensor& tensor) {
-        engine.read_gradient(layer, tensor, bits_into(outcome.gradients[tensor.name]));
+        Inside(engine).read_gradient(layer, tensor, bits_into(outcome.gradients[tensor.name]));
     });
     for_tensors([&](int64_t layer, const model::Tensor& tensor) {
-        engine.read_tensor(layer, tensor, bits_into(outcome.weights[tensor.name]));
+        Inside(engine).read_tensor(layer, tensor, bits_into(outcome.weights[tensor.name]));
     });
     if (evaluates) outcome.after = engine.evaluate();
     outcome.hash = engine.state_hash();
@@ -90,7 +91,7 @@ using Bring = std::function<void(Runtime&, std::unique_ptr<comm::Communicator>)>
 Outcome run(
     const Config& config, int ranks,
     const Bring& bring = [](Runtime& runtime, std::unique_ptr<comm::Communicator> others) {
-        runtime.ranks = std::move(others);
+        runtime = with(std::move(runtime), {.ranks = std::move(others)});
     }) {
     std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
     const std::vector<int> here = comm::on_run_ranks(
@@ -447,7 +448,7 @@ TEST_P(Sequences, AreNamedByTheRecord) {
                            [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
                                const bool first = others->rank() == 0;
                                Runtime runtime{.executor = &executor};
-                               runtime.ranks = std::move(others);
+                               runtime = with(std::move(runtime), {.ranks = std::move(others)});
                                const auto engine = Engine::make(config, std::move(runtime));
                                if (first) record = engine->numerics_record();
                            });
@@ -821,8 +822,8 @@ std::vector<Problem> problems(int ranks, const std::function<Config(int)>& confi
     std::vector<Problem> found;
     const auto body = [&](comm::Communicator& others, Executor& executor) {
         const int rank = others.rank();
-        const auto engine =
-            Engine::make(config(rank), {.executor = &executor, .ranks = comm::borrow(others)});
+        const auto engine = Engine::make(
+            config(rank), with({.executor = &executor}, {.ranks = comm::borrow(others)}));
         if (then) then(rank, *engine);
     };
     for (const std::exception_ptr& error :

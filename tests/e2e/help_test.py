@@ -1,4 +1,4 @@
-"""`--help` of every command ends with an example, which the command takes."""
+"""`--help` of the program and of every command ends with an example, which the command takes."""
 
 import re
 import shlex
@@ -24,6 +24,11 @@ class HelpTest(FerryTest):
         help_text = "".join(self.ferry(*words, "--help").out for words in ([], ["bench"], ["ckpt"]))
         listed = re.findall(r"^  ([a-z]+) {2,}\S", help_text.replace("\nSubcommands:", ""), re.M)
         self.assertEqual(sorted(set(listed)), sorted({command.split()[-1] for command in COMMANDS}))
+
+    def test_the_program_has_one_too(self):
+        _, words = self.example_of("")
+        commands = [after for word, after in zip(words, words[1:]) if word == "ferry"]
+        self.assertTrue(commands and set(commands) <= set(COMMANDS), words)
 
     def test_examples_use_options_that_exist(self):
         for command in COMMANDS:

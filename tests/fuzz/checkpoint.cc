@@ -6,8 +6,8 @@
 #include <span>
 
 #include "base/checksum.h"
-#include "checkpoint/piece_sums.h"
 #include "checkpoint/saved.h"
+#include "checkpoint/stripe_sums.h"
 #include "fuzz.h"
 
 namespace {
@@ -34,11 +34,11 @@ void make_sums_right(checkpoint::Shard& shard, std::span<const std::byte> bytes)
     auto at = static_cast<size_t>(left);
     shard.checksum = checksum(bytes.first(at));
     for (checkpoint::ArraySum& array : shard.arrays) {
-        checkpoint::PieceSums sums;
+        checkpoint::StripeSums sums;
         const auto size = static_cast<size_t>(array.bytes);
         sums.add(bytes.subspan(at, size));
-        array.pieces = sums.finish();
-        array.checksum = checkpoint::sum_of(array.pieces);
+        array.stripes = sums.finish();
+        array.checksum = checkpoint::sum_of(array.stripes);
         at += size;
     }
 }
@@ -49,7 +49,7 @@ void read_all(const checkpoint::Saved& saved) {
         checkpoint::check_shard(saved.path(), shard, [](int64_t) {});
     for (const auto& [name, array] : saved.arrays()) {
         if (array.bytes != array.stored->bytes) std::abort();
-        if (std::ssize(array.pieces) != ceil_div(array.bytes, checkpoint::kSummedBytes))
+        if (std::ssize(array.stripes) != ceil_div(array.bytes, checkpoint::kStripeBytes))
             std::abort();
         std::vector<std::byte> room(static_cast<size_t>(array.bytes));
         saved.read(array, 0, room);

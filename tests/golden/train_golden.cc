@@ -17,6 +17,7 @@
 #include "model/model.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
+#include "train/inside.h"
 #include "train/prediction/predictor.h"
 
 namespace ferry::train {
@@ -152,8 +153,8 @@ struct Trace {
 template <class Read>
 Values read_all(Engine& engine, const Read& read) {
     Values all;
-    for (size_t layer = 0; layer < engine.layers().size(); ++layer) {
-        for (const model::Tensor& t : engine.layers()[layer].tensors) {
+    for (size_t layer = 0; layer < Inside(engine).layers().size(); ++layer) {
+        for (const model::Tensor& t : Inside(engine).layers()[layer].tensors) {
             std::vector<float>& values = all[t.name];
             read(static_cast<int64_t>(layer), t, [&](std::span<const float> piece) {
                 values.insert(values.end(), piece.begin(), piece.end());
@@ -164,11 +165,11 @@ Values read_all(Engine& engine, const Read& read) {
 }
 
 Trace run(Engine& engine, int64_t steps, const std::vector<double>& shown) {
-    const auto weight = [&](int64_t l, const model::Tensor& t, const Engine::Sink& sink) {
-        engine.read_tensor(l, t, sink);
+    const auto weight = [&](int64_t l, const model::Tensor& t, const ValueSink& sink) {
+        Inside(engine).read_tensor(l, t, sink);
     };
-    const auto gradient = [&](int64_t l, const model::Tensor& t, const Engine::Sink& sink) {
-        engine.read_gradient(l, t, sink);
+    const auto gradient = [&](int64_t l, const model::Tensor& t, const ValueSink& sink) {
+        Inside(engine).read_gradient(l, t, sink);
     };
     Trace trace;
     trace.initial = read_all(engine, weight);
@@ -318,9 +319,9 @@ void check_tight(Config config, const Golden& golden, const Trace& trace, Execut
     const auto engine = make_tight(config, executor);
     const Trace same = run(*engine, config.steps, golden.shown);
     const RunReport report = engine->report();
-    EXPECT_EQ(engine->plan().groups, config.batch.micro_batches);
+    EXPECT_EQ(Inside(*engine).plan().groups, config.batch.micro_batches);
     for (const model::Saved what : model::kAllSaved)
-        EXPECT_EQ(engine->plan().blocks_saving(what), 1);
+        EXPECT_EQ(Inside(*engine).plan().blocks_saving(what), 1);
     ASSERT_EQ(report.paths.size(), 1u);
     EXPECT_GT(report.paths[0].bytes_written, 0);
     EXPECT_GT(report.steps_rolled_back, 0);
@@ -342,7 +343,7 @@ TEST_P(Torch, run_is_as_near_to_fp64_as_torchs_fp32) {
     const Config config = golden_config(name, device);
     Golden golden = read_golden(name);
     const auto engine = Engine::make(config, {.executor = executor.get()});
-    ASSERT_NO_FATAL_FAILURE(read_values(name, engine->layers(), golden));
+    ASSERT_NO_FATAL_FAILURE(read_values(name, Inside(*engine).layers(), golden));
     const Trace trace = run(*engine, config.steps, golden.shown);
     check_steps(trace, golden, "32", 3, kNear, kNear);
     check_clipping(trace, golden, config.clip_norm);
@@ -382,8 +383,8 @@ TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
         GetParam().ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
             const bool looks = launched > 0 || others->rank() == 0;
             const auto engine =
-                Engine::make(config, {.executor = &executor, .ranks = std::move(others)});
-            if (looks) read_values(name, engine->layers(), golden);
+                Engine::make(config, with({.executor = &executor}, {.ranks = std::move(others)}));
+            if (looks) read_values(name, Inside(*engine).layers(), golden);
             Trace mine = run(*engine, config.steps, golden.shown);
             if (looks) trace = std::move(mine);
         });
@@ -458,7 +459,7 @@ TEST_P(TorchBf16Moments, of_an_fp32_run_are_off_by_their_rounding) {
     config.optimizer.moments = MomentType::bf16;
     Golden golden = read_golden("train/untied");
     const auto engine = Engine::make(config, {.executor = executor.get()});
-    ASSERT_NO_FATAL_FAILURE(read_values("train/untied", engine->layers(), golden));
+    ASSERT_NO_FATAL_FAILURE(read_values("train/untied", Inside(*engine).layers(), golden));
     const Trace trace = run(*engine, config.steps, golden.shown);
     const double off = farthest(by_step(trace, &StepReport::loss), golden.lines.at("loss64"));
     RecordProperty("loss", std::to_string(off * 1e6) + "e-6");

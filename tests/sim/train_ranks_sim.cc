@@ -15,6 +15,7 @@
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
 #include "trace/trace.h"
+#include "train/inside.h"
 
 namespace ferry::train {
 namespace {
@@ -43,11 +44,10 @@ protected:
                 const auto rank = static_cast<size_t>(ranks.rank());
                 aio::SimulatedDisk disk({.seed = seed * kRanks + rank, .odds = {.stall = 0.01}},
                                         executor);
-                outcomes[rank] =
-                    run_tiny(config, {.executor = &executor,
-                                      .open_volume = volumes_on(disk),
-                                      .recording = recordings.empty() ? nullptr : &recordings[rank],
-                                      .ranks = comm::borrow(ranks)});
+                outcomes[rank] = run_tiny(
+                    config, with({.executor = &executor, .open_volume = volumes_on(disk)},
+                                 {.recording = recordings.empty() ? nullptr : &recordings[rank],
+                                  .ranks = comm::borrow(ranks)}));
             });
         return outcomes;
     }

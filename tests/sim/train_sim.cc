@@ -200,7 +200,8 @@ class EveryFault : public TrainSim, public testing::WithParamInterface<aio::Faul
 
 TEST_P(EveryFault, AtEveryTransferEndsExactOrNamed) {
     const aio::Fault fault = GetParam();
-    const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 1));
+    const uint64_t most = from_environment("FERRY_QUICK_TESTS", 0) ? 4 : 1;
+    const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", most));
     constexpr int64_t kAgainEvery = 5;  // a run on what this one left
     int64_t named = 0, lost = 0, runs = 0;
     for (int64_t n = 0;; n += stride, ++runs) {

@@ -13,9 +13,9 @@
 #include "base/checksum.h"
 #include "base/files.h"
 #include "checkpoint/array_file.h"
-#include "checkpoint/piece_sums.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
+#include "checkpoint/stripe_sums.h"
 #include "checkpoint_sample.h"
 #include "ferry/error.h"
 #include "tests/support/temporary_directory.h"
@@ -65,7 +65,7 @@ TEST(Manifest, IsReadAsItWasWritten) {
     EXPECT_TRUE(std::isnan(read.last.gradient_norm));
     EXPECT_EQ(read.held_back->loss, 1e-300);
     EXPECT_EQ(read.shards[0].checksum, 0xfedcba9876543210);
-    EXPECT_EQ(read.shards[0].arrays[0].pieces, std::vector<uint64_t>{5});
+    EXPECT_EQ(read.shards[0].arrays[0].stripes, std::vector<uint64_t>{5});
     EXPECT_EQ(read.training, m.training);
     EXPECT_EQ(read.bytes(), 26);
 }
@@ -78,7 +78,7 @@ TEST(Manifest, OfTheVersionBeforeIsRead) {
     const Manifest read = read_manifest(write_manifest(m), "m");
     EXPECT_EQ(read.version, 1);
     EXPECT_EQ(read.shards[0].arrays[0].checksum, 1);
-    EXPECT_FALSE(read.shards[0].in_pieces());
+    EXPECT_FALSE(read.shards[0].in_stripes());
 }
 
 // One of before they were counted apart.
@@ -94,7 +94,7 @@ TEST(Manifest, WithoutACountOfMomentsHasTheWeights) {
     EXPECT_EQ(read_manifest(text, "m").moment_updates, m.updates);
 }
 
-// Its length is the same, its tensors have other sizes: the checksums are of other pieces.
+// Its length is the same, its tensors have other sizes: the checksums are of other stripes.
 TEST(ModelFiles, ReplacedByOthersOfTheSameLengthAreRefused) {
     const TemporaryDirectory directory;
     Steps steps(directory.path());
@@ -307,8 +307,8 @@ TEST(Saved, AnArrayOfNoBytesIsReadWhereverItStands) {
         return text;
     };
     const std::array<std::byte, 8> values{};
-    const std::vector<uint64_t> pieces{checksum(values)};
-    const ArraySum empty{"none", 0, sum_of({}), {}}, full{"w", 8, sum_of(pieces), pieces};
+    const std::vector<uint64_t> stripes{checksum(values)};
+    const ArraySum empty{"none", 0, sum_of({}), {}}, full{"w", 8, sum_of(stripes), stripes};
     struct Layout {
         std::string header{};
         std::vector<ArraySum> arrays{};

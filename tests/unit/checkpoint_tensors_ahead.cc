@@ -42,7 +42,7 @@ protected:
     static std::string name(size_t t) { return std::to_string(t) + ".weight"; }
     TensorSource source(const Weights& weights, size_t t, bool proved = true) const {
         return {&weights, weights.find(name(t)), kBytes[t],
-                proved ? std::span(shard_.arrays[t].pieces) : std::span<const uint64_t>()};
+                proved ? std::span(shard_.arrays[t].stripes) : std::span<const uint64_t>()};
     }
     void flip(int64_t at) const {
         std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
@@ -126,12 +126,12 @@ TEST_F(TensorsAheadTest, NamesTheTensorOfAFlippedBit) {
 }
 
 // A file in the place of the one that was summed may have tensors of other sizes.
-TEST_F(TensorsAheadTest, RefusesATensorOfMorePiecesThanChecksums) {
+TEST_F(TensorsAheadTest, RefusesATensorOfMoreStripesThanChecksums) {
     const Weights weights(path_);
     const size_t last = kBytes.size() - 1;
-    for (const size_t sums : {size_t{1}, shard_.arrays[last].pieces.size() - 1}) {
+    for (const size_t sums : {size_t{1}, shard_.arrays[last].stripes.size() - 1}) {
         TensorSource of = source(weights, last);
-        of.pieces = of.pieces.first(sums);
+        of.stripes = of.stripes.first(sums);
         TensorsAhead ahead(team_);
         try {
             ahead.want(of, 0, kBytes[last]);
@@ -178,7 +178,7 @@ TEST_F(TensorsAheadTest, FilesAreWrittenSideBySide) {
     write_side_by_side(std::move(next), team_);
     for (size_t t = 0; t < kBytes.size(); ++t) {
         const Shard shard = files[t]->finish();
-        EXPECT_EQ(shard.arrays.front().pieces, shard_.arrays[t].pieces);
+        EXPECT_EQ(shard.arrays.front().stripes, shard_.arrays[t].stripes);
         const Weights weights(directory_.path() + "/" + name(t));
         std::vector<std::byte> read(bytes[t].size());
         weights.read_bytes(*weights.find(name(t)), 0, read);

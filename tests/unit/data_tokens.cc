@@ -228,7 +228,7 @@ TEST_F(Tokens, IsolatedDocumentsKeepTheMask) {
     EXPECT_EQ(plain.count_targets(1), 10);
 }
 
-// Thousands of documents in many pieces of the file: found from any row.
+// Thousands of documents in many token blocks: found from any row.
 TEST_F(Tokens, DocumentsAreFoundFromAnyRow) {
     std::vector<uint64_t> firsts;
     for (uint64_t at = 0; at < 60000; at += 1 + at % 7) firsts.push_back(at);
@@ -254,7 +254,7 @@ TEST_F(Tokens, DocumentsAreFoundFromAnyRow) {
 
 // The bytes that a run reads are those that it began with, whatever becomes of the file.
 TEST_F(Tokens, ReadsNothingThatChangedSinceTheStart) {
-    constexpr size_t kCount = 50000;  // several pieces
+    constexpr size_t kCount = 50000;  // several token blocks
     const auto name = [](const std::filesystem::path& path) { return path.c_str(); };
     const std::pair<const char*, std::function<void()>> cases[] = {
         {"modified since",

@@ -6,7 +6,8 @@ the headers beside them, its own contract, base's and those of the modules it DE
 of the project. A contract is included by its path: "ferry/aio.h", "ops/ops.h". The graph has no cycle,
 every arrow of it is used, and so is every header and every module; every source is built by a target. Nor do files include each other in
 a circle: a source and the private header of its name count as one file. A contract stands for itself: its source may include a
-private header that includes it.
+private header that includes it. Nor do the rooms of a module, its folder and those in it (but for cuda/, which holds the other half
+of the files beside it).
 """
 
 import os
@@ -24,9 +25,9 @@ OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "bas
 CONTRACTS = {"base": "bugs checksum files json_reader log median philox-inl process_limits progress random simd_dispatch simd_targets text threads widen-inl words",
              "aio": "published_run", "ops": "attention_tiles blas_kernels block_lists matrix_kernels patterns product_table slow_paths stopwatch timed_ops timed_stream view",
              "model": "huggingface saved_activations", "planner": "recorder request",
-             "checkpoint": "array_file file_writer io_memory manifest piece_sums saved steps tensors_ahead",
+             "checkpoint": "array_file file_writer io_memory manifest stripe_sums saved steps tensors_ahead",
              "zero": "codec feedback", "cost": "bound drives estimate kernel_times measurements operands operations simulator traffic",
-             "swap": "objects schedule store", "data": "tokens", "train": "from_config loader_of rank_share state/export state/saving prediction/predictor prediction/kernel_profile prediction/planning_measurements prediction/rehearsal"}
+             "swap": "objects schedule store", "data": "tokens", "train": "from_config inside loader_of rank_share state/export state/saving prediction/predictor prediction/kernel_profile prediction/planning_measurements prediction/rehearsal"}
 # Which module may depend on which: the design. base is everybody's. An arrow that CMakeLists.txt
 # states and this table does not is a change of the design: it wants a decision record first
 # (docs/decisions/0005, 0011 and 0031 hold those made so far). A row is of a module that there is.
@@ -136,6 +137,19 @@ def file_arrows(files, contracts):
     return {name: sorted(to - {name}) for name, to in arrows.items()}
 
 
+def room_arrows(files, modules):
+    """For each module, which of its rooms include which others of them."""
+    arrows = {}
+    for module in modules.values():
+        inside = {path: str(PurePosixPath(path).parent) for path in files if not module.sources and module.owns(path)}
+        rooms = arrows.setdefault(module.name, {})
+        for path, room in inside.items():
+            found = {inside.get(find_header(path, include, files)) for include in quoted_includes(files[path])}
+            rooms.setdefault(room, set()).update(found - {None, room})
+        rooms.pop(f"{module.folder}/cuda", None)
+    return arrows
+
+
 def quoted_includes(text):
     return re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE)
 
@@ -159,6 +173,10 @@ class Checker:
         cycle = find_cycle(file_arrows(self.files, contracts))
         if cycle:
             self.problems.append("cycle of files: " + " -> ".join(cycle))
+        for rooms in room_arrows(self.files, self.modules).values():
+            cycle = find_cycle({room: sorted(to) for room, to in sorted(rooms.items())})
+            if cycle:
+                self.problems.append("cycle of rooms: " + " -> ".join(cycle))
         for name in self.allowed or ():
             if name not in self.modules:
                 self.problems.append(f"ALLOWED: {name} is no module of CMakeLists.txt")
@@ -411,6 +429,13 @@ class TheCheckItself(unittest.TestCase):
         self.assertEqual(self.problems(files), [])
         files["disk/ring.cc"] += '#include "queue.h"\n'
         self.expect("cycle of files: disk/queue -> disk/ring -> disk/queue", files)
+
+    def test_rooms_in_a_circle(self):
+        files = {"disk/a.cc": '#include "disk/room/b.h"\n', "disk/c.h": "\n", "disk/room/b.h": "\n",
+                 "disk/room/b.cc": '#include "b.h"\n'}
+        self.assertEqual([p for p in self.problems(files) if "cycle" in p], [])
+        files["disk/room/b.cc"] += '#include "disk/c.h"\n'
+        self.expect("cycle of rooms: disk -> disk/room -> disk", files)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,15 @@ class PublicHeaders(unittest.TestCase):
             for include in re.findall(r'^\s*#\s*include\s+"([^"]+)"', header.read_text(), re.MULTILINE):
                 self.assertTrue((ROOT / "include" / include).is_file(), f"{header.name}: {include}")
 
+    def test_none_names_a_module_that_has_no_header_here(self):
+        """Not even to declare a type of it."""
+        modules = {folder.name for folder in (ROOT / "src").iterdir() if folder.is_dir()}
+        modules -= {header.stem for header in HEADERS}
+        for header in HEADERS:
+            text = re.sub(r"//.*", "", header.read_text())
+            named = {name for name in modules if re.search(rf"namespace {name}\b|\b{name}::", text)}
+            self.assertEqual(named, set(), header.name)
+
     def test_an_embedder_gets_what_it_names(self):
         # Types of the engine that train.h only names must not be needed to set up a run.
         self.assertEqual(compile_alone("""

@@ -1,4 +1,4 @@
-#include "clipped_share.h"
+#include "train/run/clipped_share.h"
 
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 
 #include "tests/support/tiny_run.h"
 #include "train/from_config.h"
+#include "train/inside.h"
 
 namespace ferry::train {
 namespace {
@@ -143,7 +144,7 @@ TEST(Run, SaysWhatExpectingItsClippedShareWouldHaveSaved) {
     const cost::Measurements measurements = measured_of(config);
     const auto executor = make_thread_executor();
     const auto engine =
-        Engine::make(config, {.executor = executor.get(), .measurements = &measurements});
+        Engine::make(config, with({.executor = executor.get()}, {.measurements = &measurements}));
     const auto said = [&] {
         testing::internal::CaptureStderr();
         engine->measure_bound();

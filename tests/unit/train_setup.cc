@@ -1,6 +1,6 @@
 #include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
-#include "train/stack/volume_options.h"
+#include "train/volume_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,10 @@
 #include "ferry/error.h"
 #include "loader_of.h"
 #include "model_of.h"
-#include "outcome.h"
 #include "tests/support/temporary_directory.h"
 #include "train/from_config.h"
 #include "train/prediction/planning_measurements.h"
+#include "train/run/outcome.h"
 
 namespace ferry::train {
 namespace {

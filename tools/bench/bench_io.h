@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "bench_rows.h"
-#include "io_load.h"
+#include "tools/machine/io_load.h"
+#include "tools/machine/io_settings.h"
 #include "tools/machine/io_site.h"
 
 namespace ferry::tools {
@@ -66,15 +67,6 @@ struct IoPoint {
     int depth = 0;
     Sample sample{};
     bool direct = true;  // obtained
-};
-
-// The settings that a path does best with, and the rates that it then sustains.
-struct IoSettings {
-    std::string path{}, file_system{}, backend{};
-    int64_t block_bytes = 0;
-    int queue_depth = 0, rings = 1;
-    bool direct = true;  // obtained
-    Sample read{}, write{}, mixed{};
 };
 
 struct IoResult {

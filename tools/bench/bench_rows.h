@@ -1,4 +1,4 @@
-// Helpers of every benchmark: rows of a table, medians over pairs, the machine, the JSON.
+// Helpers of every benchmark: rows of a table, medians over pairs, the JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/median.h"
+#include "tools/machine/machine_text.h"
 
 namespace ferry::tools {
 
@@ -25,11 +26,6 @@ struct Row {
 // Measurements in turns: `ratios` pair by pair, larger is better.
 Row compared(std::string name, std::string unit, const std::vector<double>& values,
              const std::vector<double>& references, std::vector<double> ratios);
-
-// {"processor", "cores", "memory_bytes", "kernel", "date"}
-nlohmann::json machine_json();
-// "AMD EPYC, 2 cores, Linux 6.1, 2026-11-21"
-std::string machine_text();
 
 // {"machine": {...}, "command": ..., "rows": [...]}; what is in `more` stands beside the ratio.
 // Without another side "reference" and "ratio" are null. "ratios" has those of the pairs, of which

@@ -12,6 +12,7 @@
 #include "tools/machine/io_site.h"
 #include "tools/plan/timeline_picture.h"
 #include "tools/process/interrupt.h"
+#include "train/inside.h"
 
 namespace ferry::tools {
 namespace {
@@ -102,9 +103,7 @@ public:
           plain_sites_(bench.paths, "ferry-bench-plain"),
           executor_(make_thread_executor()),
           recording_(bench.draws ? kSlices : 0),
-          rehearsal_(train::Rehearsal::make(
-              config(), bench.rehearsal,
-              {.executor = executor_.get(), .recording = bench.draws ? &recording_ : nullptr})),
+          rehearsal_(train::Rehearsal::make(config(), bench.rehearsal, runtime())),
           machine_(rehearsal_->measure()),
           progress_(static_cast<int>(bench.passes.size()) * bench.pairs) {
         check_passes();
@@ -121,6 +120,14 @@ public:
     }
 
 private:
+    train::Runtime runtime() {
+        train::Runtime runtime;
+        runtime.executor = executor_.get();
+        runtime =
+            train::with(std::move(runtime), {.recording = bench_.draws ? &recording_ : nullptr});
+        return runtime;
+    }
+
     Config config() const {
         Config config = bench_.config;
         config.budgets.nvme.clear();

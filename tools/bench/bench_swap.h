@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bench_rows.h"
-#include "io_load.h"
+#include "tools/machine/io_load.h"
 #include "train/prediction/rehearsal.h"
 
 namespace ferry::tools {

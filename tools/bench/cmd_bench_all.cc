@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "bench_io.h"
+#include "bench_rows.h"
 #include "tools/commands.h"
 #include "tools/machine/find_measurements.h"
 #include "tools/options/override_options.h"

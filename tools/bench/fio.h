@@ -3,8 +3,7 @@
 
 #include <string>
 #include <vector>
-
-#include "io_load.h"
+#include "tools/machine/io_load.h"
 
 namespace ferry::tools {
 

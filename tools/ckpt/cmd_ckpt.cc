@@ -17,11 +17,11 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
-#include "copy_progress.h"
-#include "export_options.h"
 #include "ferry/config.h"
 #include "import.h"
 #include "tools/commands.h"
+#include "tools/options/export_options.h"
+#include "tools/output/copy_progress.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "tools/train/resume.h"
@@ -152,7 +152,7 @@ void inspect(const std::string& path, bool as_json) {
 
 // ---------------------------------------------------------------- verify
 
-struct Verdict {
+struct Verification {
     std::vector<std::string> faults{};
     bool only_misnamed = false;
     bool whole() const { return faults.empty(); }
@@ -160,7 +160,7 @@ struct Verdict {
 
 // Every fault; reads all of it. Throws usage where that cannot be told: there is no manifest, or
 // one of a newer version.
-Verdict verdict_on(const std::string& path, const Executor& executor) {
+Verification verification_of(const std::string& path, const Executor& executor) {
     std::vector<std::string> faults;
     const auto attempt = [&](const auto& work) {
         try {
@@ -190,8 +190,8 @@ Verdict verdict_on(const std::string& path, const Executor& executor) {
 }
 
 // What to do with a damaged one. "": `ferry ckpt rm` removes it.
-std::string remedy_for(const std::string& path, const Verdict& verdict) {
-    if (verdict.only_misnamed) return "give those that were renamed their own names again";
+std::string remedy_for(const std::string& path, const Verification& found) {
+    if (found.only_misnamed) return "give those that were renamed their own names again";
     const std::string foreign = checkpoint::foreign_at(path);
     if (foreign.empty()) return {};
     return fmt::format("remove {} by hand, for ferry ckpt rm does not ({})", path, foreign);
@@ -204,9 +204,9 @@ void verify(const std::string& given, bool as_json) {
     std::optional<Error> unknown;
     std::string remedy;  // of the first that has one of its own
     for (const std::string& path : all) {
-        Verdict verdict;
+        Verification found;
         try {
-            verdict = verdict_on(path, *executor);
+            found = verification_of(path, *executor);
         } catch (const Error& error) {
             unknown = error;
             if (as_json)
@@ -215,19 +215,18 @@ void verify(const std::string& given, bool as_json) {
                 print("{}: cannot be told\n  {}\n", one_line(path), error.what());
             continue;
         }
-        damaged += verdict.whole() ? 0 : 1;
-        if (!verdict.whole() && remedy.empty()) remedy = remedy_for(path, verdict);
+        damaged += found.whole() ? 0 : 1;
+        if (!found.whole() && remedy.empty()) remedy = remedy_for(path, found);
         if (as_json) {
-            print("{}",
-                  json_line(json{
-                      {"path", path}, {"whole", verdict.whole()}, {"faults", verdict.faults}}));
+            print("{}", json_line(json{
+                            {"path", path}, {"whole", found.whole()}, {"faults", found.faults}}));
             continue;
         }
         print("{}: {}\n", one_line(path),
-              verdict.whole()         ? "whole"
-              : verdict.only_misnamed ? "of another step than its name says"
-                                      : "damaged");
-        for (const std::string& fault : verdict.faults) print("  {}\n", fault);
+              found.whole()         ? "whole"
+              : found.only_misnamed ? "of another step than its name says"
+                                    : "damaged");
+        for (const std::string& fault : found.faults) print("  {}\n", fault);
     }
     if (damaged == 0 && unknown) throw Error(*unknown);
     if (damaged == 0) return;
@@ -266,9 +265,9 @@ public:
     Difference of(const std::string& name) {
         const Saved::Array &one = *a_.find(name), &other = *b_.find(name);
         Difference found{.name = name};
-        const int64_t width = width_of(*one.stored), piece = round_down(kPiece, width);
-        for (int64_t first = 0; first < one.bytes; first += piece) {
-            const auto bytes = static_cast<size_t>(std::min(piece, one.bytes - first));
+        const int64_t width = width_of(*one.stored), part = round_down(kPart, width);
+        for (int64_t first = 0; first < one.bytes; first += part) {
+            const auto bytes = static_cast<size_t>(std::min(part, one.bytes - first));
             const auto x = std::span(x_).first(bytes), y = std::span(y_).first(bytes);
             a_.read(one, first, x);
             b_.read(other, first, y);
@@ -288,7 +287,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kPiece = 2 * kMiB;
+    static constexpr int64_t kPart = 2 * kMiB;
 
     void find_largest(const Saved::Array& one, const Saved::Array& other, int64_t first,
                       size_t bytes, Difference& found) {
@@ -303,7 +302,7 @@ private:
 
     const Saved &a_, &b_;
     std::function<void(int64_t)> read_;
-    std::vector<std::byte> x_ = std::vector<std::byte>(kPiece), y_ = x_;
+    std::vector<std::byte> x_ = std::vector<std::byte>(kPart), y_ = x_;
     std::vector<float> u_{}, v_{};
 };
 

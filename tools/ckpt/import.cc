@@ -14,12 +14,14 @@
 #include "base/text.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
-#include "copy_progress.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
+#include "tools/options/refuse.h"
+#include "tools/output/copy_progress.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "tools/train/resume.h"
+#include "train/inside.h"
 #include "train/state/saving.h"
 
 namespace ferry::tools {
@@ -30,14 +32,6 @@ using nlohmann::json;
 
 constexpr const char* kTrainerState = "trainer_state.json";
 constexpr const char* kConvert = "python3 -m ferry_offload.convert ";
-
-[[noreturn]] void refuse(std::string what, std::string where, std::string measured,
-                         std::string remedy) {
-    throw Error(Trouble::usage, {.what = std::move(what),
-                                 .where = std::move(where),
-                                 .measured = std::move(measured),
-                                 .remedy = std::move(remedy)});
-}
 
 // Pickles, which only Python reads.
 void refuse_pickles(const fs::path& source) {
@@ -196,13 +190,13 @@ void import_checkpoint(const ImportOptions& options) {
     const int64_t step = engine->last_step();
     CopyProgress progress("import " + options.source, *executor);
     int64_t bytes = 0;
-    const auto failed = engine->save({.directory = steps.get(),
-                                      .progress =
-                                          [&](int64_t written, int64_t of) {
-                                              bytes = written;
-                                              progress.at(written, of);
-                                          },
-                                      .program = FERRY_VERSION});
+    const auto failed = train::Inside(*engine).save({.directory = steps.get(),
+                                                     .progress =
+                                                         [&](int64_t written, int64_t of) {
+                                                             bytes = written;
+                                                             progress.at(written, of);
+                                                         },
+                                                     .program = FERRY_VERSION});
     if (failed) throw Error(*failed);
     const fs::path path = fs::path(config.checkpoint.dir) / checkpoint::name_of_step(step);
     if (options.json)

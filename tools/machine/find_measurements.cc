@@ -9,6 +9,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "io_load.h"
 #include "io_site.h"
 #include "train/from_config.h"
 #include "train/prediction/planning_measurements.h"

@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "base/words.h"
 #include "io_site.h"
+#include "machine_text.h"
 #include "tools/output/writable.h"
 
 namespace ferry::tools {

@@ -2,13 +2,14 @@
 // docs/machine.md has its keys.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cost/drives.h"
 #include "cost/measurements.h"
-#include "tools/bench/bench_io.h"
+#include "io_settings.h"
 #include "train/prediction/predictor.h"
 
 namespace ferry::tools {

@@ -42,11 +42,11 @@ void write_files(const std::vector<std::string>& paths, int64_t bytes,
         files.push_back(std::make_unique<checkpoint::ArrayFile>(
             writer, path, std::vector<checkpoint::ArrayInfo>{{"w", "U8", {bytes}, bytes}}));
     for (int64_t left = bytes; left > 0;) {
-        const auto piece = room.first(static_cast<size_t>(std::min(left, std::ssize(room))));
+        const auto part = room.first(static_cast<size_t>(std::min(left, std::ssize(room))));
         std::vector<checkpoint::NextBytes> next;
-        for (const auto& file : files) next.push_back({file.get(), piece});
+        for (const auto& file : files) next.push_back({file.get(), part});
         checkpoint::write_side_by_side(std::move(next), team);
-        left -= std::ssize(piece);
+        left -= std::ssize(part);
     }
     for (const auto& file : files) file->finish();
 }
@@ -54,7 +54,7 @@ void write_files(const std::vector<std::string>& paths, int64_t bytes,
 // As a checkpoint of so many bytes is written there. None, with a warning, where nothing can be.
 std::optional<WriteRate> rate_at(const std::string& directory, int64_t bytes, Team& team) {
     constexpr double kLongest = 2;  // seconds
-    constexpr int64_t kPiece = 4 * kMiB, kFile = 128 * kMiB, kFiles = 4;
+    constexpr int64_t kPart = 4 * kMiB, kFile = 128 * kMiB, kFiles = 4;
     const auto executor = make_thread_executor();
     try {
         // A kill leaves what the next run removes.
@@ -66,7 +66,7 @@ std::optional<WriteRate> rate_at(const std::string& directory, int64_t bytes, Te
                 paths.push_back(fs::path(draft.draft()) / fmt::format("model-{}", number++));
             return paths;
         };
-        const std::vector<std::byte> room(kPiece, std::byte{0x5a});
+        const std::vector<std::byte> room(kPart, std::byte{0x5a});
         Nanos began = executor->now();
         write_files(names(1), 1, room, team);
         WriteRate rate{.file_seconds = seconds_since(began, *executor)};
@@ -134,7 +134,7 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
     if (cost.stored > 0) read = static_cast<double>(cost.stored) / measured->nvme_bytes_per_s;
     cost.write_seconds = write;
     if (cost.held == 0) {
-        cost.waited_seconds = read + write;  // piece by piece
+        cost.waited_seconds = read + write;  // part by part
         return cost;
     }
     // Copied aside while the thread that writes is behind by no more than what is held.

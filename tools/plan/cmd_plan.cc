@@ -18,6 +18,7 @@
 #include "prediction_report.h"
 #include "timeline_picture.h"
 #include "tools/commands.h"
+#include "tools/machine/machine_text.h"
 #include "tools/options/override_options.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"

@@ -18,6 +18,7 @@
 #include "tools/output/output.h"
 #include "tools/output/writable.h"
 #include "train/from_config.h"
+#include "train/inside.h"
 #include "train/loader_of.h"
 #include "train/prediction/predictor.h"
 
@@ -116,9 +117,10 @@ void run_eval(const EvalOptions& options, int& rank) {
     rank = rank_of(ranks.get());
     const int count = ranks ? ranks->size() : 1;
     Logits logits(options, config, sequences, count);
-    const auto engine = train::Engine::make(
-        batched(config, sequences, count),
-        {.executor = executor.get(), .ranks = std::move(ranks), .only_evaluates = true});
+    const auto engine =
+        train::Engine::make(batched(config, sequences, count),
+                            train::with({.executor = executor.get(), .only_evaluates = true},
+                                        {.ranks = std::move(ranks)}));
     const train::Evaluation found = engine->evaluate(logits.room());
     if (rank != 0) return;
     logits.write();
@@ -128,8 +130,8 @@ void run_eval(const EvalOptions& options, int& rank) {
                                   {"targets", found.targets},
                                   {"sequences", sequences},
                                   {"sequence", config.batch.sequence},
-                                  {"device_bytes", engine->plan().device_bytes},
-                                  {"host_bytes", engine->plan().host_bytes}};
+                                  {"device_bytes", train::Inside(*engine).plan().device_bytes},
+                                  {"host_bytes", train::Inside(*engine).plan().host_bytes}};
         print("{}", json_line(line));
     } else {
         print("loss {:.6f}, perplexity {:.6g} over {} targets in {} sequences of {} tokens\n",

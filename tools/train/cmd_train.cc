@@ -18,17 +18,18 @@
 #include "ranks.h"
 #include "resume.h"
 #include "run_table.h"
-#include "tools/ckpt/copy_progress.h"
-#include "tools/ckpt/export_options.h"
 #include "tools/commands.h"
 #include "tools/machine/find_measurements.h"
+#include "tools/options/export_options.h"
 #include "tools/options/override_options.h"
+#include "tools/output/copy_progress.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "tools/output/writable.h"
 #include "tools/process/interrupt.h"
 #include "trace/trace.h"
 #include "train/from_config.h"
+#include "train/inside.h"
 #include "train/state/export.h"
 #include "train/state/saving.h"
 
@@ -119,14 +120,14 @@ public:
           speaks_(rank == 0),
           recording_(traces() ? kTraceSlices : 0),
           measurements_(measurements_in(options.machine)),
-          engine_(train::Engine::make(config_,
-                                      {.executor = executor_.get(),
-                                       .recording = traces() ? &recording_ : nullptr,
-                                       .measurements = measurements_ ? &*measurements_ : nullptr,
-                                       .ranks = std::move(ranks_),
-                                       .gpu = gpu_,
-                                       .resume = from_.durable,
-                                       .checkpoint = from_.checkpoint})),
+          engine_(train::Engine::make(
+              config_, train::with({.executor = executor_.get(),
+                                    .gpu = gpu_,
+                                    .resume = from_.durable,
+                                    .checkpoint = from_.checkpoint},
+                                   {.recording = traces() ? &recording_ : nullptr,
+                                    .measurements = measurements_ ? &*measurements_ : nullptr,
+                                    .ranks = std::move(ranks_)}))),
           steps_(engine_->last_step()),
           saved_(is_in(from_.checkpoint, config_.checkpoint.dir) ? steps_ : 0),
           saved_at_(executor_->now()) {}
@@ -139,7 +140,7 @@ private:
     void train() {
         if (checkpoints_) make_way(*checkpoints_, from_);
         if (speaks_ && !options_.json) {
-            print_plan(engine_->plan(), config_);
+            print_plan(inside().plan(), config_);
             print("numerics {}\n\n", engine_->numerics_record());
             if (from_.any()) print("resumed after step {}\n", steps_);
             flush_output();  // a reader behind a pipe learns that the start-up is over
@@ -163,7 +164,7 @@ private:
             if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
             if (config_.hash_every == HashEvery::step) print_hash(step);
             steps_ = step;
-            if (save_ && engine_->save_ended()) end_save();
+            if (save_ && inside().save_ended()) end_save();
             if (is_save_due()) begin_save();
         }
         finish();
@@ -315,13 +316,15 @@ private:
         double waited_seconds = 0;
     };
 
+    train::Inside inside() const { return train::Inside(*engine_); }
+
     // Training goes on with what comes after, where there is memory for what is not written yet.
     void begin_save() {
         if (config_.checkpoint.dir.empty()) return;
         end_save();  // the one before ends first
         save_.emplace(steps_, *executor_);
         Save& save = *save_;
-        engine_->begin_save(
+        inside().begin_save(
             {.directory = checkpoints_.get(),
              .held_back_loss = evaluated_ == steps_ ? std::optional(held_back_loss_) : std::nullopt,
              .progress =
@@ -343,7 +346,7 @@ private:
         Save& save = *save_;
         const double before = save.progress.seconds();
         save.alone = true;
-        unsaved_ = engine_->end_save();
+        unsaved_ = inside().end_save();
         save.waited_seconds += save.progress.seconds() - before;
         if (speaks_ && !unsaved_) say_saved(save);
         save_.reset();
@@ -396,7 +399,7 @@ private:
         try {
             write();
         } catch (const Error& error) {
-            if (!alone && !engine_->plan().partition.alone()) throw;
+            if (!alone && !inside().plan().partition.alone()) throw;
             keep(error);
         }
     }
@@ -411,7 +414,7 @@ private:
         Problem problem = failed.why.problem();
         if (!failed.whole_elsewhere)
             problem.remedy +=
-                engine_->plan().durable
+                inside().plan().durable
                     ? "; the durable state has these weights too: --resume with --weights-out or "
                       "--export writes them again"
                     : "; weights that are in no file end with this process "
@@ -421,7 +424,7 @@ private:
 
     void say(const train::RunReport& report) {
         if (options_.json) {
-            nlohmann::json line = summary_json(report, engine_->plan());
+            nlohmann::json line = summary_json(report, inside().plan());
             line["summary"]["interrupted"] = interrupted_;
             line["summary"]["lr"] = steps_ > 0 ? nlohmann::json(lr_) : nlohmann::json();
             line["summary"]["scheduled_lr"] =
@@ -453,7 +456,7 @@ private:
     void write_weights() {
         if (!speaks_) return train::give_weights(*engine_);
         std::vector<checkpoint::TensorInfo> infos;
-        for (const model::Layer& layer : engine_->layers()) {
+        for (const model::Layer& layer : inside().layers()) {
             for (const model::Tensor& tensor : layer.tensors)
                 infos.push_back({tensor.name, tensor.shape});
         }
@@ -462,7 +465,7 @@ private:
         for (const checkpoint::TensorInfo& info : infos) of += 4 * info.count();
         const auto failed = train::write_weights(*engine_, [&](const train::TensorSource& source) {
             checkpoint::write_safetensors(options_.weights_out, infos, DType::f32,
-                                          [&](size_t i, const train::Engine::Sink& sink) {
+                                          [&](size_t i, const train::ValueSink& sink) {
                                               source(i, [&](std::span<const float> values) {
                                                   sink(values);
                                                   progress.at(bytes += 4 * std::ssize(values), of);

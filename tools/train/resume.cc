@@ -9,6 +9,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/saved.h"
 #include "ferry/error.h"
+#include "tools/options/refuse.h"
 #include "train/rank_share.h"
 
 namespace ferry::tools {
@@ -19,14 +20,6 @@ constexpr const char* kVolume = "ferry.volume";  // aio's
 bool same_place(const std::filesystem::path& one, const std::filesystem::path& other) {
     std::error_code unknown;
     return std::filesystem::equivalent(one, other, unknown);
-}
-
-[[noreturn]] void refuse(std::string what, std::string where, std::string measured,
-                         std::string remedy) {
-    throw Error(Trouble::usage, {.what = std::move(what),
-                                 .where = std::move(where),
-                                 .measured = std::move(measured),
-                                 .remedy = std::move(remedy)});
 }
 
 ResumeFrom newest_in(const std::string& directory) {

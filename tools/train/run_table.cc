@@ -159,7 +159,7 @@ void print_run(const train::RunReport& report, const Config& config) {
     print("\n  {:<11} {:>12} {:>12} {:>14}\n", "tier", "reserved", "peak", "budget");
     for (const swap::Tier tier : kTiers) {
         const int64_t reserved = reserved_of(tier, report.reserved);
-        // Memory is one piece from start to end; of files, what slots held at once.
+        // Memory is the same from start to end; of files, what slots held at once.
         const bool files = tier == swap::Tier::nvme;
         print("  {:<11} {:>12} {:>12} {:>14}\n", swap::name_of(tier), format_bytes(reserved),
               format_bytes(files ? report.reserved.nvme_peak_bytes : reserved),

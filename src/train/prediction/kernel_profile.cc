@@ -15,7 +15,7 @@
 #include "train/stack/device_needs.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
-#include "train/state/state_io.h"
+#include "train/state_span.h"
 #include "train/step.h"
 #include "train/step_kernels.h"
 

@@ -1,44 +1,16 @@
 #include "measure.h"
 
 #include <algorithm>
-#include <map>
 #include <vector>
 
 #include "planner/recorder.h"
-#include "seconds_of.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/memory_left.h"
-#include "train/step_state.h"
+#include "train/stack/seconds_of.h"
 
 namespace ferry::train {
 
 namespace {
-
-// A kernel of a schedule, ready to run.
-struct Work {
-    swap::Kernels* kernels = nullptr;
-    swap::Call call{};
-    void start(Stream& stream) {
-        stream.launch({[](void* context, uint64_t) {
-                           const Work& work = *static_cast<const Work*>(context);
-                           work.kernels->run(work.call);
-                       },
-                       this});
-    }
-};
-
-// One kernel of each kind among the step's; updates would change the state.
-std::map<cost::KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& step,
-                                                         const Bench& on) {
-    const cost::WorkOf work_of = planner::work_of(on.plan);
-    std::map<cost::KernelTimes::Kind, Work> distinct;
-    for (const swap::Task& task : step.tasks) {
-        if (!cost::is_timed(task)) continue;
-        const swap::Call call = call_of(task, on);
-        distinct.try_emplace(cost::KernelTimes::kind_of(task, work_of), Work{&on.kernels, call});
-    }
-    return distinct;
-}
 
 // Keeps a GPU as busy as a run does: the step's kernels in their order, again and again. For about
 // a second it draws more power than it is held to from then on, so the first kernels run at clocks
@@ -61,25 +33,11 @@ public:
 
 private:
     const Bench& on_;
-    std::vector<Work> kernels_{};
+    std::vector<KernelCall> kernels_{};
     size_t next_ = 0;
 };
 
 }  // namespace
-
-// An operand of the compute lane is a buffer of the device, or an object that lies there for good:
-// a gradient that waits for its update, and once a run is drained none does.
-swap::Call call_of(const swap::Task& task, const Bench& on) {
-    swap::Call call{.task = &task, .sequence = StepStates::kMeasured, .at = {}, .store = &on.store};
-    std::byte* memory = on.device.memory().data();
-    for (size_t i = 0; i < swap::kPlaces; ++i) {
-        const swap::Place& place = task.places[i];
-        if (place.kind == swap::Place::Kind::device) call.at[i] = memory + place.offset;
-        if (place.kind == swap::Place::Kind::current)
-            call.at[i] = memory + on.plan.objects[place.object].offset;
-    }
-    return call;
-}
 
 planner::PlanRequest request_of_buffers(planner::PlanRequest request, const planner::Plan& plan) {
     request.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
@@ -91,16 +49,6 @@ planner::PlanRequest request_of_buffers(planner::PlanRequest request, const plan
                     .save_mlp = plan.blocks_saving(model::Saved::mlp),
                     .save_inputs = plan.blocks_saving_inputs()};
     return request;
-}
-
-void fill_device(const Bench& on, std::byte* to, int64_t bytes,
-                 std::span<const std::byte> pattern) {
-    Stream& up = on.device.stream(StreamKind::h2d);
-    const auto piece = static_cast<int64_t>(pattern.size());
-    for (int64_t at = 0; at < bytes; at += piece) {
-        seconds_on(up, on.executor, 1,
-                   [&](int64_t) { up.copy(to + at, pattern.data(), std::min(piece, bytes - at)); });
-    }
 }
 
 Patterns make_patterns(std::span<std::byte> memory, int64_t vocab) {
@@ -126,41 +74,6 @@ void fill_buffers(const Bench& on, const Patterns& patterns) {
         fill_device(on, on.device.memory().data() + b.offset, b.bytes * b.count, from);
     }
     fill_documents(on);
-}
-
-std::vector<int32_t> whole_documents(const model::Numerics& numerics) {
-    const int64_t tokens = numerics.whole_tokens();
-    std::vector<int32_t> documents(
-        static_cast<size_t>(numerics.token_numbers() - 2 * numerics.tokens()));
-    std::fill_n(documents.begin() + tokens, tokens,
-                static_cast<int32_t>(numerics.whole_sequence()));
-    std::fill(documents.begin() + 2 * tokens, documents.end(),
-              static_cast<int32_t>(-numerics.part * numerics.sequence));
-    return documents;
-}
-
-void fill_documents(const Bench& on) {
-    if (!on.plan.documents || on.decoder == nullptr) return;
-    const std::vector<int32_t> documents = whole_documents(on.decoder->numerics());
-    const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(planner::Class::tokens)];
-    const auto bytes = std::as_bytes(std::span(documents));
-    const int64_t behind = 2 * on.plan.tokens * int64_t{sizeof(int32_t)};
-    for (int64_t i = 0; i < b.count; ++i)
-        fill_device(on, on.device.memory().data() + b.offset + i * b.bytes + behind,
-                    std::ssize(bytes), bytes);
-}
-
-void warm_up(const swap::Schedule& step, const Bench& on) {
-    fill_documents(on);
-    Stream& compute = on.device.stream(StreamKind::compute);
-    for (auto& [kind, work] : distinct_kernels(step, on))
-        seconds_on(compute, on.executor, 1, [&](int64_t) { work.start(compute); });
-    const auto update = std::ranges::find_if(step.tasks, [](const swap::Task& task) {
-        return task.lane == swap::Lane::compute && cost::is_update(task);
-    });
-    if (update == step.tasks.end()) return;
-    Work work{&on.kernels, call_of(*update, on)};
-    seconds_on(compute, on.executor, 1, [&](int64_t) { work.start(compute); });
 }
 
 namespace {

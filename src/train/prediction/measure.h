@@ -13,28 +13,14 @@
 #include "planner/planner.h"
 #include "swap/store.h"
 #include "topology/topology.h"
+#include "train/stack/warm_up.h"
 
 namespace ferry::train {
 
-// The stack, plan and machine that are measured. Kernels run as those of StepStates::kMeasured.
-struct Bench {
-    const planner::Plan& plan;
-    Device& device;
-    Executor& executor;
-    swap::Kernels& kernels;
-    swap::Store& store;
-    ops::Ops* ops = nullptr;  // null, both: of updates alone, without a model
-    const model::Decoder* decoder = nullptr;
-};
-
-// The operands of a step's task in the buffers.
-swap::Call call_of(const swap::Task& task, const Bench& on);
 // The request of a plan with the same buffers on the device and nothing else: kernels take as long
 // wherever their weights come from.
 planner::PlanRequest request_of_buffers(planner::PlanRequest request, const planner::Plan& plan);
 
-// Repeats a pattern in page-locked memory over device memory.
-void fill_device(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::byte> pattern);
 // Small numbers of every sign in any compute type, and tokens: half of `memory` each.
 struct Patterns {
     std::span<const std::byte> numbers, tokens;
@@ -43,13 +29,6 @@ Patterns make_patterns(std::span<std::byte> memory, int64_t vocab);
 // Fills the plan's device buffers with numbers and its token buffers with tokens: what is left
 // there by chance, zeros or denormals, takes other times. Each sequence is one document.
 void fill_buffers(const Bench& on, const Patterns& patterns);
-// One document in each sequence, as a buffer has them behind its tokens.
-std::vector<int32_t> whole_documents(const model::Numerics& numerics);
-// Makes the token buffers' documents such.
-void fill_documents(const Bench& on);
-// Runs each kind of kernel of a recorded step once, updates of the device's state too, so before
-// there is any: the driver loads its code, and cuBLASLt chooses its algorithm.
-void warm_up(const swap::Schedule& step, const Bench& on);
 // Each alone, warm, and a GPU's at the clock that it holds under the step's own load.
 cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
 // Seconds of what gives each activation that blocks may save, of the one where it takes longest. 0:

@@ -4,8 +4,8 @@
 #include "base/log.h"
 #include "ferry/pinned_mem.h"
 #include "measure.h"
-#include "seconds_of.h"
-#include "train/state/state_io.h"
+#include "train/stack/seconds_of.h"
+#include "train/state_span.h"
 
 namespace ferry::train {
 namespace {

@@ -9,6 +9,7 @@
 #include "planning_measurements.h"
 #include "step_timeline.h"
 #include "train/from_config.h"
+#include "train/inside.h"
 #include "train/model_of.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/memory_left.h"
@@ -258,6 +259,7 @@ public:
 
 private:
     void open(const RehearsalOptions& options, const Runtime& runtime) {
+        trace::Recording* const recording = runtime.given ? runtime.given->recording : nullptr;
         const double block_seconds =
             options.compute_seconds / static_cast<double>(plan_.layers.size() - 2);
         TierStack::Opening opening{.open_volume = runtime.open_volume,
@@ -266,9 +268,9 @@ private:
                                            return std::make_unique<PausedKernels>(updates, *device_,
                                                                                   block_seconds);
                                        },
-                                   .recording = runtime.recording};
-        for (size_t lane = 0; runtime.recording && lane < swap::lanes_of(1); ++lane)
-            opening.rows[lane] = runtime.recording->add_row(
+                                   .recording = recording};
+        for (size_t lane = 0; recording && lane < swap::lanes_of(1); ++lane)
+            opening.rows[lane] = recording->add_row(
                 "measured", std::string(swap::name_of(static_cast<swap::Lane>(lane))));
         stack_.open(opening);
     }

@@ -31,11 +31,11 @@
 #include "start_up.h"
 #include "swap/store.h"
 #include "topology/topology.h"
-#include "train/prediction/measure.h"
 #include "train/rank_share.h"
 #include "train/sequence_exchange.h"
 #include "train/step_kernels.h"
 #include "train/step_state.h"
+#include "warm_up.h"
 
 namespace ferry::train {
 

@@ -8,10 +8,10 @@
 
 #include "ferry/error.h"
 #include "ferry/team.h"
-#include "piece_queue.h"
 #include "save.h"
+#include "save_queue.h"
 #include "saving.h"
-#include "train/stack/trace_rows.h"
+#include "train/trace_rows.h"
 
 namespace ferry::train {
 
@@ -42,7 +42,7 @@ private:
     const Unwritten unwritten_;
     const Saving saving_;
     const int threads_;
-    PieceQueue queue_;
+    SaveQueue queue_;
     CheckpointRows& rows_;
     std::optional<Error> failed_{};  // why the thread failed; read once it has ended
     std::atomic<bool> ended_ = false;

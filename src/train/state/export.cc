@@ -127,7 +127,7 @@ TensorSource told(const Exported& what, const TensorSource& source,
     int64_t of = 0;
     for (const auto& tensor : what.tensors) of += tensor.count() * size_of(what.type);
     const auto bytes = std::make_shared<int64_t>(0);
-    return [=, type = what.type](size_t i, const Engine::Sink& sink) {
+    return [=, type = what.type](size_t i, const ValueSink& sink) {
         source(i, [&](std::span<const float> values) {
             sink(values);
             progress(*bytes += std::ssize(values) * size_of(type), of);
@@ -145,7 +145,7 @@ public:
               read(i, first, values);
           }) {}
 
-    void give(size_t i, const Engine::Sink& sink) { ahead_.give(i, sink); }
+    void give(size_t i, const ValueSink& sink) { ahead_.give(i, sink); }
 
 private:
     // How many elements each has; all of them are wanted.
@@ -154,9 +154,9 @@ private:
         for (const checkpoint::TensorSource& tensor : tensors_) {
             const int64_t count = all.emplace_back(tensor.stored->count());
             const int64_t width = tensor.bytes / std::max<int64_t>(1, count);
-            for (int64_t first = 0; first < count; first += ReadAhead::kPieceMost) {
+            for (int64_t first = 0; first < count; first += ReadAhead::kPartMost) {
                 tensors_ahead_.want(tensor, first * width,
-                                    std::min(ReadAhead::kPieceMost, count - first) * width);
+                                    std::min(ReadAhead::kPartMost, count - first) * width);
                 tensors_ahead_.end_step();
             }
         }
@@ -307,19 +307,19 @@ void ExportDirectory::give_back() {
 }
 
 void give_weights(Engine& engine) {
-    for (const Read& read : in_order(engine.layers()))
-        engine.read_tensor(read.layer, *read.tensor, [](std::span<const float>) {});
+    for (const Read& read : in_order(Inside(engine).layers()))
+        Inside(engine).read_tensor(read.layer, *read.tensor, [](std::span<const float>) {});
 }
 
 std::optional<NotWritten> write_weights(Engine& engine,
                                         const std::function<void(const TensorSource&)>& write) {
-    const std::vector<Read> reads = in_order(engine.layers());
+    const std::vector<Read> reads = in_order(Inside(engine).layers());
     size_t taken = 0;
     bool taking = false;
     std::optional<NotWritten> failed;
-    const auto take = [&](const Engine::Sink& sink) {
+    const auto take = [&](const ValueSink& sink) {
         const Read& read = reads[taken];
-        engine.read_tensor(read.layer, *read.tensor, [&](std::span<const float> values) {
+        Inside(engine).read_tensor(read.layer, *read.tensor, [&](std::span<const float> values) {
             try {
                 if (!failed) sink(values);
             } catch (const Error& error) {
@@ -329,7 +329,7 @@ std::optional<NotWritten> write_weights(Engine& engine,
         ++taken;
     };
     try {
-        write([&](size_t i, const Engine::Sink& sink) {
+        write([&](size_t i, const ValueSink& sink) {
             FERRY_CHECK(i == taken, std::to_string(i));
             taking = true;
             take(sink);
@@ -340,7 +340,7 @@ std::optional<NotWritten> write_weights(Engine& engine,
         if (taking) throw;  // the engine's
         failed = {error, dynamic_cast<const WholeElsewhere*>(&error) != nullptr};
     }
-    while (failed && !engine.plan().partition.alone() && taken < reads.size()) take({});
+    while (failed && !Inside(engine).plan().partition.alone() && taken < reads.size()) take({});
     return failed;
 }
 
@@ -353,8 +353,8 @@ std::optional<NotWritten> export_model(Engine& engine, const Config& config,
         return std::nullopt;
     }
     return write_weights(engine, [&](const TensorSource& source) {
-        write(exported_of(engine.layers(), config, options, *directory), options, *directory,
-              source, progress);
+        write(exported_of(Inside(engine).layers(), config, options, *directory), options,
+              *directory, source, progress);
     });
 }
 
@@ -366,13 +366,13 @@ void export_weights(const std::string& weights, const Config& config, const Expo
     const LoadedWeights loaded(weights, shape, layers);
     const checkpoint::ModelFiles model = checkpoint::files_of_model(weights);
     for (const checkpoint::Shard& file : model.files)
-        if (!file.in_pieces()) checkpoint::check_shard(model.checkpoint, file, [](int64_t) {});
+        if (!file.in_stripes()) checkpoint::check_shard(model.checkpoint, file, [](int64_t) {});
     const Exported what = exported_of(layers, config, options, directory);
     std::vector<checkpoint::TensorSource> tensors;
     for (const Read& read : in_order(layers)) tensors.push_back(loaded.source_of(*read.tensor));
     AllAhead ahead(std::move(tensors));
     write(
-        what, options, directory, [&](size_t i, const Engine::Sink& sink) { ahead.give(i, sink); },
+        what, options, directory, [&](size_t i, const ValueSink& sink) { ahead.give(i, sink); },
         progress);
 }
 
@@ -431,12 +431,12 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
         tensors.push_back((wider ? exported_array(saved, master) : *arrays[i]).source());
         require_shape(*tensors.back().stored, what.tensors[i].shape, saved.path());
     }
-    if (!saved.in_pieces())
+    if (!saved.in_stripes())
         for (const checkpoint::Shard& shard : saved.manifest().shards)
             checkpoint::check_shard(saved.path(), shard, [](int64_t) {});
     AllAhead ahead(std::move(tensors));
     write(
-        what, options, directory, [&](size_t i, const Engine::Sink& sink) { ahead.give(i, sink); },
+        what, options, directory, [&](size_t i, const ValueSink& sink) { ahead.give(i, sink); },
         progress);
 }
 

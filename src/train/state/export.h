@@ -7,12 +7,12 @@
 
 #include "checkpoint/saved.h"
 #include "ferry/export.h"
-#include "ferry/train.h"
+#include "train/inside.h"
 
 namespace ferry::train {
 
 // Gives the values of the i-th of all layers' tensors.
-using TensorSource = std::function<void(size_t i, const Engine::Sink& sink)>;
+using TensorSource = std::function<void(size_t i, const ValueSink& sink)>;
 // Runs write(source), which asks for every tensor once and in order, on the first rank. Where it
 // fails the rest is read all the same, as the other ranks give all of it, and its error comes back.
 // Errors of the engine are thrown.

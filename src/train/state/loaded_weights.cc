@@ -41,7 +41,7 @@ LoadedWeights::LoadedWeights(const std::string& path, const model::Shape& shape,
                              const std::vector<model::Layer>& layers)
     : path_(path), weights_(path), proof_(checkpoint::files_of_model(path)) {
     for (const checkpoint::Shard& file : proof_.files)
-        for (const checkpoint::ArraySum& array : file.arrays) pieces_[array.name] = array.pieces;
+        for (const checkpoint::ArraySum& array : file.arrays) stripes_[array.name] = array.stripes;
     const std::string_view prefix = model::optional_prefix(shape.family);
     std::string missing;
     int64_t count = 0;
@@ -109,7 +109,7 @@ void LoadedWeights::log_rate(double seconds) const {
 void LoadedWeights::prove(Team& team, int part, int parts, StartUp& start_up) const {
     std::vector<checkpoint::Shard> files;
     for (const checkpoint::Shard& file : proof_.files)
-        if (!file.in_pieces()) files.push_back(file);  // texts, or all of them
+        if (!file.in_stripes()) files.push_back(file);  // texts, or all of them
     if (files.empty()) return;
     try {
         prove_files(proof_.checkpoint, files, team, part, parts, start_up);
@@ -181,11 +181,11 @@ void LoadedWeights::check_copy(const model::Tensor& table) const {
 }
 
 checkpoint::TensorSource LoadedWeights::source_of(const checkpoint::StoredTensor& stored) const {
-    const auto pieces = pieces_.find(stored.name);
+    const auto stripes = stripes_.find(stored.name);
     return {.weights = &weights_,
             .stored = &stored,
             .bytes = stored.count() * size_of(stored.type.value_or(DType::f32)),
-            .pieces = pieces == pieces_.end() ? std::span<const uint64_t>() : pieces->second};
+            .stripes = stripes == stripes_.end() ? std::span<const uint64_t>() : stripes->second};
 }
 
 checkpoint::TensorSource LoadedWeights::source_of(const model::Tensor& tensor) const {

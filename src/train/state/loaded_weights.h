@@ -56,7 +56,7 @@ private:
     std::string path_;
     checkpoint::Weights weights_;
     checkpoint::ModelFiles proof_{};  // where they are a checkpoint's
-    std::map<std::string_view, std::span<const uint64_t>> pieces_{};  // of its arrays, by name
+    std::map<std::string_view, std::span<const uint64_t>> stripes_{};  // of its arrays, by name
     std::unique_ptr<checkpoint::TensorsAhead> ahead_{};
     int64_t bytes_ = 0;  // what the model's tensors take in the files
     std::map<std::string, const checkpoint::StoredTensor*, std::less<>>

@@ -22,10 +22,10 @@ std::span<const std::byte> bytes_of(const float* values, int64_t count) {
 
 constexpr comm::Topic kMoments{.of = "moments"};
 
-// Appends an array's piece to where one is gathered.
-void append(std::vector<float>& values, std::span<const std::byte> piece) {
-    const auto* floats = reinterpret_cast<const float*>(piece.data());
-    values.insert(values.end(), floats, floats + piece.size() / sizeof(float));
+// Appends an array's part to where one is gathered.
+void append(std::vector<float>& values, std::span<const std::byte> part) {
+    const auto* floats = reinterpret_cast<const float*>(part.data());
+    values.insert(values.end(), floats, floats + part.size() / sizeof(float));
 }
 
 // All but the momentum.
@@ -93,12 +93,12 @@ void MomentumIo::set_momentum(const Turn& turn, StateIo& state, float* momentum)
         std::vector<float> first, second;
         const int64_t from = plan_.partition.shard(turn.segment, rank).first + turn.within;
         state.read_arrays(chunk.layer, from, chunk.count,
-                          [&](std::span<const std::span<const std::byte>> pieces) {
+                          [&](std::span<const std::span<const std::byte>> parts) {
                               for (size_t a = 0; a < arrays.size(); ++a) {
                                   if (arrays[a].what == StateArray::What::first_moment)
-                                      append(first, pieces[a]);
+                                      append(first, parts[a]);
                                   if (arrays[a].what == StateArray::What::second_moment)
-                                      append(second, pieces[a]);
+                                      append(second, parts[a]);
                               }
                           });
         zero::mark_untouched(first.data(), second.data(), chunk.count,

@@ -12,7 +12,7 @@
 namespace ferry::train {
 namespace {
 
-constexpr size_t kAhead = 4;  // pieces
+constexpr size_t kAhead = 4;  // parts
 
 }  // namespace
 
@@ -37,18 +37,18 @@ ReadAhead::~ReadAhead() {
 void ReadAhead::read_all() {
     try {
         for (size_t i = 0; i < counts_.size(); ++i) {
-            for (int64_t first = 0; first < counts_[i]; first += kPieceMost) {
-                Piece piece{.tensor = i};
+            for (int64_t first = 0; first < counts_[i]; first += kPartMost) {
+                Part part{.tensor = i};
                 {
                     const std::lock_guard lock(mutex_);
                     if (!free_.empty()) {
-                        piece.values = std::move(free_.back());
+                        part.values = std::move(free_.back());
                         free_.pop_back();
                     }
                 }
-                piece.values.resize(static_cast<size_t>(std::min(kPieceMost, counts_[i] - first)));
-                read_(i, first, piece.values);
-                if (!put(std::move(piece))) return;
+                part.values.resize(static_cast<size_t>(std::min(kPartMost, counts_[i] - first)));
+                read_(i, first, part.values);
+                if (!put(std::move(part))) return;
             }
         }
     } catch (...) {
@@ -58,34 +58,34 @@ void ReadAhead::read_all() {
     }
 }
 
-bool ReadAhead::put(Piece piece) {
+bool ReadAhead::put(Part part) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stopped_ || ready_.size() < kAhead; });
     if (stopped_) return false;
-    ready_.push_back(std::move(piece));
+    ready_.push_back(std::move(part));
     changed_.notify_all();
     return true;
 }
 
-ReadAhead::Piece ReadAhead::take() {
+ReadAhead::Part ReadAhead::take() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return failed_ || !ready_.empty(); });
     // What was read before the error may be of tensors that are whole; of this one it is not.
     if (ready_.empty()) std::rethrow_exception(failed_);
-    Piece piece = std::move(ready_.front());
+    Part part = std::move(ready_.front());
     ready_.pop_front();
     changed_.notify_all();
-    return piece;
+    return part;
 }
 
 void ReadAhead::give(size_t i, const std::function<void(std::span<const float>)>& sink) {
     for (int64_t given = 0; given < counts_[i];) {
-        Piece piece = take();
-        FERRY_CHECK(piece.tensor == i, std::to_string(i));
-        sink(piece.values);
-        given += std::ssize(piece.values);
+        Part part = take();
+        FERRY_CHECK(part.tensor == i, std::to_string(i));
+        sink(part.values);
+        given += std::ssize(part.values);
         const std::lock_guard lock(mutex_);
-        free_.push_back(std::move(piece.values));
+        free_.push_back(std::move(part.values));
     }
 }
 

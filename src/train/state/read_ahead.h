@@ -15,10 +15,10 @@
 
 namespace ferry::train {
 
-// A thread reads tensor after tensor, a few pieces ahead of who takes them.
+// A thread reads tensor after tensor, a few parts ahead of who takes them.
 class ReadAhead {
 public:
-    static constexpr int64_t kPieceMost = 2 * kMiB;  // elements
+    static constexpr int64_t kPartMost = 2 * kMiB;  // elements
     // Elements [first, first + values.size()) of tensor i, in order; called by that thread alone.
     using Read = std::function<void(size_t i, int64_t first, std::span<float> values)>;
     // `counts`: the elements of each tensor. Throws does_not_fit where no thread can be made.
@@ -27,25 +27,25 @@ public:
     ReadAhead(const ReadAhead&) = delete;
     ReadAhead& operator=(const ReadAhead&) = delete;
 
-    // All of tensor i, in pieces; each tensor once, in order. Throws what reading threw.
+    // All of tensor i, in parts; each tensor once, in order. Throws what reading threw.
     void give(size_t i, const std::function<void(std::span<const float>)>& sink);
 
 private:
-    struct Piece {
+    struct Part {
         size_t tensor = 0;
         std::vector<float> values{};
     };
     void read_all();
     // False: nobody wants more.
-    bool put(Piece piece);
-    Piece take();
+    bool put(Part part);
+    Part take();
 
     const std::vector<int64_t> counts_;
     const Read read_;
     std::mutex mutex_{};
     std::condition_variable changed_{};
-    std::deque<Piece> ready_{};
-    std::vector<std::vector<float>> free_{};  // of pieces that were taken
+    std::deque<Part> ready_{};
+    std::vector<std::vector<float>> free_{};  // of parts that were taken
     std::exception_ptr failed_{};
     bool stopped_ = false;
     std::thread thread_{};

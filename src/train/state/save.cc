@@ -13,6 +13,7 @@
 #include "checkpoint/array_file.h"
 #include "checkpoint/steps.h"
 #include "numerics_record.h"
+#include "train/inside.h"
 
 namespace ferry::train {
 
@@ -307,7 +308,7 @@ void read_checkpoint(const Plan& plan, bool errors, const ReadArrays& read, cons
 std::optional<Error> save_checkpoint(Engine& engine, const std::string& directory,
                                      const std::string& program) {
     checkpoint::Steps steps(directory);
-    return engine.save({.directory = &steps, .program = program});
+    return Inside(engine).save({.directory = &steps, .program = program});
 }
 
 }  // namespace ferry::train

@@ -136,13 +136,13 @@ void SavedRun::require(const model::Tensor& tensor, const StateArray& array) con
 }
 
 void SavedRun::prove(Team& team, int part, int parts, StartUp& start_up) const {
-    if (saved_->in_pieces()) return;
+    if (saved_->in_stripes()) return;
     naming_another([&] { prove_files(path_, manifest().shards, team, part, parts, start_up); });
 }
 
 void SavedRun::prove_errors(const Plan& plan, Team& team, int part, int parts,
                             StartUp& start_up) const {
-    if (!saved_->in_pieces()) return;  // prove() does it
+    if (!saved_->in_stripes()) return;  // prove() does it
     std::set<std::string, std::less<>> names;
     for (const model::Layer& layer : plan.layers) {
         for (const model::Tensor& tensor : layer.tensors) {
@@ -188,8 +188,8 @@ void SavedRun::want(const Plan& plan, const StateIo::Part& part) {
 }
 
 template <class Body>
-void SavedRun::each_piece(const model::Layer& layer, const StateArray& array, int64_t first,
-                          std::span<std::byte> out, const Body& body) const {
+void SavedRun::each_part(const model::Layer& layer, const StateArray& array, int64_t first,
+                         std::span<std::byte> out, const Body& body) const {
     const Width width = array.width;
     const int64_t count = std::ssize(out) / width.bytes * width.elements;
     for (const model::Tensor& tensor : layer.tensors) {
@@ -203,10 +203,10 @@ void SavedRun::each_piece(const model::Layer& layer, const StateArray& array, in
 
 void SavedRun::read_proved(const model::Layer& layer, const StateArray& array, int64_t first,
                            std::span<std::byte> out) const {
-    each_piece(layer, array, first, out,
-               [this](const checkpoint::Saved::Array& from, int64_t at, std::span<std::byte> to) {
-                   saved_->read(from, at, to);
-               });
+    each_part(layer, array, first, out,
+              [this](const checkpoint::Saved::Array& from, int64_t at, std::span<std::byte> to) {
+                  saved_->read(from, at, to);
+              });
 }
 
 StateIo::Contents SavedRun::contents(const Plan& plan, const StateIo::FirstMoment& first_moment,
@@ -230,7 +230,7 @@ StateIo::Contents SavedRun::contents(const Plan& plan, const StateIo::FirstMomen
             .moments =
                 [this](const model::Layer& layer, const StateArray& array, int64_t first,
                        std::span<std::byte> out) {
-                    each_piece(
+                    each_part(
                         layer, array, first, out,
                         [this](const checkpoint::Saved::Array& from, int64_t at,
                                std::span<std::byte> to) { ahead_->read(*from.stored, at, to); });

@@ -37,8 +37,8 @@ public:
     void require_errors(const planner::Plan& plan, int64_t first) const;
     // Where it can only be proved whole, reads part `part` of `parts` of it; throws io as above.
     void prove(Team& team, int part, int parts, StartUp& start_up) const;
-    // Errors of momentum's codes, and the moments that are read beside them, are taken piece by
-    // piece in an order of their own: the files that hold them are proved whole before, in parts as
+    // Errors of momentum's codes, and the moments that are read beside them, are taken part by
+    // part in an order of their own: the files that hold them are proved whole before, in parts as
     // above. Then elements from `first` on of one of these arrays.
     void prove_errors(const planner::Plan& plan, Team& team, int part, int parts,
                       StartUp& start_up) const;
@@ -57,8 +57,8 @@ private:
     void want(const planner::Plan& plan, const StateIo::Part& part);
     // Calls body(array, first byte of it, where it goes to) for each tensor's part of `out`.
     template <class Body>
-    void each_piece(const model::Layer& layer, const StateArray& array, int64_t first,
-                    std::span<std::byte> out, const Body& body) const;
+    void each_part(const model::Layer& layer, const StateArray& array, int64_t first,
+                   std::span<std::byte> out, const Body& body) const;
 
     std::string path_;
     std::unique_ptr<checkpoint::Saved> saved_;

@@ -24,7 +24,7 @@ public:
           mine_(static_cast<size_t>(bytes_of(block_))),
           all_(mine_.size() * static_cast<size_t>(ranks.size())) {}
 
-    // The owner: its pieces, re-cut into blocks.
+    // The owner: its parts, re-cut into blocks.
     void give(int owner, std::span<const std::span<const std::byte>> arrays) {
         int64_t count = std::ssize(arrays.front()) / widths_.front().bytes;
         for (int64_t at = 0; count > 0;) {

@@ -15,17 +15,9 @@
 #include "state_arrays.h"
 #include "swap/store.h"
 #include "train/stack/start_up.h"
+#include "train/state_span.h"
 
 namespace ferry::train {
-
-// The arrays of a chunk's state at `in` and `out`, as far as the optimizer keeps them, in a span
-// without gradient, weights and the chunk's place in the model.
-optim::Span state_span(const StateFormat& format, int64_t count, const std::byte* in,
-                       std::byte* out);
-
-// Bytes of memory that an update of `count` elements reads and writes, in the format that the run
-// asks for.
-int64_t update_bytes(const planner::Plan& plan, int64_t count);
 
 class StateIo {
 public:
@@ -82,7 +74,7 @@ public:
     // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows; of the master in
     // fp32, however it is kept. Of this rank's shards.
     uint64_t hash();
-    // Takes values in order, in pieces.
+    // Takes values in order, in parts.
     using Sink = std::function<void(std::span<const float>)>;
     // fp32 values of elements [first, first + count) of a layer: the master's, or the compute
     // weights' where the chunk is frozen.

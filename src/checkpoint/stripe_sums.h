@@ -1,4 +1,4 @@
-// The checksums of an array, one for each piece of it: any piece is proved alone, by any thread.
+// The checksums of an array, one for each stripe of it: any stripe is proved alone, by any thread.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +12,24 @@
 
 namespace ferry::checkpoint {
 
-inline constexpr int64_t kSummedBytes = 2 * kMiB;  // the last piece may be shorter
+inline constexpr int64_t kStripeBytes = 2 * kMiB;  // the last stripe may be shorter
 
 // Of bytes that come one after the other.
-class PieceSums {
+class StripeSums {
 public:
     void add(std::span<const std::byte> bytes);
     // After all of them; then those of the next array may come.
     std::vector<uint64_t> finish();
 
 private:
-    void end_piece();
+    void end_stripe();
 
-    std::optional<RunningChecksum> piece_{};  // that is not whole yet
-    int64_t held_ = 0;                        // bytes of it
+    std::optional<RunningChecksum> stripe_{};  // that is not whole yet
+    int64_t held_ = 0;                         // bytes of it
     std::vector<uint64_t> sums_{};
 };
 
-// The checksum of an array: of its pieces' checksums.
-uint64_t sum_of(std::span<const uint64_t> pieces);
+// The checksum of an array: of its stripes' checksums.
+uint64_t sum_of(std::span<const uint64_t> stripes);
 
 }  // namespace ferry::checkpoint

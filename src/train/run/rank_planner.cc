@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "rank_agreement.h"
+#include "train/rank_agreement.h"
 #include "train/stack/device_needs.h"
 
 namespace ferry::train {

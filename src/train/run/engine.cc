@@ -10,20 +10,21 @@
 #include "base/checksum.h"
 #include "clipped_share.h"
 #include "cost/traffic.h"
-#include "loss_scale.h"
 #include "outcome.h"
-#include "rank_agreement.h"
 #include "run_report.h"
-#include "schedules.h"
 #include "started_run.h"
-#include "step_kernels.h"
+#include "train/inside.h"
+#include "train/loss_scale.h"
 #include "train/prediction/measure.h"
 #include "train/prediction/planning_measurements.h"
+#include "train/rank_agreement.h"
+#include "train/schedules.h"
 #include "train/state/background_save.h"
 #include "train/state/durable.h"
 #include "train/state/save.h"
 #include "train/state/shared_values.h"
 #include "train/state/state_io.h"
+#include "train/step_kernels.h"
 
 namespace ferry::train {
 
@@ -105,19 +106,19 @@ public:
         });
     }
 
-    void read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) {
+    void read_tensor(int64_t layer, const model::Tensor& tensor, const ValueSink& sink) {
         guarded([&] {
             drain();
-            read(layer, tensor, sink, [&](const zero::Run& run, const Sink& to) {
+            read(layer, tensor, sink, [&](const zero::Run& run, const ValueSink& to) {
                 state_->read(layer, run.first, run.count, to);
             });
         });
     }
 
-    void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink) {
+    void read_gradient(int64_t layer, const model::Tensor& tensor, const ValueSink& sink) {
         guarded([&] {
             store().drain();
-            read(layer, tensor, sink, [&](const zero::Run& run, const Sink& to) {
+            read(layer, tensor, sink, [&](const zero::Run& run, const ValueSink& to) {
                 state_->read_gradient(layer, run.first, run.count, to);
             });
         });
@@ -231,7 +232,8 @@ private:
     }
 
     // A tensor's values: this rank's, or its owners'.
-    void read(int64_t layer, const model::Tensor& tensor, const Sink& sink, const Source& mine) {
+    void read(int64_t layer, const model::Tensor& tensor, const ValueSink& sink,
+              const Source& mine) {
         const zero::Run whole{tensor.offset, tensor.count};
         if (!ranks_) return mine(whole, sink);
         share_values(*ranks_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
@@ -499,24 +501,26 @@ StepReport Engine::step() { return run_->step(); }
 int64_t Engine::last_step() const { return run_->last_step(); }
 const StepReport* Engine::resumed_step() const { return run_->resumed_step(); }
 Evaluation Engine::evaluate(std::span<float> logits) { return run_->evaluate(logits); }
-std::optional<Error> Engine::save(const Saving& saving) {
-    run_->begin_save(saving);
-    return run_->end_save();
-}
-void Engine::begin_save(const Saving& saving) { run_->begin_save(saving); }
-bool Engine::save_ended() const { return run_->save_ended(); }
-std::optional<Error> Engine::end_save() { return run_->end_save(); }
 uint64_t Engine::state_hash() { return run_->state_hash(); }
-void Engine::read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) {
-    run_->read_tensor(layer, tensor, sink);
-}
-void Engine::read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink) {
-    run_->read_gradient(layer, tensor, sink);
-}
 void Engine::measure_bound() { run_->measure_bound(); }
-const Plan& Engine::plan() const { return run_->plan(); }
-const std::vector<model::Layer>& Engine::layers() const { return run_->layers(); }
 std::string Engine::numerics_record() const { return run_->numerics_record(); }
 RunReport Engine::report() { return run_->report(); }
+
+const Plan& Inside::plan() const { return run_.plan(); }
+const std::vector<model::Layer>& Inside::layers() const { return run_.layers(); }
+void Inside::read_tensor(int64_t layer, const model::Tensor& tensor, const ValueSink& sink) const {
+    run_.read_tensor(layer, tensor, sink);
+}
+void Inside::read_gradient(int64_t layer, const model::Tensor& tensor,
+                           const ValueSink& sink) const {
+    run_.read_gradient(layer, tensor, sink);
+}
+std::optional<Error> Inside::save(const Saving& saving) const {
+    run_.begin_save(saving);
+    return run_.end_save();
+}
+void Inside::begin_save(const Saving& saving) const { run_.begin_save(saving); }
+bool Inside::save_ended() const { return run_.save_ended(); }
+std::optional<Error> Inside::end_save() const { return run_.end_save(); }
 
 }  // namespace ferry::train

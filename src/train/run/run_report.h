@@ -10,8 +10,8 @@
 #include "model/model.h"
 #include "planner/planner.h"
 #include "rank_lane.h"
-#include "schedules.h"
 #include "swap/store.h"
+#include "train/schedules.h"
 
 namespace ferry::train {
 

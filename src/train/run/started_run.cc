@@ -6,17 +6,18 @@
 
 #include "checkpoint/tensors_ahead.h"
 #include "ops/blas_kernels.h"
-#include "rank_agreement.h"
 #include "train/from_config.h"
+#include "train/inside.h"
 #include "train/prediction/planning_measurements.h"
+#include "train/rank_agreement.h"
 #include "train/stack/memory_left.h"
 #include "train/stack/storage_room.h"
 #include "train/stack/threads.h"
-#include "train/stack/volume_options.h"
 #include "train/state/numerics_record.h"
 #include "train/state/resumed_formats.h"
 #include "train/state/resumed_kernels.h"
 #include "train/state/save.h"
+#include "train/volume_options.h"
 
 namespace ferry::train {
 namespace {
@@ -57,8 +58,8 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       share_(share_of(config, world_)),
       executor_(*runtime.executor),
       device_(*context_->device),
-      recording_(runtime.recording),
-      measurements_(runtime.measurements),
+      recording_(runtime.given ? runtime.given->recording : nullptr),
+      measurements_(runtime.given ? runtime.given->measurements : nullptr),
       hyper_(hyper_of(config)),
       schedule_(schedule_of(config)),
       described_(model_of(config)),

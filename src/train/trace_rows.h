@@ -28,7 +28,7 @@ private:
     std::array<trace::RowId, swap::kLanes> measured_{}, planned_{};
 };
 
-// A checkpoint's pieces: as the run reads them and copies them aside, and as another thread writes
+// A checkpoint's parts: as the run reads them and copies them aside, and as another thread writes
 // them meanwhile.
 class CheckpointRows {
 public:

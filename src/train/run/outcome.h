@@ -12,10 +12,10 @@
 #include "ferry/learning_rate.h"
 #include "ferry/optim.h"
 #include "ferry/train.h"
-#include "momentum_schedule.h"
 #include "planner/planner.h"
-#include "step.h"
-#include "step_state.h"
+#include "train/momentum_schedule.h"
+#include "train/step.h"
+#include "train/step_state.h"
 
 namespace ferry::train {
 

@@ -5,10 +5,10 @@
 #include <numeric>
 
 #include "ferry/train.h"
-#include "loss_scale.h"
-#include "model_of.h"
 #include "planner/recorder.h"
 #include "train/from_config.h"
+#include "train/loss_scale.h"
+#include "train/model_of.h"
 
 namespace ferry::train {
 

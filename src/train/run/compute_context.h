@@ -7,7 +7,7 @@
 #include "ferry/config.h"
 #include "ferry/device.h"
 #include "ferry/train.h"
-#include "rank_share.h"
+#include "train/rank_share.h"
 
 namespace ferry::train {
 

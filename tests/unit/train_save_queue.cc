@@ -1,4 +1,4 @@
-// Pieces of a checkpoint between two threads: all come out, in their order, whatever the room.
+// Parts of a checkpoint between two threads: all come out, in their order, whatever the room.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "ferry/team.h"
-#include "train/state/piece_queue.h"
+#include "train/state/save_queue.h"
 
 namespace ferry::train {
 namespace {
 
 using Bytes = std::vector<std::byte>;
 using Arrays = std::vector<Bytes>;
-using Tensor = std::vector<Arrays>;  // pieces
+using Tensor = std::vector<Arrays>;  // parts
 
 Bytes random_bytes(std::mt19937& random, size_t count) {
     Bytes bytes(count);
@@ -37,7 +37,7 @@ std::vector<Tensor> random_tensors(uint32_t seed, size_t most_bytes) {
     return tensors;
 }
 
-void put(PieceQueue& queue, const std::vector<Tensor>& tensors) {
+void put(SaveQueue& queue, const std::vector<Tensor>& tensors) {
     for (const Tensor& tensor : tensors) {
         for (const Arrays& arrays : tensor) {
             Arrays overwritten = arrays;  // as training overwrites the state
@@ -50,7 +50,7 @@ void put(PieceQueue& queue, const std::vector<Tensor>& tensors) {
     }
 }
 
-std::vector<Tensor> take(PieceQueue& queue, size_t count) {
+std::vector<Tensor> take(SaveQueue& queue, size_t count) {
     std::vector<Tensor> tensors;
     for (size_t i = 0; i < count; ++i) {
         Tensor& tensor = tensors.emplace_back();
@@ -62,14 +62,14 @@ std::vector<Tensor> take(PieceQueue& queue, size_t count) {
     return tensors;
 }
 
-TEST(PieceQueue, GivesWhatWasPutWhateverTheRoom) {
+TEST(SaveQueue, GivesWhatWasPutWhateverTheRoom) {
     Team team(2);
     for (uint32_t seed = 0; seed < 60; ++seed) {
         const size_t room_bytes = std::array<size_t, 5>{0, 17, 300, 4096, 1 << 20}[seed % 5];
         SCOPED_TRACE(testing::Message() << "seed " << seed << ", room " << room_bytes);
         const std::vector<Tensor> tensors = random_tensors(seed, 500);
         Bytes room(room_bytes);
-        PieceQueue queue(room, team);
+        SaveQueue queue(room, team);
         std::vector<Tensor> taken;
         std::thread taker([&] { taken = take(queue, tensors.size()); });
         put(queue, tensors);
@@ -78,20 +78,20 @@ TEST(PieceQueue, GivesWhatWasPutWhateverTheRoom) {
     }
 }
 
-TEST(PieceQueue, TakesAllBeforeAnyIsTakenWhereThereIsRoom) {
+TEST(SaveQueue, TakesAllBeforeAnyIsTakenWhereThereIsRoom) {
     Team team(2);
     const std::vector<Tensor> tensors = random_tensors(1, 3 << 20);  // larger than a copied part
     Bytes room(size_t{1} << 28);
-    PieceQueue queue(room, team);
+    SaveQueue queue(room, team);
     put(queue, tensors);
     EXPECT_EQ(take(queue, tensors.size()), tensors);
 }
 
-TEST(PieceQueue, NoSideWaitsForOneThatClosed) {
+TEST(SaveQueue, NoSideWaitsForOneThatClosed) {
     Team team(1);
     for (const size_t room_bytes : {size_t{0}, size_t{600}}) {
         Bytes room(room_bytes);
-        PieceQueue queue(room, team);
+        SaveQueue queue(room, team);
         std::thread taker([&] {
             EXPECT_THROW((void)queue.take_tensor([](std::span<const std::span<const std::byte>>) {
                 throw std::runtime_error("the disk is full");
@@ -103,7 +103,7 @@ TEST(PieceQueue, NoSideWaitsForOneThatClosed) {
         taker.join();
         EXPECT_TRUE(queue.closed());
     }
-    PieceQueue queue({}, team);
+    SaveQueue queue({}, team);
     std::thread taker([&] {
         EXPECT_FALSE(queue.take_tensor([](std::span<const std::span<const std::byte>>) {}));
     });

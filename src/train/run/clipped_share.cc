@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "base/log.h"
-#include "step.h"
 #include "train/prediction/step_timeline.h"
+#include "train/step.h"
 
 namespace ferry::train {
 

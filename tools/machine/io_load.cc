@@ -10,7 +10,7 @@
 #include <random>
 
 #include "base/files.h"
-#include "tools/machine/io_site.h"
+#include "io_site.h"
 #include "tools/process/interrupt.h"
 
 namespace ferry::tools {

@@ -11,6 +11,7 @@
 
 #include "ferry/aio.h"
 #include "ferry/pinned_mem.h"
+#include "io_settings.h"
 #include "topology/topology.h"
 
 namespace ferry::tools {
@@ -39,19 +40,6 @@ struct Load {
     double seconds = 0.5;
     int64_t bytes_most = std::numeric_limits<int64_t>::max();  // read and written; or until then
     bool integrity = false;  // seals what it writes, verifies what it read
-};
-
-// Time from the first submission to the last completion, and CPU time of the whole process.
-struct Sample {
-    double seconds = 0, cpu_seconds = 0;
-    int64_t bytes_read = 0, bytes_written = 0, operations = 0;
-
-    double bytes() const { return static_cast<double>(bytes_read + bytes_written); }
-    double gb_per_s() const { return bytes() / seconds * 1e-9; }
-    double cpu_s_per_gb() const { return cpu_seconds / bytes() * 1e9; }
-    double cpu_us_per_operation() const {
-        return cpu_seconds / static_cast<double>(operations) * 1e6;
-    }
 };
 
 struct RigOptions {

@@ -1,6 +1,7 @@
 #include "compute_context.h"
 
-#include "rank_agreement.h"
+#include "train/inside.h"
+#include "train/rank_agreement.h"
 
 namespace ferry::train {
 namespace {
@@ -12,9 +13,10 @@ void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
                                      .measured = measured,
                                      .remedy = remedy});
     };
-    if (others) refuse("Runtime::ranks is given as well", "give one of the two");
+    if (others) refuse("Given::ranks is given as well", "give one of the two");
     if (kind != DeviceKind::cuda)
-        refuse("device is \"cpu\"", "set device to \"cuda\", or give Runtime::ranks");
+        refuse("device is \"cpu\"",
+               "set device to \"cuda\", or start the ranks with `ferry launch`");
     if (gpu < 0) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
     if (ranks.rank < 0 || ranks.rank >= ranks.size)
         refuse("numbers that contradict each other", "see train::NcclRanks");
@@ -52,13 +54,6 @@ std::unique_ptr<Device> open_gpu(int gpu, comm::Communicator* ranks, Executor& e
 
 }  // namespace
 
-MetRanks::MetRanks() noexcept = default;
-MetRanks::MetRanks(std::unique_ptr<comm::Communicator> met) noexcept
-    : communicator(std::move(met)) {}
-MetRanks::MetRanks(MetRanks&&) noexcept = default;
-MetRanks& MetRanks::operator=(MetRanks&&) noexcept = default;
-MetRanks::~MetRanks() = default;
-
 void ComputeContext::open(const Config& config, Runtime& runtime) {
     open_device(config, runtime);
     if (!ranks || config.parallel.sequence == 1) return;
@@ -70,8 +65,8 @@ void ComputeContext::open(const Config& config, Runtime& runtime) {
 
 void ComputeContext::open_device(const Config& config, Runtime& runtime) {
     Executor& executor = *runtime.executor;
-    std::unique_ptr<comm::Communicator>& met = runtime.ranks.communicator;
-    if (met && met->size() > 1) ranks = std::move(met);
+    if (runtime.given && runtime.given->ranks && runtime.given->ranks->size() > 1)
+        ranks = std::move(runtime.given->ranks);
     if (ranks) require_same_config(*ranks, executor, config);
     const DeviceKind kind = config.device;
     if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu, kind, ranks != nullptr);
