@@ -3,11 +3,17 @@
 
 The hosts are network namespaces of this machine on one bridge, each behind a veth pair that tc holds to the rate in
 both directions; MPI goes over TCP. Every host has one rank. The script makes the namespaces and removes them, which
-takes root, `ip` and `tc`. There is no delay but that of the queues. Give each rank a core of its own: with fewer cores
-than ranks the figures are of processors that take turns.
+takes root, `ip` and `tc`. There is no delay but that of the queues. Where that cannot be had, or with --emulate throttle,
+ferry itself holds up what its ranks send each other (FERRY_EMULATED_NETWORK): by rate and --delay, on the thread that
+sends. Give each rank a core of its own: with fewer cores than ranks the figures are of processors that take turns.
 
-    bench/slow_network.py --ranks 2 --mbit 100 1000
+    bench/slow_network.py --ranks 2 --mbit 100 1000 --picture step.svg
+
+Of each rate the script first measures what an exchange of nothing takes and the bytes a second (`ferry bench comm`).
+What `ferry plan --network` predicts from these stands beside each measured step.
 """
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -15,8 +21,10 @@ import sys
 from pathlib import Path
 
 import common
-from common import compared, plain
-from training import NEVER_CLIPPED, TINY, train
+from common import SideFailed, compared, plain
+from step_picture import STYLE
+from training import NEVER_CLIPPED, TINY, train, words_of
+from weak_scaling import mpirun
 
 CONFIG = common.ROOT / "examples/quickstart.json"
 NETWORK = "10.77.0"
@@ -25,6 +33,7 @@ CODECS = {"uncoded": {}, "int8 gradients": {"gradients": "int8"}, "int4 gradient
           "int4 gradients, int8 weights": {"gradients": "int4", "weights": "int8"}}
 # 1-bit Adam after its warm-up, which is the first step: what travels then instead of gradients.
 ONEBIT, FREEZE_STEP = "1-bit Adam", 1
+PREDICTED_WITHIN = 0.15  # of the measured step
 OF_MOMENTUM = ("exchange momentum", "gather momentum")
 OF_GRADIENTS = ("exchange gradients", "gather gradients")
 # The agent by which mpirun starts its daemon on a host: HOST COMMAND...; its last number is that of the namespace.
@@ -116,6 +125,57 @@ class Hosts:
         run("ip", "link", "del", self._bridge, check=False)
 
 
+class Held:
+    """Ranks of this machine, whose sending ferry holds up."""
+
+    def __init__(self, ranks, delay_us):
+        self._ranks, self._delay, self._network = ranks, f",{delay_us}us" if delay_us > 0 else "", ""
+
+    def __enter__(self):
+        return self
+
+    def set_rate(self, mbit):
+        self._network = f"{mbit}Mbit{self._delay}"
+
+    def launcher(self):
+        return ["env", f"FERRY_EMULATED_NETWORK={self._network}", *mpirun(self._ranks)]
+
+    def arrived(self):
+        """There is no interface to count."""
+        return 0
+
+    def __exit__(self, *_):
+        pass
+
+
+class Link:
+    """What `ferry bench comm` finds between the hosts."""
+
+    def __init__(self, options, hosts, mbit, directory):
+        file = directory / f"link-{mbit}.json"
+        # A fraction of a second at this rate, and little beside it.
+        large = min(64 << 20, max(1 << 20, int(mbit * 1e6 / 8 * 0.1)))
+        words = [*hosts.launcher(), options.ferry, "bench", "comm", "--sizes", f"{large // 64},{large}", "--rounds", "4",
+                 "--repeats", "3", "--save", str(file)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SideFailed(done.stderr.strip()[-500:])
+        found = json.loads(file.read_text(encoding="utf-8"))["ranks"][0]
+        # A rank takes in as much as it sends.
+        self.mbit, self.latency = found["bytes_per_s"] * 8e-6, found["overhead_s"]
+
+
+def predicted(options, settings, link):
+    """Seconds of a step by codec."""
+    words = [options.ferry, "plan", str(CONFIG), "--json", "--ranks", str(options.ranks),
+             "--network", f"{link.mbit:.3f}Mbit", "--network-latency", f"{link.latency * 1e6:.3f}us",
+             *words_of(settings, options.settings)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SideFailed(done.stderr.strip()[-500:])
+    return {(step["gradients"], step["weights"]): step["seconds"] for step in json.loads(done.stdout)["network"]["steps"]}
+
+
 def sent(one):
     """Bytes that the first rank sent a step: as they went, and as they would have gone uncoded."""
     steps = one.summary["steps"]
@@ -134,21 +194,28 @@ def main():
     parser.add_argument("--stage", type=common.at_least(0), default=3, help="zero.stage; below 3 weights stay uncoded")
     parser.add_argument("--steps", type=common.at_least(1), default=6, help="of each run")
     parser.add_argument("--warmup", type=common.at_least(0), default=2, help="first steps left out")
+    parser.add_argument("--emulate", choices=("namespaces", "throttle"), help="default: namespaces where they can be had")
+    parser.add_argument("--delay", type=common.at_least(0), default=0, metavar="US", help="of each exchange, with throttle")
+    parser.add_argument("--picture", type=common.output_file, metavar="FILE", help="step over rate, of each codec, as SVG")
     parser.add_argument("--block", type=common.at_least(64), default=256, help="elements that share a scale, 1-bit Adam's")
     options = parser.parse_args()
     common.check_steps(parser, options)
     if options.warmup <= FREEZE_STEP:
         parser.error(f"1-bit Adam's warm-up is {FREEZE_STEP} step: leave out more than that (--warmup)")
-    if reason := why_not():
+    throttles = options.emulate == "throttle" or (options.emulate is None and why_not() != "" and shutil.which("mpirun"))
+    if not throttles and (reason := why_not()):
         sys.exit(reason)
     codecs = {name: codec for name, codec in CODECS.items() if options.stage == 3 or "weights" not in codec}
-    with common.scratch() as directory, Hosts(options.ranks, directory) as hosts:
+    with common.scratch() as directory, (Held(options.ranks, options.delay) if throttles
+                                         else Hosts(options.ranks, directory)) as hosts:
         config = common.config_of(CONFIG)
         settings = {"steps": options.steps, "data.tokens": common.tokens_for(options, config, directory),
                     "evaluate.every": 0, "evaluate.micro_batches": 0, "zero.stage": options.stage, "budgets.nvme": [],
                     "budgets.device": "unlimited", "budgets.host": "unlimited", **NEVER_CLIPPED, "batch.micro_batch": 1,
                     "batch.micro_batches": options.ranks, "threads": options.ranks, **(TINY if options.tiny else {})}
-        runs = {}
+        of_momentum = {"optimizer.method": "onebit_adam", "optimizer.freeze_step": FREEZE_STEP,
+                       "zero.compress.block": options.block}
+        runs, links, plans = {}, {}, {}
         for mbit in options.mbit:
             hosts.set_rate(mbit)
 
@@ -159,11 +226,18 @@ def main():
                               launcher=hosts.launcher())
                 found.on_the_wire = hosts.arrived() - before
                 return found
+            try:
+                links[mbit] = Link(options, hosts, mbit, directory)
+                plans[mbit] = {**predicted(options, settings, links[mbit]),
+                               **predicted(options, {**settings, **of_momentum}, links[mbit])}
+            except SideFailed as failure:
+                sys.exit(f"{mbit} Mbit/s: {failure}")
             sides = {name: lambda codec=codec: ferry(codec) for name, codec in codecs.items()}
-            sides[ONEBIT] = lambda: ferry({}, {"optimizer.method": "onebit_adam", "optimizer.freeze_step": FREEZE_STEP,
-                                               "zero.compress.block": options.block})
+            sides[ONEBIT] = lambda: ferry({}, of_momentum)
             runs[mbit] = common.turns(sides, options.rounds, options.seconds)
-    report(options, runs)
+    if options.picture:
+        Path(options.picture).write_text(picture(runs, options), encoding="utf-8")
+    report(options, runs, links, plans, throttles)
 
 
 def beside_the_wire(mbit, name, runs):
@@ -173,17 +247,30 @@ def beside_the_wire(mbit, name, runs):
                     0.95, target_high=1)
 
 
-def report(options, runs):
+def codes_of(name):
+    """As `ferry plan` names them."""
+    codec = CODECS.get(name, {"gradients": "signs"})
+    return codec.get("gradients", "none"), codec.get("weights", "none")
+
+
+def report(options, runs, links, plans, throttles):
     rows = []
     for mbit, by_codec in runs.items():
         if "uncoded" not in by_codec:
             sys.exit(f"{mbit} Mbit/s: the uncoded side could not be measured")
-        uncoded = by_codec.pop("uncoded")
+        uncoded = by_codec["uncoded"]
+        rows.append(plain(f"{mbit} Mbit/s: between two ranks", links[mbit].mbit, "Mbit/s"))
+        rows.append(plain(f"{mbit} Mbit/s: an exchange of nothing", links[mbit].latency * 1e6, "us"))
         rows.append(plain(f"{mbit} Mbit/s: uncoded, a step", [one.step_seconds for one in uncoded], "s"))
-        rows.append(beside_the_wire(mbit, "uncoded", uncoded))
         for name, coded in by_codec.items():
-            rows.append(compared(f"{mbit} Mbit/s: {name}, a step", [one.step_seconds for one in coded],
-                                 [one.step_seconds for one in uncoded], "s"))
+            steps = [one.step_seconds for one in coded]
+            rows.append(compared(f"{mbit} Mbit/s: {name}, predicted", steps, [plans[mbit][codes_of(name)]] * len(steps), "s",
+                                 1 - PREDICTED_WITHIN, target_high=1 + PREDICTED_WITHIN))
+            if not throttles:
+                rows.append(beside_the_wire(mbit, name, coded))
+            if coded is uncoded:
+                continue
+            rows.append(compared(f"{mbit} Mbit/s: {name}, a step", steps, [one.step_seconds for one in uncoded], "s"))
             if name == ONEBIT:
                 rows.append(compared(f"{mbit} Mbit/s: {name}, momentum beside gradients, sent by a rank a step",
                                      [exchanged(one, OF_MOMENTUM, one.summary["steps"] - FREEZE_STEP) for one in coded],
@@ -191,12 +278,59 @@ def report(options, runs):
             else:
                 rows.append(compared(f"{mbit} Mbit/s: {name}, sent by a rank a step", [sent(one)[0] for one in coded],
                                      [sent(one)[1] for one in coded], "B"))
-            rows.append(beside_the_wire(mbit, name, coded))
     cores = len(os.sched_getaffinity(0))
-    notes = [f"{options.ranks} ranks on {cores} cores, stage {options.stage}; namespaces joined by veth, tc tbf, no delay"]
+    how = (f"sending held up by ferry, a delay of {options.delay} us" if throttles
+           else "namespaces joined by veth, tc tbf, no delay")
+    notes = [f"{options.ranks} ranks on {cores} cores, stage {options.stage}; {how}"]
     if cores < options.ranks + 1:
         notes.append("fewer cores than ranks and network need: these are not figures of a network alone")
     common.report(options, rows, notes)
+
+
+WIDTH, HEIGHT, LEFT, TOP = 560, 340, 80, 50
+COLOURS = ("#6a737d", "#0072b2", "#009e73", "#e69f00", "#d55e00")  # of any colour vision (Okabe and Ito)
+
+
+def picture(runs, options):
+    """Both axes are logarithms."""
+    names = list(next(iter(runs.values())))
+    points = {name: [(mbit, min(one.step_seconds for one in by_codec[name])) for mbit, by_codec in sorted(runs.items())
+                     if name in by_codec] for name in names}
+    seconds = [second for line in points.values() for _, second in line]
+    across, up = scale(list(runs), WIDTH), scale(seconds, HEIGHT)
+    lines = [f'<text class="title" x="{LEFT}" y="28">{options.ranks} ranks, stage {options.stage}: seconds a step over '
+             'Mbit/s</text>']
+    for mbit in sorted(runs):
+        lines.append(f'<text x="{LEFT + across(mbit):.0f}" y="{TOP + HEIGHT + 22}" text-anchor="middle">{mbit}</text>')
+    for second in ticks(seconds):
+        y = TOP + HEIGHT - up(second)
+        lines.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
+                     f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{second:g}</text>')
+    for number, (name, line) in enumerate(points.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        path = " ".join(f"{LEFT + across(mbit):.1f},{TOP + HEIGHT - up(second):.1f}" for mbit, second in line)
+        lines.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
+        lines += [f'<circle r="3" fill="{colour}" cx="{x}" cy="{y}"/>' for x, y in
+                  (point.split(",") for point in path.split())]
+        y = TOP + 20 * number + 6
+        lines.append(f'<rect x="{LEFT + WIDTH + 16}" y="{y - 8}" width="14" height="4" fill="{colour}"/>'
+                     f'<text x="{LEFT + WIDTH + 38}" y="{y}">{name}</text>')
+    size = (LEFT + WIDTH + 230, TOP + HEIGHT + 40)
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" width="{size[0]}" '
+                      f'height="{size[1]}">', STYLE, '<rect class="ground" width="100%" height="100%"/>', *lines, "</svg>\n"])
+
+
+def scale(values, length):
+    """From a value to its place, on a logarithmic axis of this length."""
+    low, high = math.log(min(values)), math.log(max(values))
+    return lambda value: length * ((math.log(value) - low) / (high - low) if high > low else 0.5)
+
+
+def ticks(values):
+    """1, 2 and 5 of each power of ten that the values span."""
+    low, high = min(values), max(values)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [tick for power in powers for tick in (10.0 ** power, 2 * 10.0 ** power, 5 * 10.0 ** power) if low <= tick <= high]
 
 
 if __name__ == "__main__":

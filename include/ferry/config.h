@@ -110,6 +110,11 @@ struct OptimizerConfig {
     std::optional<double> adamw_lr{};
     std::vector<std::string> adamw_tensors{};
     int64_t freeze_step = 0;  // onebit_adam: updates before its second moment stays as it is
+    // zeroone_adam (src/train/momentum_schedule.h): the last update that may change its second
+    // moment, changes at each interval between them, and then updates at each interval between
+    // exchanges, which is this at the most.
+    int64_t var_freeze_step = 0, var_update_scaler = 16;
+    int64_t local_step_scaler = 32678, local_step_clipper = 1;
     bool decay_norms_and_biases = false;
     MomentType moments = MomentType::f32;  // what they are kept in
     // int8: glob patterns over tensor names; the embeddings' by default.

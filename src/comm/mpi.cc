@@ -14,9 +14,11 @@
 #include <mutex>
 
 #include "alike.h"
+#include "base/log.h"
 #include "base/threads.h"
 #include "comm_thread.h"
 #include "launched.h"
+#include "throttled.h"
 #include "watchdog.h"
 
 namespace ferry::comm {
@@ -437,7 +439,14 @@ std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& op
     auto mpi = std::make_unique<Mpi>(executor, options);
     check_world(*mpi);
     Wire* wire = mpi.get();
-    return std::make_unique<CommThread>(executor, options, std::move(mpi),
+    std::unique_ptr<Transport> transport = std::move(mpi);
+    if (const auto network = EmulatedNetwork::asked_for()) {
+        if (transport->place().rank == 0)
+            log_info("a network is emulated, every rank a host: " + network->text());
+        transport = std::make_unique<Throttled>(std::move(transport), *network,
+                                                [&executor] { return executor.now(); });
+    }
+    return std::make_unique<CommThread>(executor, options, std::move(transport),
                                         CommThread::Sources{.wire = wire});
 }
 

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <iomanip>
 #include <set>
+#include <span>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -114,8 +115,8 @@ void warn_of_unused(const Use<Choice>& use, Choice choice, const Words<Choice, c
 void warn_of_method(const OptimizerConfig& o, const Given& given) {
     using enum optim::Method;
     const std::array<Use<optim::Method>, 5> uses{
-        {{"optimizer.betas", {adamw, adam, lion, muon, onebit_adam}},
-         {"optimizer.eps", {adamw, adam, adagrad, muon, onebit_adam}},
+        {{"optimizer.betas", {adamw, adam, lion, muon, onebit_adam, zeroone_adam}},
+         {"optimizer.eps", {adamw, adam, adagrad, muon, onebit_adam, zeroone_adam}},
          {"optimizer.momentum", {sgd, muon}},
          {"optimizer.nesterov", {sgd, muon}},
          {"optimizer.initial_accumulator", {adagrad}}}};
@@ -216,7 +217,7 @@ void warn_of_eps(const OptimizerConfig& o, const Given& given) {
         0x1p-50 / (o.method == optim::Method::adagrad ? 1 : std::sqrt(1 - o.beta2));
     using enum optim::Method;
     const bool used = o.method == adamw || o.method == adam || o.method == adagrad ||
-                      o.method == muon || o.method == onebit_adam;
+                      o.method == muon || optim::sends_momentum(o.method);
     if (!used || o.eps >= least) return;
     std::ostringstream text;
     text << given.place_of("optimizer.eps") << " is " << o.eps << ", but the update uses " << least
@@ -348,7 +349,7 @@ void check_compression(const Config& c, const Given& given) {
                    {!weights || c.zero.stage == 3, key + "weights",
                     "weights are gathered before they are used at stage 3 alone", stage,
                     "set zero.stage to 3, or weights to none"}});
-    if (!gradients && !weights && c.optimizer.method != optim::Method::onebit_adam &&
+    if (!gradients && !weights && !optim::sends_momentum(c.optimizer.method) &&
         given.contains(key + "block"))
         log_warn(given.place_of(key + "block") + " does nothing where nothing is compressed");
 }
@@ -358,7 +359,7 @@ void check_tensor(const Config& c, const Given& given) {
     if (c.parallel.tensor == 1) return;
     const std::string tensor = show("parallel.tensor", int64_t{c.parallel.tensor});
     const optim::Method method = c.optimizer.method;
-    const bool elements = method != optim::Method::muon && method != optim::Method::onebit_adam;
+    const bool elements = method != optim::Method::muon && !optim::sends_momentum(method);
     demand(
         given,
         {{c.device == DeviceKind::cpu, "parallel.tensor", "GPUs do not share tensors yet",
@@ -385,40 +386,103 @@ void check_parallel(const Config& c, const Given& given) {
     check_tensor(c, given);
 }
 
-// What 1-bit Adam needs, and what is of it alone.
+// Keys of one method alone, with another.
+void refuse_of_another(const OptimizerConfig& o, const Given& given, optim::Method method,
+                       const std::string& who, std::span<const std::string_view> keys) {
+    const std::string its(word_of(kMethods, method));
+    for (const std::string_view key : keys)
+        demand(given, {{o.method == method || !given.contains(key), std::string(key),
+                        "a key of " + who + "'s alone",
+                        "optimizer.method " + std::string(word_of(kMethods, o.method)),
+                        "set optimizer.method to \"" + its + "\", or leave the key out"}});
+}
+
 void check_onebit_adam(const Config& c, const Given& given) {
+    constexpr std::array<std::string_view, 1> kKeys{"optimizer.freeze_step"};
     const OptimizerConfig& o = c.optimizer;
-    const std::string freeze = "optimizer.freeze_step", method = "optimizer.method";
-    if (o.method != optim::Method::onebit_adam) {
-        demand(given, {{!given.contains(freeze), freeze, "a key of 1-bit Adam's alone",
-                        method + " " + std::string(word_of(kMethods, o.method)),
-                        "set optimizer.method to \"onebit_adam\", or leave the key out"}});
-        return;
-    }
-    const CodecKind gradients = c.zero.compress.gradients;
+    const std::string freeze(kKeys[0]);
+    refuse_of_another(o, given, optim::Method::onebit_adam, "1-bit Adam", kKeys);
+    if (o.method != optim::Method::onebit_adam) return;
     demand(given, {{o.freeze_step > 0, freeze,
                     "1-bit Adam is told after how many updates the second moment stays",
                     show("freeze_step", o.freeze_step),
                     "set it to 15 to 25 % of the steps, and to no less than schedule.warmup_steps"},
                    {o.freeze_step < c.steps, freeze, "the run ends before the second moment stays",
                     show("freeze_step", o.freeze_step) + ", " + show("steps", c.steps),
-                    "set it below steps, or optimizer.method to \"adamw\""},
-                   {c.device == DeviceKind::cpu, method,
-                    "there are no kernels that code momentum on a GPU", "device cuda",
-                    "set device to cpu, or optimizer.method to \"adamw\""},
-                   {o.moments == MomentType::f32, "optimizer.moments",
-                    "1-bit Adam exchanges its first moment in fp32's place, and keeps it so",
-                    "moments " + std::string(word_of(kMoments, o.moments)), "set it to fp32"},
-                   {gradients == CodecKind::none, "zero.compress.gradients",
-                    "1-bit Adam's warm-up is exact: its gradients are not coded",
-                    "gradients " + std::string(word_of(kGradientCodecs, gradients)),
-                    "set it to none, or optimizer.method to \"adamw\""},
-                   {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
-                    "1-bit Adam's errors do not survive the process on NVMe: no step after "
-                    "freeze_step could be resumed",
-                    method + " onebit_adam",
-                    "set it to false and save with checkpoint.dir, or optimizer.method to "
-                    "\"adamw\""}});
+                    "set it below steps, or optimizer.method to \"adamw\""}});
+}
+
+void check_local_steps(const Config& c, const Given& given) {
+    const OptimizerConfig& o = c.optimizer;
+    const std::string clipper = "optimizer.local_step_clipper",
+                      scaler = "optimizer.local_step_scaler";
+    const std::string measured = show("local_step_clipper", o.local_step_clipper) + ", ";
+    if (o.local_step_clipper == 1) {
+        if (given.contains(scaler))
+            log_warn(given.place_of(scaler) + " does nothing with local_step_clipper 1");
+        return;
+    }
+    demand(given, {{c.zero.stage == 0, clipper,
+                    "between exchanges each rank has weights of its own, and above stage 0 no rank "
+                    "has all of them",
+                    measured + show("zero.stage", c.zero.stage),
+                    "set local_step_clipper to 1, or zero.stage to 0"},
+                   {c.parallel.sequence == 1, clipper,
+                    "ranks that share sequences need the same weights at every step",
+                    measured + show("parallel.sequence", int64_t{c.parallel.sequence}),
+                    "set local_step_clipper to 1, or parallel.sequence to 1"},
+                   {o.master == MasterFormat::fp32, clipper,
+                    "a split master has its weight's bits, and between exchanges the two part",
+                    measured + "optimizer.master split",
+                    "set local_step_clipper to 1, or optimizer.master to fp32"}});
+}
+
+void check_zeroone_adam(const Config& c, const Given& given) {
+    constexpr std::array<std::string_view, 4> kKeys{
+        "optimizer.var_freeze_step", "optimizer.var_update_scaler", "optimizer.local_step_scaler",
+        "optimizer.local_step_clipper"};
+    const OptimizerConfig& o = c.optimizer;
+    const std::string freeze(kKeys[0]);
+    refuse_of_another(o, given, optim::Method::zeroone_adam, "0/1 Adam", kKeys);
+    if (o.method != optim::Method::zeroone_adam) return;
+    // The updates before the first that sends signs.
+    const int64_t exact = std::min(o.var_freeze_step, o.var_update_scaler + 1);
+    demand(given,
+           {{o.var_freeze_step > 0, freeze,
+             "0/1 Adam is told after how many updates the second moment stays",
+             show("var_freeze_step", o.var_freeze_step),
+             "set it to no less than schedule.warmup_steps; the paper ends there"},
+            {exact < c.steps, freeze, "the run ends before ranks send momentum",
+             show("var_freeze_step", o.var_freeze_step) + ", " +
+                 show("var_update_scaler", o.var_update_scaler) + ", " + show("steps", c.steps),
+             "set var_freeze_step or var_update_scaler below steps, or optimizer.method to "
+             "\"adamw\""}});
+    check_local_steps(c, given);
+}
+
+// What both need.
+void check_momentum(const Config& c, const Given& given) {
+    const OptimizerConfig& o = c.optimizer;
+    if (!optim::sends_momentum(o.method)) return;
+    const std::string key = "optimizer.method";
+    const std::string its(word_of(kMethods, o.method));
+    const CodecKind gradients = c.zero.compress.gradients;
+    demand(
+        given,
+        {{c.device == DeviceKind::cpu, key, "there are no kernels that code momentum on a GPU",
+          "device cuda", "set device to cpu, or optimizer.method to \"adamw\""},
+         {o.moments == MomentType::f32, "optimizer.moments",
+          its + " exchanges its first moment in fp32's place, and keeps it so",
+          "moments " + std::string(word_of(kMoments, o.moments)), "set it to fp32"},
+         {gradients == CodecKind::none, "zero.compress.gradients",
+          "where " + its + " sends gradients they are exact: they are not coded",
+          "gradients " + std::string(word_of(kGradientCodecs, gradients)),
+          "set it to none, or optimizer.method to \"adamw\""},
+         {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
+          "the errors of momentum's codes do not survive the process on NVMe: no step after they "
+          "began could be resumed",
+          key + " " + its,
+          "set it to false and save with checkpoint.dir, or optimizer.method to \"adamw\""}});
 }
 
 void check_checkpoint(const Config& c, const Given& given) {
@@ -468,6 +532,8 @@ void resolve_defaults(Config& config, const Given& given) {
     check_compression(config, given);
     check_parallel(config, given);
     check_onebit_adam(config, given);
+    check_zeroone_adam(config, given);
+    check_momentum(config, given);
     check_checkpoint(config, given);
 }
 

@@ -32,6 +32,9 @@ constexpr std::array<std::string_view, 5> kOfMuon = {
     "optimizer.adamw_tensors"};
 
 constexpr std::array<std::string_view, 1> kOfOnebitAdam = {"optimizer.freeze_step"};
+constexpr std::array<std::string_view, 4> kOfZerooneAdam = {
+    "optimizer.var_freeze_step", "optimizer.var_update_scaler", "optimizer.local_step_scaler",
+    "optimizer.local_step_clipper"};
 
 bool contains(std::span<const std::string_view> words, std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();
@@ -42,6 +45,7 @@ bool contains(std::span<const std::string_view> words, std::string_view word) {
 std::string describe_training(const Config& config) {
     const bool muon = config.optimizer.method == optim::Method::muon;
     const bool onebit = config.optimizer.method == optim::Method::onebit_adam;
+    const bool zeroone = config.optimizer.method == optim::Method::zeroone_adam;
     const bool falls = config.schedule.kind != optim::Decay::constant;
     std::string text;
     for (const KeyValue& one : describe_values(config)) {
@@ -50,7 +54,8 @@ std::string describe_training(const Config& config) {
         const std::string_view section = dot == std::string_view::npos ? "" : key.substr(0, dot);
         if (contains(kSectionsLeftOut, section) || contains(kKeysLeftOut, key) ||
             (!falls && contains(kOfTheFall, key)) || (!muon && contains(kOfMuon, key)) ||
-            (!onebit && contains(kOfOnebitAdam, key)))
+            (!onebit && contains(kOfOnebitAdam, key)) ||
+            (!zeroone && contains(kOfZerooneAdam, key)))
             continue;
         text += one.key + " = " + one.value + "\n";
     }

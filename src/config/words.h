@@ -31,11 +31,11 @@ constexpr Words<MomentType, 3> kMoments = {{
     {MomentType::f32, "fp32"}, {MomentType::bf16, "bf16"}, {MomentType::int8, "int8"}}};
 constexpr Words<MasterFormat, 2> kMasters = {{
     {MasterFormat::fp32, "fp32"}, {MasterFormat::split, "split"}}};
-constexpr Words<optim::Method, 7> kMethods = {{
+constexpr Words<optim::Method, 8> kMethods = {{
     {optim::Method::adamw, "adamw"}, {optim::Method::adam, "adam"},
     {optim::Method::sgd, "sgd"}, {optim::Method::lion, "lion"},
     {optim::Method::adagrad, "adagrad"}, {optim::Method::muon, "muon"},
-    {optim::Method::onebit_adam, "onebit_adam"}}};
+    {optim::Method::onebit_adam, "onebit_adam"}, {optim::Method::zeroone_adam, "zeroone_adam"}}};
 constexpr Words<optim::AdjustLr, 3> kAdjustments = {{
     {optim::AdjustLr::original, "original"},
     {optim::AdjustLr::match_rms_adamw, "match_rms_adamw"},

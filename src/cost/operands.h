@@ -184,6 +184,13 @@ struct Compress {
 };
 
 template <class As>
+struct MoveAlone {
+    static constexpr Op kOp = Op::move_alone;
+    In<As, Content::kept> gradient;
+    InOut<As, Content::feedback> feedback;
+};
+
+template <class As>
 struct ExchangeMomentum {
     static constexpr Op kOp = Op::exchange_momentum;
     In<As, Content::parts> to_ranks;
@@ -243,7 +250,7 @@ template <template <class> class... Operations>
 struct List {};
 using Kernels = List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss, Backward,
                      EmbedBackward, Zero, Add, Round, Update, UpdateSpeculative, Recast, Cut, Sum,
-                     EncodeWeights, DecodeWeights, Keep, Compress, Merge, Average>;
+                     EncodeWeights, DecodeWeights, Keep, Compress, MoveAlone, Merge, Average>;
 using Exchanges = List<GatherCodes, GatherWeights, Exchange, GatherGradient, ExchangeMomentum,
                        GatherMomentum, Agree>;
 

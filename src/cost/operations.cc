@@ -182,13 +182,21 @@ constexpr std::array kRows{
          .timed_by = TimedBy::elements,
          .bytes = [](const Work& w) { return w.ranks * (w.elements * 4 + wire(w)) + leaves(w); }}),
     // Momentum is read, and its error read and written.
-    row<op::Compress>(
-        {.name = "compress momentum",
+    row<op::Compress>({.name = "compress momentum",
+                       .lane = Lane::team,
+                       .item = kChunk,
+                       .timed_by = TimedBy::update,
+                       .bytes =
+                           [](const Work& w) {
+                               const int64_t arrays = 3 + w.codecs.local_steps;
+                               return w.ranks * (wire(w) + arrays * w.elements * 4 + signs(w));
+                           }}),
+    row<op::MoveAlone>(
+        {.name = "move alone",
          .lane = Lane::team,
          .item = kChunk,
          .timed_by = TimedBy::update,
-         .bytes =
-             [](const Work& w) { return w.ranks * (wire(w) + 3 * w.elements * 4 + signs(w)); }}),
+         .bytes = [](const Work& w) { return w.ranks * (wire(w) + 4 * w.elements * 4); }}),
     row<op::ExchangeMomentum>(
         {.name = "exchange momentum", .lane = Lane::comm, .item = kChunk, .bytes = own}),
     row<op::Merge>(

@@ -41,8 +41,10 @@ enum class Op : uint8_t {
     decode_weights,
     // Where momentum travels instead of gradients (zero/feedback.h): the gradients that wait for
     // the outcome, the signs of every rank's share of a turn, and of what its owner made of them.
+    // Or a rank goes on alone, and sends nothing.
     keep,
     compress,
+    move_alone,
     exchange_momentum,
     merge,
     gather_momentum,
@@ -58,6 +60,8 @@ constexpr int64_t kLeafElements = 4096;
 
 // A flag of an update: what it takes in is momentum, in fp32.
 constexpr uint8_t kTakesMomentum = 1;
+// And it is of the weight alone: the state stays as it is.
+constexpr uint8_t kLeavesState = 2;
 
 // Flags of a block's backward.
 constexpr uint8_t kNeedsDx = 1;

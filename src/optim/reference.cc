@@ -99,6 +99,7 @@ Element step(Element e, float g, const Scalars& s) {
             return adagrad_step(e, decayed, s);
         case Method::muon:
         case Method::onebit_adam:
+        case Method::zeroone_adam:
             break;
     }
     FERRY_CHECK(false, "unknown method");

@@ -26,7 +26,8 @@ constexpr std::pair<Method, std::string_view> kMethods[] = {{Method::adamw, "ada
                                                             {Method::lion, "lion"},
                                                             {Method::adagrad, "adagrad"},
                                                             {Method::muon, "muon"},
-                                                            {Method::onebit_adam, "onebit_adam"}};
+                                                            {Method::onebit_adam, "onebit_adam"},
+                                                            {Method::zeroone_adam, "zeroone_adam"}};
 
 std::string text_of(double value) {
     std::ostringstream text;
@@ -135,6 +136,7 @@ Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale) {
         case Method::adagrad:
             break;
         case Method::onebit_adam:
+        case Method::zeroone_adam:
             FERRY_CHECK(false, "its updates are AdamW's");
     }
     need_finite(scalars, hyper);
@@ -190,7 +192,7 @@ Method method_from(std::string_view name) {
     std::vector<std::string> known;
     for (const auto& [method, word] : kMethods) {
         // Whole matrices, which a run of elements is not; an exchange, which no update is.
-        if (method == Method::muon || method == Method::onebit_adam) continue;
+        if (method == Method::muon || sends_momentum(method)) continue;
         if (word == name) return method;
         known.emplace_back(word);
     }

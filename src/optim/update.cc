@@ -49,6 +49,7 @@ const char* run(const Span& span, const Scalars& scalars, Stores stores) {
             return run_best<Method::adagrad>(span, scalars, stores);
         case Method::muon:
         case Method::onebit_adam:
+        case Method::zeroone_adam:
             break;
     }
     FERRY_CHECK(false, "not a method of single elements");

@@ -28,7 +28,8 @@ int64_t chunk_bytes(Class c, const Workload& work, int64_t elements) {
         case Class::gradient_staging:
             return elements * size_of(work.numerics.wire);
         case Class::feedback_staging:  // kept gradients pass through it too
-            return zero::feedback_bytes(elements, work.partition.ranks);
+            return zero::feedback_bytes(elements, work.partition.ranks,
+                                        work.partition.codecs.local_steps);
         default:
             bug("no part of a chunk");
     }

@@ -47,7 +47,10 @@ public:
             const int ranks = plan_.partition.ranks;
             const SlotFamily slots = slots_of(chunk, Class::feedback_staging, work_);
             chunk.kept = add(homes.kept, ranks * chunk.count * wire, slots_of_kept(work_));
-            chunk.feedback = add(homes.feedback, zero::feedback_bytes(chunk.count, ranks), slots);
+            chunk.feedback =
+                add(homes.feedback,
+                    zero::feedback_bytes(chunk.count, ranks, plan_.partition.codecs.local_steps),
+                    slots);
         }
         if (plan_.groups > 1) make_spills();
         for (const Tier home : placement_.inputs) {

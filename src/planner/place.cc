@@ -405,7 +405,9 @@ private:
                 due -= 1;
             else
                 claim(homes.feedback, "momentum and its errors",
-                      round_up(zero::feedback_bytes(chunk.count, ranks), kPage));
+                      round_up(zero::feedback_bytes(chunk.count, ranks,
+                                                    work_.partition.codecs.local_steps),
+                               kPage));
         });
     }
 

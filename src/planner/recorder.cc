@@ -275,7 +275,7 @@ void Recorder::record_update(int64_t index, const Part<Content::state>& state,
                       detail);
 }
 
-void Recorder::update_chunk(int64_t index, Op op, const Located* momentum) {
+void Recorder::update_chunk(int64_t index, Op op, const ByMomentum* by) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     const Tier state_home = plan_.objects[chunk.state].home;
     auto state = Part<Content::state>::of(chunk.state);
@@ -300,9 +300,10 @@ void Recorder::update_chunk(int64_t index, Op op, const Located* momentum) {
         state.place = stage.place();
         state.is_home = false;
     }
-    if (momentum) {
-        gradient = {.place = momentum->place,
-                    .resources = {momentum->resources.begin(), momentum->resources.end()},
+    if (by) {
+        const Located& momentum = by->momentum;
+        gradient = {.place = momentum.place,
+                    .resources = {momentum.resources.begin(), momentum.resources.end()},
                     .is_home = false};
     } else if (!recast && plan_.objects[chunk.gradient].home == Tier::nvme) {
         gradient_staging = acquire(Class::gradient_staging);
@@ -314,8 +315,10 @@ void Recorder::update_chunk(int64_t index, Op op, const Located* momentum) {
         if (plan_.state.split) impl_->load_weight(chunk.weight, weight_staging);
         weight.move_to(weight_staging);
     }
-    const Detail detail{.flags = momentum ? cost::kTakesMomentum : uint8_t{0},
-                        .overwrites = stage.resources()};
+    const bool keeps = recast || (by && by->leaves_state);
+    const auto flags = static_cast<uint8_t>((by ? cost::kTakesMomentum : 0) |
+                                            (by && keeps ? cost::kLeavesState : 0));
+    const Detail detail{.flags = flags, .overwrites = stage.resources()};
     if (recast)
         record<op::Recast>(chunk.layer, index,
                            {.state = state.located(), .weight = weight.located()}, detail);
@@ -324,7 +327,7 @@ void Recorder::update_chunk(int64_t index, Op op, const Located* momentum) {
     else
         record_update<op::UpdateSpeculative>(index, state, gradient, weight, detail);
 
-    if (stored && !recast) impl_->write(chunk.state, stage, op == Op::update);
+    if (stored && !keeps) impl_->write(chunk.state, stage, op == Op::update);
     if (weight_object.home == Tier::nvme)
         impl_->write(chunk.weight, weight_staging, weight_object.versioned && op == Op::update);
     if (weight_object.home == Tier::device)

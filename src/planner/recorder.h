@@ -173,6 +173,8 @@ public:
     // update_by_momentum() then exchanges the momentum of a layer and updates its chunks.
     void keep_gradient(int64_t layer, const Gradient& gradient);
     void update_by_momentum(int64_t layer);
+    // Or, of a local step, moves this rank's weights alone.
+    void update_alone(int64_t layer);
     BufferOf<Content::tokens> load_tokens(int64_t micro_batch, bool evaluation);
     void send_report(const BufferOf<Content::report>& report);  // to the host
     void save_input(int64_t layer, int64_t i, Input x);         // a block's input, until fetched
@@ -190,7 +192,11 @@ public:
     }
 
     // update, update_speculative or recast; update, given momentum, by that in place of a gradient.
-    void update_chunk(int64_t chunk, Op op, const Located* momentum = nullptr);
+    struct ByMomentum {
+        Located momentum{};
+        bool leaves_state = false;  // it is of the weight alone
+    };
+    void update_chunk(int64_t chunk, Op op, const ByMomentum* by = nullptr);
     enum class Move : uint8_t { in, out, both };  // read and checked; sealed and written; unchanged
     void move(swap::ObjectId stored, Class through, Move how);  // on NVMe, through host memory
     void commit(int64_t chunk);
@@ -227,9 +233,11 @@ private:
     void receive_oldest();
     void gather_gradient(int64_t chunk, const BufferOf<Content::wire>& wire);
     struct Turn;  // whose momentum is under way
+    Turn fetch_turn(int64_t chunk);
     Turn compress(int64_t chunk);
     void merge(Turn& turn);
     void average(Turn turn);
+    void update_turn(Turn& turn, bool alone);
     void agree();
     LocatedOf<Content::leaves> leaves_in(const AssignedBuffer& wire, const Chunk& chunk) const;
     void send_leaves(const Chunk& chunk, int64_t elements, const AssignedBuffer& wire);

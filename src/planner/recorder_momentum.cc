@@ -10,7 +10,9 @@ namespace ferry::planner {
 struct Recorder::Turn {
     int64_t chunk = 0;
     Part<Content::feedback> feedback{};
-    AssignedBuffer staging{};  // it came here from NVMe
+    Part<Content::kept> gradient{};
+    // They came here from NVMe.
+    AssignedBuffer staging{}, gradient_staging{};
     // What this rank sends and, later, what the owners have merged; what comes in between.
     BufferOf<Content::parts> parts{}, received{};
     bool merged = false;
@@ -30,25 +32,33 @@ void Recorder::keep_gradient(int64_t layer, const Gradient& gradient) {
     }
 }
 
-Recorder::Turn Recorder::compress(int64_t index) {
+Recorder::Turn Recorder::fetch_turn(int64_t index) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
-    Turn turn{.chunk = index, .feedback = Part<Content::feedback>::of(chunk.feedback)};
-    auto gradient = Part<Content::kept>::of(chunk.kept);
-    AssignedBuffer kept;
+    Turn turn{.chunk = index,
+              .feedback = Part<Content::feedback>::of(chunk.feedback),
+              .gradient = Part<Content::kept>::of(chunk.kept)};
     if (plan_.objects[chunk.feedback].home == Tier::nvme) {
         turn.staging = acquire(Class::feedback_staging);
         impl_->read(chunk.feedback, turn.staging);
         turn.feedback.move_to(turn.staging);
     }
     if (plan_.objects[chunk.kept].home == Tier::nvme) {
-        kept = acquire(Class::feedback_staging);
-        impl_->read(chunk.kept, kept);
-        gradient.move_to(kept);
+        turn.gradient_staging = acquire(Class::feedback_staging);
+        impl_->read(chunk.kept, turn.gradient_staging);
+        turn.gradient.move_to(turn.gradient_staging);
     }
+    return turn;
+}
+
+Recorder::Turn Recorder::compress(int64_t index) {
+    const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
+    Turn turn = fetch_turn(index);
     turn.parts = acquire<Content::parts>();
-    record<op::Compress>(
-        chunk.layer, index,
-        {.gradient = gradient.located(), .feedback = turn.feedback.located(), .parts = turn.parts});
+    record<op::Compress>(chunk.layer, index,
+                         {.gradient = turn.gradient.located(),
+                          .feedback = turn.feedback.located(),
+                          .parts = turn.parts});
+    turn.gradient_staging.release();
     turn.received = acquire<Content::parts>();
     const int64_t bytes = plan_.partition.codecs.momentum.bytes(chunk.count);
     record<op::ExchangeMomentum>(chunk.layer, index,
@@ -69,26 +79,48 @@ void Recorder::merge(Turn& turn) {
                                {.bytes = zero::exchanged_bytes(plan_.partition, bytes)});
 }
 
-// And updates by it, of the turn's chunks, those that this rank updates.
 void Recorder::average(Turn turn) {
     const Chunk& mine = plan_.chunks[static_cast<size_t>(turn.chunk)];
     record<op::Average>(mine.layer, turn.chunk,
                         {.merged = turn.parts, .feedback = turn.feedback.located()});
     turn.parts.release();
+    update_turn(turn, false);
+}
+
+// Of the turn's chunks, those that this rank updates: by the momentum that all have now, or by what
+// it moved alone.
+void Recorder::update_turn(Turn& turn, bool alone) {
+    const Chunk& mine = plan_.chunks[static_cast<size_t>(turn.chunk)];
     const model::Segment& segment =
         zero::segment_of(plan_.layers[static_cast<size_t>(mine.layer)], mine.first);
     const int64_t shard = plan_.partition.shard_elements(segment);
+    // Where those arrays begin, in floats.
+    const int64_t from = alone ? (2 * plan_.partition.ranks + 1) * mine.count : 0;
     const LayerPlan& where = plan_.layer_plans[static_cast<size_t>(mine.layer)];
     for (int64_t c = where.first_chunk; c < where.first_chunk + where.chunks; ++c) {
         const Chunk& chunk = plan_.chunks[static_cast<size_t>(c)];
         const bool of_turn = chunk.first - mine.first == (chunk.owner - mine.owner) * shard;
         if (!of_turn || !chunk.trainable) continue;
-        Located momentum{turn.feedback.place, turn.feedback.resources};
-        momentum.place.offset += chunk.owner * mine.count * 4;
-        update_chunk(c, Op::update, &momentum);
+        ByMomentum by{{turn.feedback.place, turn.feedback.resources}, alone};
+        by.momentum.place.offset += (from + chunk.owner * mine.count) * 4;
+        update_chunk(c, Op::update, &by);
     }
     if (turn.staging.resources().empty()) return;
     impl_->write(mine.feedback, turn.staging, false);
+}
+
+void Recorder::update_alone(int64_t layer) {
+    const LayerPlan& where = plan_.layer_plans[static_cast<size_t>(layer)];
+    for (int64_t c = where.first_chunk; c < where.first_chunk + where.chunks; ++c) {
+        const Chunk& chunk = plan_.chunks[static_cast<size_t>(c)];
+        if (!chunk.trainable || !plan_.owns(chunk)) continue;
+        Turn turn = fetch_turn(c);
+        record<op::MoveAlone>(
+            chunk.layer, c,
+            {.gradient = turn.gradient.located(), .feedback = turn.feedback.located()});
+        turn.gradient_staging.release();
+        update_turn(turn, true);
+    }
 }
 
 // One turn is compressed while the one before is on its way, and averaged while the next one is on

@@ -19,8 +19,8 @@ planner::PlanRequest request_of(const Config& config) {
 
 optim::Hyper hyper_of(const Config& config) {
     const OptimizerConfig& optimizer = config.optimizer;
-    const bool onebit = optimizer.method == optim::Method::onebit_adam;
-    return {.method = onebit ? optim::Method::adamw : optimizer.method,
+    const bool sends = optim::sends_momentum(optimizer.method);
+    return {.method = sends ? optim::Method::adamw : optimizer.method,
             .lr = optimizer.lr,
             .beta1 = optimizer.beta1,
             .beta2 = optimizer.beta2,
@@ -48,10 +48,12 @@ StateFormat format_of(const Config& config) {
 
 zero::Codecs codecs_of(const Config& config) {
     const CompressConfig& compress = config.zero.compress;
-    const bool onebit = config.optimizer.method == optim::Method::onebit_adam;
+    const OptimizerConfig& o = config.optimizer;
+    const bool sends = optim::sends_momentum(o.method);
     return {.gradients = {compress.gradients, compress.block},
             .weights = {compress.weights, compress.block},
-            .momentum = {onebit ? CodecKind::sign : CodecKind::none, compress.block}};
+            .momentum = {sends ? CodecKind::sign : CodecKind::none, compress.block},
+            .local_steps = o.method == optim::Method::zeroone_adam && o.local_step_clipper > 1};
 }
 
 optim::LrSchedule schedule_of(const Config& config) {

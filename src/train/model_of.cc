@@ -10,6 +10,9 @@
 #include "attention_of.h"
 #include "checkpoint/saved.h"
 #include "ferry/error.h"
+#include "ferry/learning_rate.h"
+#include "ferry/optim.h"
+#include "momentum_schedule.h"
 #include "ops/patterns.h"
 #include "train/from_config.h"
 
@@ -190,6 +193,24 @@ void require_few_zeros(const std::vector<model::Layer>& layers, int ranks) {
          .remedy = "run fewer ranks, or set optimizer.method to \"adamw\""});
 }
 
+// 0/1 Adam's ranks send what moves the weights, and get the momentum back from that. A rate is 0 at
+// the ends of a schedule, if anywhere.
+void require_rates(const Config& config) {
+    if (config.optimizer.method != optim::Method::zeroone_adam) return;
+    const optim::LrSchedule schedule = schedule_of(config);
+    for (const int64_t update : {MomentumSchedule(config.optimizer).first(), config.steps}) {
+        if (optim::learning_rate(schedule, update) > 0) continue;
+        throw Error(
+            Trouble::usage,
+            {.what = "zeroone_adam divides by the learning rate, which is 0",
+             .where = "schedule, update " + std::to_string(update),
+             .measured = "optimizer.lr " + std::to_string(config.optimizer.lr) +
+                         ", final_fraction " + std::to_string(config.schedule.final_fraction),
+             .limit = "above 0 where momentum travels",
+             .remedy = "raise what is 0, or end the run at schedule.total_steps"});
+    }
+}
+
 }  // namespace
 
 std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks,
@@ -205,8 +226,11 @@ std::vector<model::Layer> layers_of(const Config& config, const model::Shape& sh
 }
 
 void require_ranks(const Config& config, int ranks) {
-    if (config.optimizer.method != optim::Method::onebit_adam || ranks > 1) return;
-    throw Error(Trouble::usage, {.what = "onebit_adam is about what ranks send each other",
+    const optim::Method method = config.optimizer.method;
+    if (!optim::sends_momentum(method)) return;
+    if (ranks > 1) return require_rates(config);
+    throw Error(Trouble::usage, {.what = std::string(optim::name_of(method)) +
+                                         " is about what ranks send each other",
                                  .where = "optimizer.method",
                                  .measured = "1 rank",
                                  .limit = "2 ranks or more",

@@ -25,6 +25,7 @@ std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule,
 void Schedules::record(const planner::Plan& plan, int64_t evaluated_micro_batches) {
     for (size_t p = 0; p < kPrevious; ++p) {
         const auto previous = static_cast<Previous>(p);
+        if (previous == Previous::alone) continue;
         steps[p][0] = record_step(plan, previous, false);
         if (plan.speculative) {
             steps[p][1] = record_step(plan, previous, true);
@@ -34,15 +35,21 @@ void Schedules::record(const planner::Plan& plan, int64_t evaluated_micro_batche
         }
         drains[p] = record_drain(plan, previous);
     }
-    if (plan.has_feedback()) {
-        for (const Previous previous : {Previous::none, Previous::not_speculative})
-            steps_by_momentum[static_cast<size_t>(previous)] =
-                record_step(plan, previous, false, Travels::momentum);
-        drain_by_momentum = record_drain(plan, Previous::not_speculative, Travels::momentum);
-    }
+    record_by_momentum(plan);
     evaluation_size = std::min(plan.group_size(), std::max<int64_t>(evaluated_micro_batches, 1));
     while (evaluated_micro_batches % evaluation_size != 0) --evaluation_size;
     evaluation = record_evaluation(plan, evaluation_size);
+}
+
+void Schedules::record_by_momentum(const planner::Plan& plan) {
+    if (!plan.has_feedback()) return;
+    for (const Previous previous : {Previous::none, Previous::not_speculative, Previous::alone}) {
+        if (previous == Previous::alone && !plan.partition.codecs.local_steps) continue;
+        const auto p = static_cast<size_t>(previous);
+        steps_by_momentum[p] = record_step(plan, previous, false, Travels::momentum);
+        if (previous != Previous::none)
+            drains_by_momentum[p] = record_drain(plan, previous, Travels::momentum);
+    }
 }
 
 std::vector<const swap::Schedule*> Schedules::all() const {
@@ -50,7 +57,7 @@ std::vector<const swap::Schedule*> Schedules::all() const {
     for (const auto& step : steps) found.push_back(step.data());
     for (const swap::Schedule& drain : drains) found.push_back(&drain);
     for (const auto& step : steps_by_momentum) found.push_back(&step);
-    found.push_back(&drain_by_momentum);
+    for (const swap::Schedule& drain : drains_by_momentum) found.push_back(&drain);
     return found;
 }
 

@@ -17,9 +17,8 @@ std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule,
 struct Schedules {
     std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][speculative]
     std::array<swap::Schedule, kPrevious> drains{};
-    // Where momentum travels nothing speculates: after Previous::none and not_speculative.
-    std::array<swap::Schedule, 2> steps_by_momentum{};
-    swap::Schedule drain_by_momentum{};
+    // Where momentum travels nothing speculates: after Previous::none, not_speculative and alone.
+    std::array<swap::Schedule, kPrevious> steps_by_momentum{}, drains_by_momentum{};
     swap::Schedule evaluation{};
     // Micro-batches that evaluation takes through the layers together: the most that fit a group.
     int64_t evaluation_size = 1;
@@ -32,11 +31,14 @@ struct Schedules {
         return steps_by_momentum.at(static_cast<size_t>(previous));
     }
     const swap::Schedule& drain(Previous previous, Travels what) const {
-        return what == Travels::momentum ? drain_by_momentum
-                                         : drains[static_cast<size_t>(previous)];
+        const auto& found = what == Travels::gradients ? drains : drains_by_momentum;
+        return found[static_cast<size_t>(previous)];
     }
     const swap::Schedule& steady() const { return step(Previous::not_speculative, false); }
     std::vector<const swap::Schedule*> all() const;
+
+private:
+    void record_by_momentum(const planner::Plan& plan);
 };
 
 }  // namespace ferry::train

@@ -39,7 +39,7 @@ public:
           plan_(recorder.plan()),
           previous_(previous),
           speculative_(speculative),
-          by_momentum_(what == Travels::momentum),
+          by_momentum_(what != Travels::gradients),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
           saved_(plan_.layers.size() * at(plan_.group_size())) {}
@@ -69,6 +69,7 @@ public:
     void finish_previous(int64_t layer) {
         if (by_momentum_) {
             if (previous_ == Previous::not_speculative) r_.update_by_momentum(layer);
+            if (previous_ == Previous::alone) r_.update_alone(layer);
             return;
         }
         for_chunks(layer, [&](int64_t c, bool speculative) {
@@ -228,7 +229,7 @@ private:
     // Whether the step before changes weights.
     bool updates() const {
         return previous_ == Previous::not_speculative || previous_ == Previous::committed ||
-               previous_ == Previous::rolled_back;
+               previous_ == Previous::rolled_back || previous_ == Previous::alone;
     }
     // At a group's first visit of the layer.
     Weights first_weights(int64_t layer, const Group& group) {
@@ -371,15 +372,18 @@ void describe_drain(Recorder& recorder, Previous previous, Travels what = Travel
 }  // namespace
 
 std::string name_of_step(Previous previous, bool speculative) {
-    static constexpr const char* kNames[kPrevious] = {"first", "after a step without speculation",
-                                                      "after a commit", "after a rollback",
-                                                      "after a dropped step"};
+    static constexpr const char* kNames[kPrevious] = {"first",
+                                                      "after a step without speculation",
+                                                      "after a commit",
+                                                      "after a rollback",
+                                                      "after a dropped step",
+                                                      "after a local step"};
     return std::string(kNames[static_cast<size_t>(previous)]) +
            (speculative ? ", speculative" : "");
 }
 
 swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative, Travels what) {
-    const char* momentum = what == Travels::momentum ? ", momentum travels" : "";
+    const char* momentum = what != Travels::gradients ? ", momentum travels" : "";
     Recorder recorder(plan, name_of_step(previous, speculative) + momentum);
     describe_step(recorder, previous, speculative, what);
     return recorder.finish();

@@ -16,12 +16,14 @@ enum class Previous : uint8_t {
     committed,        // speculative updates stand; the other chunks are still to be updated
     rolled_back,  // speculative updates do not stand: every chunk is updated from its old version
     dropped,      // the step is skipped: speculative chunks go back to their old version
+    alone,        // where momentum travels: a local step, with which none did
 };
-constexpr int kPrevious = 5;
+constexpr int kPrevious = 6;
 
-// What travels between ranks: gradients on their way back, or momentum after the outcome
-// (zero/feedback.h). A step of one sort follows a step of the other after a drain alone.
-enum class Travels : uint8_t { gradients, momentum };
+// What travels between ranks: gradients on their way back, or momentum after the outcome, or, at a
+// local step, nothing (zero/feedback.h). A step without gradients follows one with them, and the
+// other way round, after a drain alone.
+enum class Travels : uint8_t { gradients, momentum, nothing };
 
 std::string name_of_step(Previous previous, bool speculative);
 swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool speculative,

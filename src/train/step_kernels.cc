@@ -6,6 +6,7 @@
 #include "model_of.h"
 #include "planner/recorder.h"
 #include "state_span.h"
+#include "weight_alone.h"
 
 namespace ferry::train {
 
@@ -233,7 +234,8 @@ void StepKernels::kernel(const Call& call, const op::Sum<At>& at) {
 // ---------------------------------------------------------------- momentum
 
 zero::Feedback StepKernels::feedback_of(const Chunk& chunk, std::byte* at) const {
-    return {reinterpret_cast<float*>(at), chunk.count, plan_.partition.ranks};
+    return {reinterpret_cast<float*>(at), chunk.count, plan_.partition.ranks,
+            plan_.partition.codecs.local_steps};
 }
 
 template <class Body>
@@ -277,9 +279,25 @@ void StepKernels::kernel(const Call& call, const op::Compress<At>& at) {
         const std::byte* gradient =
             at.gradient + (rank * chunk.count + first) * size_of(plan_.wire);
         const zero::Part part{at.parts + rank * codec.bytes(chunk.count), chunk.count};
+        const float* moved = feedback.moved(rank);
         zero::compress(codec, share, plan_.wire, gradient, feedback.momentum(rank) + first,
-                       feedback.error(rank) + first, part, first, optim::kLeaf);
+                       moved ? moved + first : nullptr, feedback.error(rank) + first, part, first,
+                       optim::kLeaf);
     });
+}
+
+void StepKernels::kernel(const Call& call, const op::MoveAlone<At>& at) {
+    const Chunk& chunk = chunk_of(call);
+    if (!intact(call, chunk.kept, at.gradient) || !intact(call, chunk.feedback, at.feedback))
+        return;
+    const zero::MomentumShare& share = states_.before(call.sequence).momentum_share;
+    const zero::Feedback feedback = feedback_of(chunk, at.feedback);
+    each_leaf_of_turn(chunk, feedback.ranks, [&](int rank, int64_t first) {
+        zero::move_alone(
+            share, plan_.wire, at.gradient + (rank * chunk.count + first) * size_of(plan_.wire),
+            feedback.momentum(rank) + first, feedback.moved(rank) + first, optim::kLeaf);
+    });
+    seal(call, chunk.feedback, at.feedback);
 }
 
 void StepKernels::kernel(const Call& call, const op::Merge<At>& at) {
@@ -297,10 +315,11 @@ void StepKernels::kernel(const Call& call, const op::Merge<At>& at) {
 void StepKernels::kernel(const Call& call, const op::Average<At>& at) {
     const Chunk& chunk = chunk_of(call);
     const zero::Codec& codec = plan_.partition.codecs.momentum;
+    const zero::MomentumShare& share = states_.before(call.sequence).momentum_share;
     const zero::Feedback feedback = feedback_of(chunk, at.feedback);
     each_leaf_of_turn(chunk, feedback.ranks, [&](int rank, int64_t first) {
         const zero::ConstPart merged{at.merged + rank * codec.bytes(chunk.count), chunk.count};
-        zero::average(codec, merged, feedback.momentum(rank) + first, first, optim::kLeaf);
+        zero::average(codec, share, merged, feedback.momentum(rank) + first, first, optim::kLeaf);
     });
     seal(call, chunk.feedback, at.feedback);
 }
@@ -436,6 +455,7 @@ void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
     if (call.task->lane == swap::Lane::team) {
         optim::Span span = span_of(plan_, chunk, at);
         if (by_momentum) span.gradient_type = DType::f32;
+        if ((call.task->flags & cost::kLeavesState) != 0) return update_weight(call, span, scalars);
         apply(call, {&span, 1}, scalars);
     } else {
         apply(call, spans_on_device(chunk, at), scalars);
@@ -444,12 +464,21 @@ void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
     seal(call, chunk.weight, at.weight);
 }
 
+// Where a rank moves alone, all state is as it was at the last exchange.
+void StepKernels::update_weight(const Call& call, const optim::Span& span,
+                                const ScalarsByKind& by_kind) {
+    const Chunk& chunk = chunk_of(call);
+    const optim::Scalars& scalars = by_kind[static_cast<size_t>(kind_of(chunk))];
+    each_leaf_of_turn(chunk, 1, [&](int, int64_t first) {
+        update_weight_alone(span, first, optim::kLeaf, scalars);
+    });
+    seal(call, chunk.weight, static_cast<const std::byte*>(span.weight));
+}
+
 void StepKernels::apply(const Call& call, std::span<const optim::Span> spans,
                         const ScalarsByKind& by_kind) {
     const Chunk& chunk = chunk_of(call);
-    const auto kind = is_matrix(chunk) ? UpdateKind::matrix
-                      : chunk.decays   ? UpdateKind::decayed
-                                       : UpdateKind::plain;
+    const UpdateKind kind = kind_of(chunk);
     const optim::Scalars& scalars = by_kind[static_cast<size_t>(kind)];
     const bool by_team = call.task->lane == swap::Lane::team;
     // Of each kind one after the other: there is one workspace.

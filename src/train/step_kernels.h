@@ -65,6 +65,7 @@ private:
     void kernel(const swap::Call& call, const cost::op::DecodeWeights<At>& at);
     void kernel(const swap::Call& call, const cost::op::Keep<At>& at);
     void kernel(const swap::Call& call, const cost::op::Compress<At>& at);
+    void kernel(const swap::Call& call, const cost::op::MoveAlone<At>& at);
     void kernel(const swap::Call& call, const cost::op::Merge<At>& at);
     void kernel(const swap::Call& call, const cost::op::Average<At>& at);
     void kernel(const swap::Call& call, const cost::op::Update<At>& at);
@@ -102,6 +103,8 @@ private:
                                                  const cost::op::Updating<At, which>& at);
     void apply(const swap::Call& call, std::span<const optim::Span> spans,
                const ScalarsByKind& by_kind);
+    void update_weight(const swap::Call& call, const optim::Span& span,
+                       const ScalarsByKind& by_kind);
     bool intact(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
     void seal(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
 

@@ -16,6 +16,20 @@ bool is_untouched(float momentum) { return std::bit_cast<uint32_t>(momentum) == 
 
 using Values = std::array<float, kMostAtOnce>;
 
+// This rank's momentum of the step, h; 0 where nothing may be sent.
+void take_in(const MomentumShare& share, DType wire, const std::byte* gradient,
+             const float* momentum, int64_t count, Values& values) {
+    FERRY_CHECK(count <= kMostAtOnce);
+    widen(wire, gradient, count, values.data());
+    for (int64_t i = 0; i < count; ++i) {
+        float& value = values[static_cast<size_t>(i)];
+        float g = value * share.gradient_scale;
+        g = std::abs(g) < 0x1p-60f ? 0.0f : g;
+        value =
+            is_untouched(momentum[i]) ? 0.0f : momentum[i] * share.momentum + g * share.gradient;
+    }
+}
+
 // Encodes the values; the error is what the code is off by, zero where nothing may be sent.
 void send(const Codec& codec, const Values& values, const float* momentum, float* error, Part part,
           int64_t first, int64_t count) {
@@ -31,18 +45,30 @@ void send(const Codec& codec, const Values& values, const float* momentum, float
 }  // namespace
 
 void compress(const Codec& codec, const MomentumShare& share, DType wire, const std::byte* gradient,
-              const float* momentum, float* error, Part part, int64_t first, int64_t count) {
-    FERRY_CHECK(count <= kMostAtOnce);
+              const float* momentum, const float* moved, float* error, Part part, int64_t first,
+              int64_t count) {
     Values values;
-    widen(wire, gradient, count, values.data());
+    take_in(share, wire, gradient, momentum, count, values);
     for (int64_t i = 0; i < count; ++i) {
         float& value = values[static_cast<size_t>(i)];
-        float g = value * share.gradient_scale;
-        g = std::abs(g) < 0x1p-60f ? 0.0f : g;
-        const float c = (momentum[i] * share.momentum + g * share.gradient) + error[i];
-        value = is_untouched(momentum[i]) ? 0.0f : c;
+        value *= share.step;
+        if (moved && !share.begins) value = moved[i] + value;
+        value = is_untouched(momentum[i]) ? 0.0f : value + error[i];
     }
     send(codec, values, momentum, error, part, first, count);
+}
+
+void move_alone(const MomentumShare& share, DType wire, const std::byte* gradient, float* momentum,
+                float* moved, int64_t count) {
+    Values values;
+    take_in(share, wire, gradient, momentum, count, values);
+    for (int64_t i = 0; i < count; ++i) {
+        const float value = values[static_cast<size_t>(i)];
+        const bool untouched = is_untouched(momentum[i]);
+        const float before = share.begins ? 0.0f : moved[i];
+        moved[i] = untouched ? 0.0f : before + value * share.step;
+        momentum[i] = untouched ? momentum[i] : value + 0.0f;  // a sum of -0 is +0
+    }
 }
 
 void merge(const Codec& codec, const std::byte* parts, int ranks, const float* momentum,
@@ -61,12 +87,13 @@ void merge(const Codec& codec, const std::byte* parts, int ranks, const float* m
     send(codec, values, momentum, owner_error, merged, first, count);
 }
 
-void average(const Codec& codec, ConstPart merged, float* momentum, int64_t first, int64_t count) {
+void average(const Codec& codec, const MomentumShare& share, ConstPart merged, float* momentum,
+             int64_t first, int64_t count) {
     FERRY_CHECK(count <= kMostAtOnce);
     Values values;
     decode(codec, merged, first, count, values.data());
     for (int64_t i = 0; i < count; ++i) {
-        const float value = values[static_cast<size_t>(i)] + 0.0f;  // a decoded -0 is +0
+        const float value = values[static_cast<size_t>(i)] * share.average + 0.0f;  // no -0
         momentum[i] = is_untouched(momentum[i]) ? momentum[i] : value;
     }
 }

@@ -28,7 +28,9 @@ constexpr Sharding sharding_of(int64_t stage) {
 // What travels as codes, and as which.
 struct Codecs {
     Codec gradients{}, weights{};
-    Codec momentum{};  // of 1-bit Adam, instead of gradients, once its second moment is frozen
+    Codec momentum{};  // of 1-bit and 0/1 Adam, in place of gradients
+    // Ranks also make updates of 0/1 Adam's between two exchanges, each alone.
+    bool local_steps = false;
 };
 
 // Elements of a layer's flat buffer.

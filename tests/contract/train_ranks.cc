@@ -151,7 +151,7 @@ protected:
             config.budgets.host_bytes = ranks * 64 * kMiB;
             config.swap.state_on_nvme = 1;
         }
-        if (config.optimizer.method == optim::Method::onebit_adam) {  // three turns' momentum pass
+        if (optim::sends_momentum(config.optimizer.method)) {  // three turns' momentum pass
             config.budgets.host_bytes = ranks * 900 * kKiB;
             config.swap.state_on_nvme = 1;
         }
@@ -718,6 +718,100 @@ TEST_P(OfOnebitAdam, EveryKindOfRunGivesTheSameBitsAtEveryStageAndOnEveryTier) {
 }
 
 INSTANTIATE_TEST_SUITE_P(kinds, OfOnebitAdam, testing::Range(0, 5));
+
+// The second moment changes at updates 1, 2, 3, 5 and 7; the others are of momentum as signs.
+class OfZerooneAdam : public Ranks, public testing::WithParamInterface<int> {
+protected:
+    int ranks() const override { return 3; }
+    Config config() const {
+        Config config = Ranks::config();
+        config.batch.micro_batches = 2 * ranks();
+        config.optimizer.method = optim::Method::zeroone_adam;
+        config.optimizer.var_freeze_step = 7;
+        config.optimizer.var_update_scaler = 2;
+        config.zero.compress.block = 64;
+        config.steps = 9;
+        return config;
+    }
+};
+
+TEST_P(OfZerooneAdam, EveryKindOfRunGivesTheSameBitsAtEveryStageAndOnEveryTier) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    const std::array<std::function<void()>, 3> kinds{
+        [] {},
+        [&] {  // several chunks a shard, the last one smaller
+            config.swap.chunk_elements = 8192;
+            config.model.hidden = 64;
+            config.model.intermediate = 160;
+            config.model.head_dim = 32;
+            config.precision = DType::bf16;
+            config.optimizer.master = MasterFormat::split;
+        },
+        [&] {
+            config.freeze = {"*.q_proj.weight", "*embed_tokens*", "*layers.1.*norm*"};
+            config.optimizer.weight_decay = 0.1;
+            config.precision = DType::f16;
+        }};
+    kinds[static_cast<size_t>(GetParam())]();
+    expect_stages_equal(config, ranks());
+}
+
+// After update 3 exchanges are 1, 1, 2 and 3 updates apart; the run ends between two.
+TEST_P(OfZerooneAdam, LocalStepsGiveTheSameBitsOnEveryTier) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    config.zero.stage = 0;
+    config.optimizer.var_freeze_step = 3;
+    config.optimizer.local_step_scaler = 2;
+    config.optimizer.local_step_clipper = 3;
+    config.steps = 12;
+    const std::array<std::function<void()>, 3> kinds{
+        [&] { config.optimizer.weight_decay = 0.1; },
+        [&] {
+            config.model.hidden = 64;
+            config.model.intermediate = 160;
+            config.model.head_dim = 32;
+            config.precision = DType::bf16;
+        },
+        [&] {
+            config.freeze = {"*.q_proj.weight", "*embed_tokens*", "*layers.1.*norm*"};
+            config.precision = DType::f16;
+        }};
+    kinds[static_cast<size_t>(GetParam())]();
+    const Outcome first = run(config, ranks());
+    Config tight = this->tight(config, ranks());
+    tight.budgets.host_bytes = ranks() * 1200 * kKiB;
+    expect_equal(run(tight, ranks()), first);
+    config.swap.chunk_elements = 8192;
+    expect_equal(run(config, ranks()), first);
+    config.optimizer.local_step_clipper = 1;
+    EXPECT_NE(run(config, ranks()).hash, first.hash);
+}
+
+INSTANTIATE_TEST_SUITE_P(kinds, OfZerooneAdam, testing::Range(0, 3));
+
+// Between two exchanges each rank trains weights of its own, and still towards a lower loss.
+TEST_F(Ranks, OfZerooneAdamLearnAlone) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    config.zero.stage = 0;
+    config.optimizer = {.method = optim::Method::zeroone_adam,
+                        .lr = 3e-3,
+                        .var_freeze_step = 8,
+                        .var_update_scaler = 8,
+                        .local_step_scaler = 1,
+                        .local_step_clipper = 4};
+    config.clip_norm = 0;
+    config.steps = 40;
+    const Outcome local = run(config, 2);
+    config.optimizer = {.lr = 3e-3};
+    const Outcome exact = run(config, 2);
+    for (size_t step = 0; step < 9; ++step)
+        EXPECT_EQ(local.reports[step].loss, exact.reports[step].loss) << step;
+    const double start = exact.reports.front().loss, end = exact.reports.back().loss;
+    EXPECT_LT(local.reports.back().loss, start - 0.7 * (start - end));
+}
 
 TEST_F(Ranks, OfOnebitAdamAreExactUntilTheSecondMomentStays) {
     Config config = this->config();

@@ -304,19 +304,24 @@ class ScriptsTest(FerryTest):
         rows, _ = self.script("weak_scaling", "--ranks", "1", "--steps", "5")
         self.assertGreater(rows["1 ranks: share of bound beside one GPU's"]["ratio"], 0)
 
-    def test_slow_network(self):
-        """Hosts in namespaces: what went over the wire is known, how fast is not."""
-        reason = slow_network.why_not()
-        if reason:
-            self.assertIn(reason, self.refused("slow_network"))
-            self.skipTest(reason)
-        rows, notes = self.script("slow_network", "--mbit", "200", "--steps", "3")
+    def check_slow_network(self, rows):
         for codec, factor in (("int8 gradients", 1.5), ("int4 gradients", 1.6), ("int4 gradients, int8 weights", 5)):
             self.assertGreater(rows[f"200 Mbit/s: {codec}, a step"]["value"], 0)
+            self.assertGreater(rows[f"200 Mbit/s: {codec}, predicted"]["reference"], 0)
             self.assertGreater(rows[f"200 Mbit/s: {codec}, sent by a rank a step"]["ratio"], factor - 0.5)
         self.assertGreater(rows["200 Mbit/s: 1-bit Adam, a step"]["value"], 0)
         momentum = rows["200 Mbit/s: 1-bit Adam, momentum beside gradients, sent by a rank a step"]
         self.assertGreater(momentum["ratio"], 5)
+
+    def test_slow_network(self):
+        """Hosts in namespaces: what went over the wire is known, how fast is not."""
+        words = ("slow_network", "--emulate", "namespaces")
+        reason = slow_network.why_not()
+        if reason:
+            self.assertIn(reason, self.refused(*words))
+            self.skipTest(reason)
+        rows, notes = self.script(*words, "--mbit", "200", "--steps", "3")
+        self.check_slow_network(rows)
         self.assertIn("no delay", notes[0])
         left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         self.assertNotIn(f"ferry{os.getpid()}h", left)
@@ -330,6 +335,21 @@ class ScriptsTest(FerryTest):
         for name, factor in (("2 share tensors, ZeRO 3", 1.2), ("2 share tensors, ZeRO 1", 1.3)):
             self.assertGreater(rows[f"200 Mbit/s: {name}, a step"]["value"], 0)
             self.assertGreater(rows[f"200 Mbit/s: {name}, left the first host"]["ratio"], factor)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_slow_network_that_ferry_emulates(self):
+        """No step is faster than the rate lets it be, and the delay is each exchange's."""
+        picture = self.path("step.svg")
+        rows, notes = self.script("slow_network", "--emulate", "throttle", "--delay", "300", "--mbit", "200",
+                                  "--steps", "3", "--picture", picture)
+        self.check_slow_network(rows)
+        self.assertIn("a delay of 300 us", notes[0])
+        self.assertLess(rows["200 Mbit/s: between two ranks"]["value"], 220)
+        self.assertGreater(rows["200 Mbit/s: an exchange of nothing"]["value"], 250)
+        gradients = rows["200 Mbit/s: 1-bit Adam, momentum beside gradients, sent by a rank a step"]["reference"]
+        self.assertGreater(rows["200 Mbit/s: uncoded, a step"]["value"], 0.9 * gradients * 8 / 200e6)
+        with open(picture, encoding="utf-8") as file:
+            self.assertEqual(file.read().count("<polyline"), 5)
 
 
 if __name__ == "__main__":

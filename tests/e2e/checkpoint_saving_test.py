@@ -194,6 +194,32 @@ class SavingTest(Saving):
                 self.ok(self.train(early, "--resume", self.step(5), through=self.mpi(3)))
                 shutil.rmtree(self.dir_)
 
+    def test_zeroone_adam(self):
+        """Killed about every sort of step: gradients in full, signs, and local steps, of which ranks keep their own."""
+        mpi = self.mpi(2)
+        zeroone = {"optimizer__method": "zeroone_adam", "optimizer__var_freeze_step": 5, "optimizer__var_update_scaler": 2,
+                   "precision": "bf16", "batch__micro_batches": 6}
+        local = {"optimizer__var_freeze_step": 3, "optimizer__local_step_scaler": 1, "optimizer__local_step_clipper": 4}
+        # Gradients travel at steps 1, 2, 3 and 5; with `local` at 1 to 3, and momentum at 4, 5, 9 and 13.
+        for stage, placement, more, kills in ((3, NVME, {}, (4, 1)), (0, MIXED, local, (6, 1)), (0, RAM, local, (7, 2, 2))):
+            with self.subTest(stage=stage, kills=kills):
+                ranks = {"zero__stage": stage, **zeroone, **more}
+                whole = self.ok(self.train(self.run_config(**ranks), through=mpi))
+                config = self.saving(placement, checkpoint__every=1, checkpoint__keep={"last": STEPS}, **ranks)
+                for steps in kills:
+                    self.killed(config, *self.latest(), steps=steps, through=mpi)
+                last = self.ok(self.train(config, *self.latest(), through=mpi))
+                self.assertEqual(last.hashes, whole.hashes)
+                for step in (3, 4, 5, 7, 8):
+                    elsewhere = self.run_config(MIXED if placement == RAM else RAM, **ranks)
+                    again = self.ok(self.train(elsewhere, "--resume", self.step(step), through=mpi))
+                    self.assertEqual(again.hashes, whole.hashes, step)
+                    losses = [[one["loss"] for one in run.steps if one["step"] > step] for run in (again, whole)]
+                    self.assertEqual(*losses)
+                self.refused(USAGE, ["another number of ranks", "3 ranks", "2 ranks"],
+                             *self.command(config), "--resume", self.step(STEPS), through=self.mpi(3))
+                shutil.rmtree(self.dir_)
+
     def test_onebit_adam_whose_first_step_by_momentum_is_skipped(self):
         """No code was off by anything yet: such a checkpoint has no errors, and nobody misses them."""
         mpi = self.mpi(2)

@@ -132,6 +132,54 @@ class Ranks(FerryTest):
         exact = self.ranks(2, self.config(steps=6))
         self.assertNotEqual(runs[0], exact.numbers())
 
+    def test_zeroone_adam_sends_what_its_intervals_say(self):
+        """Of 12 updates 1, 2, 3, 5 and 7 take gradients in full; the others send signs, or nothing at local steps."""
+        zeroone = {"optimizer__method": "zeroone_adam", "optimizer__var_freeze_step": 7, "optimizer__var_update_scaler": 2,
+                   "steps": 12, "zero__compress": {"block": 64}}
+        tight = {**self.tight(2), "budgets__host": "1800KiB", "swap__state_on_nvme": 1}
+        runs = []
+        for stage, tiers in ((0, {}), (0, tight), (1, {}), (2, tight), (3, {})):
+            with self.subTest(stage=stage, tight=bool(tiers)):
+                run = self.ranks(2, self.config(zero__stage=stage, **zeroone, **tiers))
+                self.assert_trained(run)
+                runs.append(run.numbers())
+                self.assertEqual(runs[-1], runs[0])
+                sent = {one["collective"]: one for one in run.summary["collectives"]}
+                for name in ("exchange momentum", "gather momentum"):
+                    self.assertEqual(sent[name]["sent_bytes"] * 32, sent[name]["raw_bytes"] * (1 + 32 / 64))
+                    self.assertEqual(5 * sent[name]["raw_bytes"], 7 * sent["exchange gradients"]["raw_bytes"])
+                # Before updates 4, 6 and 8, in fp32 as the gradients of the five others: this rank's shard.
+                moments = sent.get("gather moments", {"sent_bytes": 0})["sent_bytes"]
+                self.assertEqual(5 * moments, 3 * sent["exchange gradients"]["sent_bytes"] if stage > 0 else 0)
+                self.assert_left_nothing()
+        local = {**zeroone, "optimizer__var_freeze_step": 3, "optimizer__local_step_scaler": 1,
+                 "optimizer__local_step_clipper": 4}
+        for tiers in ({}, {**tight, "budgets__host": "2400KiB"}):
+            run = self.ranks(2, self.config(zero__stage=0, **local, **tiers))
+            self.assert_trained(run)
+            runs.append(run.numbers())
+            sent = {one["collective"]: one for one in run.summary["collectives"]}
+            # Updates 4, 5 and 9 send signs, 1 to 3 gradients; the last is of no exchange, and is said to be.
+            self.assertEqual(sent["exchange momentum"]["raw_bytes"], sent["exchange gradients"]["raw_bytes"])
+            self.assertIn("a local step: exports will have", run.err)
+        self.assertEqual(runs[-1], runs[-2])
+        self.assertNotEqual(runs[-1], runs[0])
+
+    def test_an_emulated_network(self):
+        """Ranks wait for bytes as if a network were that slow, and compute the same."""
+        def over(network, config):
+            return self.train(config, through=[*MPIRUN, "-n", "2"], env={**ENVIRONMENT, "FERRY_EMULATED_NETWORK": network})
+        config = self.config(zero__stage=1, steps=3)
+        plain, slow = self.ranks(2, config), over("40Mbit,200us", config)
+        self.assert_trained(slow)
+        self.assertEqual(slow.numbers(), plain.numbers())
+        self.assertIn("a network is emulated, every rank a host: 40 Mbit/s and a delay of 200 us", slow.err)
+        for one in slow.steps[1:]:
+            self.assertGreater(one["seconds"], slow.lane("comm") / len(slow.steps) * 8 / 40e6)
+        wrong = over("fast", config)
+        self.assertEqual(wrong.code, USAGE, wrong.err)
+        self.assertIn("measured: fast", wrong.err)
+
     def test_all_ranks_skip_a_step_of_momentum_whose_gradient_overflows(self):
         steep = {"precision": "fp16", "batch__sequence": 1, "batch__micro_batches": 2, "steps": 16,
                  "model__norm_eps": 1e-30, "clip_norm": 1e6, "optimizer__lr": 1e-6}

@@ -115,7 +115,7 @@ TEST(Config, SetValueChecksAsAFileDoes) {
         ADD_FAILURE() << "accepted";
     } catch (const Error& error) {
         EXPECT_EQ(error.problem().limit,
-                  "one of adamw, adam, sgd, lion, adagrad, muon, onebit_adam");
+                  "one of adamw, adam, sgd, lion, adagrad, muon, onebit_adam, zeroone_adam");
         EXPECT_EQ(error.problem().remedy, "did you mean \"lion\"?");
     }
 }

@@ -81,6 +81,10 @@ const std::vector<Case> kCases{
      .codecs = {.momentum = {CodecKind::sign, 256}},
      .on_nvme = 1},
     {.stage = 2, .ranks = 2, .codecs = {.momentum = {CodecKind::sign, 64}}},
+    {.stage = 0,
+     .ranks = 2,
+     .codecs = {.momentum = {CodecKind::sign, 64}, .local_steps = true},
+     .on_nvme = 1},
 };
 
 template <class Look>
@@ -90,13 +94,17 @@ void for_kernels(const planner::Plan& plan, const Look& look) {
             if (task.verb == swap::Verb::kernel) look(task);
     };
     for (int p = 0; p < kPrevious; ++p) {
+        if (static_cast<Previous>(p) == Previous::alone) continue;
         all(record_step(plan, static_cast<Previous>(p), plan.speculative));
         all(record_drain(plan, static_cast<Previous>(p)));
     }
     if (plan.has_feedback()) {
-        for (const Previous previous : {Previous::none, Previous::not_speculative})
+        for (const Previous previous :
+             {Previous::none, Previous::not_speculative, Previous::alone}) {
+            if (previous == Previous::alone && !plan.partition.codecs.local_steps) continue;
             all(record_step(plan, previous, false, Travels::momentum));
-        all(record_drain(plan, Previous::not_speculative, Travels::momentum));
+            all(record_drain(plan, previous, Travels::momentum));
+        }
     }
     all(record_evaluation(plan, plan.group_size()));
 }
@@ -135,7 +143,10 @@ int64_t bytes_of(const cost::OperandOf& operand, Op op, const Work& work) {
         case Content::kept:
             return work.ranks * work.elements * size_of(work.wire);
         case Content::feedback:  // half of what is read and written
-            return (op == Op::merge ? 3 : work.ranks * (op == Op::compress ? 3 : 2)) *
+            return (op == Op::merge        ? 3
+                    : op == Op::move_alone ? work.ranks * 4
+                    : op == Op::compress   ? work.ranks * (3 + work.codecs.local_steps)
+                                           : work.ranks * 2) *
                    work.elements * 4 / 2;
         case Content::parts:
             if (op == Op::compress || op == Op::average) return work.ranks * signs;

@@ -83,12 +83,12 @@ void step(const std::vector<Values>& gradients, Kept& kept) {
         const Part part{parts.data() + rank * bytes, kCount};
         compress(kCodec, kShare, DType::f32,
                  reinterpret_cast<const std::byte*>(gradients[rank].data()),
-                 kept.momentum[rank].data(), kept.error[rank].data(), part, 0, kCount);
+                 kept.momentum[rank].data(), nullptr, kept.error[rank].data(), part, 0, kCount);
     }
     merge(kCodec, parts.data(), kRanks, kept.momentum[0].data(), kept.owner_error.data(),
           {merged.data(), kCount}, 0, kCount);
     for (Values& momentum : kept.momentum)
-        average(kCodec, {merged.data(), kCount}, momentum.data(), 0, kCount);
+        average(kCodec, kShare, {merged.data(), kCount}, momentum.data(), 0, kCount);
 }
 
 std::vector<uint32_t> bits_of(const Values& values) {
@@ -202,14 +202,56 @@ TEST(Feedback, IsTheSameByPieces) {
     std::vector<std::byte> whole(bytes), part(bytes);
     const auto run = [&](Kept& of, std::vector<std::byte>& out, int64_t first, int64_t count) {
         compress(kCodec, kShare, DType::bf16, reinterpret_cast<const std::byte*>(&narrow[first]),
-                 of.momentum[0].data() + first, of.error[0].data() + first, {out.data(), kCount},
-                 first, count);
+                 of.momentum[0].data() + first, nullptr, of.error[0].data() + first,
+                 {out.data(), kCount}, first, count);
     };
     run(kept, whole, 0, kCount);
     for (const int64_t first : {int64_t{1024}, int64_t{0}, int64_t{2048}, int64_t{3072}})
         run(pieces, part, first, 1024);
     EXPECT_EQ(part, whole);
     expect_equal(pieces, kept);
+}
+
+// Three updates of 0/1 Adam, two of them without an exchange: what is sent is what all three moved,
+// and what comes back is divided by their rates.
+TEST(Feedback, SendsWhatWasMovedSinceTheLastExchange) {
+    const std::vector<float> steps{0.25f, 0.5f, 0.125f};
+    std::vector<std::byte> part(static_cast<size_t>(kCodec.bytes(kCount)));
+    Kept kept = begun();
+    const Values before = kept.momentum[0];
+    Values momentum = before, moved(kCount, 7.0f), wanted(kCount);  // what was moved before is over
+    Values plain = before;
+    MomentumShare share{.gradient_scale = 0.5f, .momentum = 0.9f, .gradient = 0.3f};
+    for (size_t number = 0; number < steps.size(); ++number) {
+        share.step = steps[number];
+        share.begins = number == 0;
+        const Values gradient = gradients_of(static_cast<uint32_t>(number))[0];
+        for (size_t i = 0; i < kCount; ++i) {
+            if (is_untouched(before[i])) continue;
+            plain[i] = plain[i] * 0.9f + gradient[i] * 0.5f * 0.3f;
+            wanted[i] = number == 0 ? plain[i] * steps[0] : wanted[i] + plain[i] * steps[number];
+        }
+        const auto* bytes = reinterpret_cast<const std::byte*>(gradient.data());
+        if (number + 1 < steps.size()) {
+            move_alone(share, DType::f32, bytes, momentum.data(), moved.data(), kCount);
+            ASSERT_EQ(bits_of(momentum), bits_of(plain));
+            ASSERT_EQ(bits_of(moved), bits_of(wanted));
+            continue;
+        }
+        compress(kCodec, share, DType::f32, bytes, momentum.data(), moved.data(),
+                 kept.error[0].data(), {part.data(), kCount}, 0, kCount);
+    }
+    const Values sent = decoded(wanted);
+    Values got(kCount);
+    decode_reference(kCodec, {part.data(), kCount}, 0, kCount, got.data());
+    EXPECT_EQ(bits_of(got), bits_of(sent));
+    share.average = 4;
+    average(kCodec, share, {part.data(), kCount}, momentum.data(), 0, kCount);
+    for (size_t i = 0; i < kCount; ++i) {
+        ASSERT_EQ(kept.error[0][i], is_untouched(before[i]) ? 0 : wanted[i] - sent[i]);
+        ASSERT_EQ(momentum[i], is_untouched(before[i]) ? 0 : 4 * sent[i]);
+        ASSERT_EQ(is_untouched(momentum[i]), is_untouched(before[i]));
+    }
 }
 
 }  // namespace

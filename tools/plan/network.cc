@@ -109,13 +109,13 @@ NetworkReport network_report(const Config& config, const train::RankCount& count
                              const std::optional<MachineFile>& machine, const Network& network,
                              const cost::Measurements& measured) {
     NetworkReport report{.network = network, .count = count};
-    const bool onebit = config.optimizer.method == optim::Method::onebit_adam;
+    const bool sends = optim::sends_momentum(config.optimizer.method);
     const bool codes = config.device == DeviceKind::cpu, gathers = codes && config.zero.stage == 3;
     for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
         if (weights != CodecKind::none && !gathers) continue;
         for (const CodecKind gradients :
              {CodecKind::none, CodecKind::int8, CodecKind::int4, CodecKind::sign}) {
-            const bool takes = (gradients == CodecKind::sign) == onebit;
+            const bool takes = (gradients == CodecKind::sign) == sends;
             if (gradients != CodecKind::none && !(codes && takes)) continue;
             const CompressConfig codecs{gradients, weights, config.zero.compress.block};
             report.steps.push_back(step_with(codecs, config, count, machine, measured));
@@ -139,7 +139,7 @@ std::string text_of(const NetworkReport& report) {
     const CodecStep& best = report.best();
     if (best.gradients == CodecKind::sign)
         return text + fmt::format(
-                          "  best: momentum as signs, after optimizer.freeze_step updates, "
+                          "  best: momentum as signs, where the optimizer sends it, "
                           "with zero.compress.weights={}\n\n",
                           word_of(best.weights));
     return text + fmt::format("  best: zero.compress.gradients={} zero.compress.weights={}\n\n",

@@ -123,10 +123,12 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     if (const KernelBytes sent = kernel_bytes(plan); sent.calls > 0)
         print("within its blocks' kernels a rank sends {} a step, in {} exchanges\n\n",
               format_bytes(sent.bytes), sent.calls);
-    const auto& [gradients, weights, momentum] = plan.partition.codecs;
+    const auto& [gradients, weights, momentum, local_steps] = plan.partition.codecs;
+    const OptimizerConfig& o = config.optimizer;
     if (momentum.on())
-        print("after {} updates the second moment stays, and momentum travels as {}\n\n",
-              config.optimizer.freeze_step, zero::text_of(momentum));
+        print("after {} updates the second moment stays, and momentum travels as {}{}\n\n",
+              std::max(o.freeze_step, o.var_freeze_step), zero::text_of(momentum),
+              local_steps ? fmt::format(", at most {} updates apart", o.local_step_clipper) : "");
     if (gradients.on() || weights.on())
         print("between them gradients travel as {}, weights as {}\n\n",
               wire_text(gradients, true, plan), wire_text(weights, false, plan));

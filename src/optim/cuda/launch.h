@@ -92,6 +92,7 @@ void with_method(Method method, const Call& call) {
             return call(MethodOf<Method::adagrad>());
         case Method::muon:
         case Method::onebit_adam:
+        case Method::zeroone_adam:
             break;
     }
     FERRY_CHECK(false, "not a method of single elements");

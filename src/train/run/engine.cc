@@ -172,6 +172,7 @@ private:
         if (lane_) lane_->count_anew();
         for (const auto* exchange : {&of_sequences_, &of_tensors_})
             if (*exchange) (*exchange)->count_anew();
+        if (momentum_) momentum_->count_anew();
     }
 
     RunReport so_far() {
@@ -184,6 +185,8 @@ private:
         if (lane_) add_collectives(report.collectives, lane_->collectives());
         for (const auto* exchange : {&of_sequences_, &of_tensors_})
             if (*exchange) add_collectives(report.collectives, (*exchange)->sent());
+        if (momentum_ && momentum_->sent().calls > 0)
+            add_collectives(report.collectives, {momentum_->sent()});
         report.reserved = stack_.reserved();
         if (volume()) report.paths = volume()->counters();
         look_for_files();
@@ -294,28 +297,36 @@ private:
     void measure();
     void predict(const cost::Measurements& measured);
 
-    // From here on momentum travels: what the step before left is finished, and every rank gets all
-    // of the moments.
-    void begin_momentum() {
+    // What the step before left is finished. Where momentum travels from here on, every rank gets
+    // all of it.
+    void change_over(Travels what) {
+        const double before = totals_.seconds;
         drain();
+        totals_.seconds = before;  // the step that is to come counts it
+        travels_ = what;
+        if (what == Travels::gradients) return;
         const Nanos start = executor_.now();
-        momentum_->begin(*state_);
-        travels_ = Travels::momentum;
-        if (world_.rank == 0)
-            log_info(
-                fmt::format("step {}: the second moment stays from here on, and ranks "
-                            "exchange their momentum as {}; getting there took {:.2f} s",
-                            step_, text_of(partition_.codecs.momentum),
-                            static_cast<double>(executor_.now() - start) * 1e-9));
+        const bool off = has_errors(moment_updates_);
+        momentum_->begin(*state_, off);
+        if (world_.rank != 0 || off) return;
+        log_info(fmt::format(
+            "step {}: from here on ranks exchange their momentum as {}{}; getting "
+            "there took {:.2f} s",
+            step_, text_of(partition_.codecs.momentum),
+            config_.optimizer.method == optim::Method::onebit_adam ? ", and the second moment stays"
+                                                                   : "",
+            static_cast<double>(executor_.now() - start) * 1e-9));
     }
 
     const swap::Schedule& next_schedule(bool speculative) const {
-        return travels_ == Travels::momentum ? schedules_.step_by_momentum(previous_)
-                                             : schedules_.step(previous_, speculative);
+        return travels_ == Travels::gradients ? schedules_.step(previous_, speculative)
+                                              : schedules_.step_by_momentum(previous_);
     }
 
     void replay(StepReport& report) {
-        if (judge_->travels_after(moment_updates_) != travels_) begin_momentum();
+        const Travels next = judge_->travels_after(moment_updates_);
+        if ((next == Travels::gradients) != (travels_ == Travels::gradients)) change_over(next);
+        travels_ = next;
         StepState& state = kernels().states()[++sequence_];
         const double scale = report.loss_scale = loss_scale_.value();
         state = {.step = step_,
@@ -350,11 +361,14 @@ private:
         ++moment_updates_;
         state.after_outcome =
             judge_->scalars({updates_, moment_updates_}, outcome.clip_factor / scale);
-        state.momentum_share = judge_->momentum_share(outcome.clip_factor / scale);
+        if (travels_ != Travels::gradients)
+            state.momentum_share =
+                judge_->momentum_share({updates_, moment_updates_}, outcome.clip_factor / scale);
         report.committed = report.speculative && outcome.clip_factor == 1;
-        previous_ = !report.speculative ? Previous::not_speculative
-                    : report.committed  ? Previous::committed
-                                        : Previous::rolled_back;
+        previous_ = travels_ == Travels::nothing ? Previous::alone
+                    : !report.speculative        ? Previous::not_speculative
+                    : report.committed           ? Previous::committed
+                                                 : Previous::rolled_back;
     }
 
     // The updates that come now are written where the durable step before the last one lies. That

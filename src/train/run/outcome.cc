@@ -78,7 +78,8 @@ OutcomeJudge::OutcomeJudge(const Config& config, const optim::Hyper& hyper,
     : plan_(plan),
       host_(host),
       clip_norm_(config.clip_norm),
-      freeze_step_(plan.has_feedback() ? config.optimizer.freeze_step : 0),
+      momentum_(config.optimizer),
+      sends_moves_(config.optimizer.method == optim::Method::zeroone_adam),
       always_speculates_(config.swap.speculate == Speculate::all),
       hyper_(hyper),
       elements_(elements_hyper_of(config)),
@@ -144,7 +145,7 @@ Outcome OutcomeJudge::judge(std::span<const RankReport> reports, int64_t targets
         if (rank.output_layer >= 0 && (output_layer < 0 || rank.output_layer < output_layer))
             output_layer = rank.output_layer;
     }
-    if (what == Travels::momentum) squares *= plan_.partition.ranks;
+    if (what != Travels::gradients) squares *= plan_.partition.ranks;
     Outcome outcome{.loss = loss_sum / static_cast<double>(targets),
                     .norm = std::sqrt(squares) / loss_scale};
     outcome.finite = std::isfinite(outcome.norm) && std::isfinite(outcome.loss);
@@ -166,32 +167,69 @@ double OutcomeJudge::learning_rate(int64_t update) const {
     return optim::learning_rate(schedule_, update);
 }
 
-zero::MomentumShare OutcomeJudge::momentum_share(double gradient_scale) const {
-    return {.gradient_scale = static_cast<float>(gradient_scale),
-            .momentum = static_cast<float>(elements_.beta1 / plan_.partition.ranks),
-            .gradient = static_cast<float>(1 - elements_.beta1)};
+// Over 1 - beta1^t, as the update has it.
+double OutcomeJudge::rate(UpdateNumber update) const {
+    const auto t = static_cast<double>(update.of_moments);
+    return optim::learning_rate(elements_schedule_, update.of_weights) /
+           (1 - std::pow(elements_.beta1, t));
+}
+
+OutcomeJudge::Interval OutcomeJudge::interval(UpdateNumber update) const {
+    Interval found;
+    const int64_t begin = momentum_.interval_begin(update.of_moments);
+    for (int64_t back = update.of_moments - begin; back >= 0; --back) {
+        const UpdateNumber one{update.of_weights - back, update.of_moments - back};
+        found.rates += rate(one);
+        found.decay *=
+            1 - optim::learning_rate(elements_schedule_, one.of_weights) * elements_.weight_decay;
+    }
+    return found;
+}
+
+zero::MomentumShare OutcomeJudge::momentum_share(UpdateNumber update, double gradient_scale) const {
+    const auto ranks = static_cast<double>(plan_.partition.ranks);
+    const double beta1 = elements_.beta1;
+    zero::MomentumShare share{.gradient_scale = static_cast<float>(gradient_scale),
+                              .momentum = static_cast<float>(beta1 / ranks),
+                              .gradient = static_cast<float>(1 - beta1)};
+    if (!sends_moves_) return share;
+    share.momentum = static_cast<float>(beta1);
+    share.gradient = static_cast<float>((1 - beta1) * ranks);
+    share.step = static_cast<float>(rate(update) / ranks);
+    share.average = static_cast<float>(1 / interval(update).rates);
+    share.begins = momentum_.interval_begin(update.of_moments) == update.of_moments;
+    return share;
 }
 
 namespace {
 
 // AdamW's update where its gradient is the momentum: m' is that, and v stays.
-optim::Scalars by_momentum(optim::Scalars of_update, const optim::Scalars& at_freeze) {
+optim::Scalars by_momentum(optim::Scalars of_update) {
     of_update.gradient_scale = 1;
     of_update.beta1 = of_update.one_minus_beta2 = 0;
     of_update.one_minus_beta1 = of_update.beta2 = 1;
-    of_update.inv_sqrt_bias2 = at_freeze.inv_sqrt_bias2;
     return of_update;
 }
 
 }  // namespace
 
 ScalarsByKind OutcomeJudge::scalars(UpdateNumber update, double gradient_scale) const {
-    if (travels_after(update.of_moments - 1) == Travels::gradients)
-        return exact_scalars(update, gradient_scale);
-    const ScalarsByKind at_freeze = exact_scalars({update.of_weights, freeze_step_}, 1);
     ScalarsByKind found = exact_scalars(update, gradient_scale);
-    for (size_t kind = 0; kind < found.size(); ++kind)
-        found[kind] = by_momentum(found[kind], at_freeze[kind]);
+    const Travels what = travels_after(update.of_moments - 1);
+    if (!plan_.has_feedback()) return found;
+    const int64_t changes = momentum_.changes_of_variance(update.of_moments);
+    const ScalarsByKind of_variance = exact_scalars({update.of_weights, changes}, 1);
+    for (size_t kind = 0; kind < found.size(); ++kind) {
+        found[kind].inv_sqrt_bias2 = of_variance[kind].inv_sqrt_bias2;
+        if (what == Travels::gradients) continue;
+        found[kind] = by_momentum(found[kind]);
+        if (!sends_moves_) continue;
+        const Interval moves = interval(update);
+        // What a rank moved alone is an Nth of that already (zero/feedback.h).
+        found[kind].step_size =
+            static_cast<float>(what == Travels::nothing ? plan_.partition.ranks : moves.rates);
+        if (found[kind].decay != 1) found[kind].decay = static_cast<float>(moves.decay);
+    }
     return found;
 }
 

@@ -13,6 +13,7 @@
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "planner/planner.h"
+#include "train/momentum_schedule.h"
 #include "train/step.h"
 #include "train/step_state.h"
 
@@ -88,11 +89,11 @@ public:
     // own would have.
     Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale,
                   Travels what = Travels::gradients);
-    // Whether the update after so many of the moments is by momentum that ranks exchange.
+    // What travels for the update after so many of the moments.
     Travels travels_after(int64_t updates) const {
-        return freeze_step_ > 0 && updates >= freeze_step_ ? Travels::momentum : Travels::gradients;
+        return plan_.has_feedback() ? momentum_.of(updates + 1) : Travels::gradients;
     }
-    zero::MomentumShare momentum_share(double gradient_scale) const;
+    zero::MomentumShare momentum_share(UpdateNumber update, double gradient_scale) const;
     ScalarsByKind scalars(UpdateNumber update, double gradient_scale) const;
     // Of an update of the weights, from 1.
     double learning_rate(int64_t update) const;
@@ -109,6 +110,13 @@ private:
                                 static_cast<size_t>(chunk.count / optim::kLeaf));
     }
     ScalarsByKind exact_scalars(UpdateNumber update, double gradient_scale) const;
+    // Since the exchange before this update, which may be a local step: how far a momentum of 1
+    // would have moved the weights, and what decay has left of them.
+    struct Interval {
+        double rates = 0, decay = 1;
+    };
+    double rate(UpdateNumber update) const;
+    Interval interval(UpdateNumber update) const;
     double loss_sum(int64_t micro_batches) const;  // over the last schedule's micro-batches
     int64_t output_layer() const;                  // the lowest whose output was not finite; or -1
     std::span<const float> leaves() const {
@@ -119,7 +127,8 @@ private:
     const planner::Plan& plan_;
     std::span<const std::byte> host_;
     double clip_norm_;
-    int64_t freeze_step_;  // 0: never
+    MomentumSchedule momentum_;
+    bool sends_moves_;  // 0/1 Adam's codes are of what moves the weights
     bool always_speculates_;
     optim::Hyper hyper_, elements_;  // elements_: of what is updated element by element
     optim::LrSchedule schedule_, elements_schedule_;

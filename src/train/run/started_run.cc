@@ -192,7 +192,7 @@ void StartedRun::make_plan(const Runtime& runtime) {
 }
 
 bool StartedRun::has_errors(int64_t moment_updates) const {
-    return plan_.has_feedback() && moment_updates > config_.optimizer.freeze_step;
+    return plan_.has_feedback() && moment_updates >= momentum_schedule_.first();
 }
 
 // As far as it can, before memory is taken; the rest as it is read. The ranks read a part each.
@@ -201,7 +201,7 @@ void StartedRun::prove_first_state() {
     if (saved_) {
         saved_->require(plan_);
         if (has_errors(saved_->manifest().moment_updates))
-            saved_->require_errors(plan_, config_.optimizer.freeze_step);
+            saved_->require_errors(plan_, momentum_schedule_.first());
         saved_->prove(team, world_.rank, world_.ranks, stack_.start_up());
         if (has_errors(saved_->manifest().moment_updates))
             saved_->prove_errors(plan_, team, world_.rank, world_.ranks, stack_.start_up());
@@ -229,6 +229,11 @@ void StartedRun::open(const Runtime& runtime) {
         require_recorded_formats(config_, share_.budgets.nvme, shape_, machine_text_, world_.ranks);
     rows_.emplace(recording_, executor_, config_, share_, world_.ranks, stack_.teams());
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
+    if (world_.rank == 0 && momentum_schedule_.of(config_.steps) == Travels::nothing)
+        log_warn(
+            fmt::format("step {}, the last, is a local step: exports will have the weights of "
+                        "the exchange before it; end the run at one (docs/communication.md)",
+                        config_.steps));
     if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, sharers_, plan_, *judge_, step_);
     stack_.open({.open_volume = runtime.open_volume,
                  .run_id = numerics_id(),
@@ -345,6 +350,9 @@ void StartedRun::resume_saved(const StateIo::Contents& contents, const StateIo::
         momentum_->restore(
             [this](const model::Layer& layer, const StateArray& array, int64_t first,
                    std::span<std::byte> out) { saved_->read_proved(layer, array, first, out); });
+    if (momentum_schedule_.of(found_.moment_updates) == Travels::nothing)
+        momentum_->restore_weights(*state_,
+                                   judge_->scalars({found_.updates, found_.moment_updates}, 1));
     if (world_.rank == 0)
         log_info(fmt::format("resumed after step {} from {}", found_.step, saved_->path()));
 }

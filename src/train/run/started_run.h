@@ -21,6 +21,7 @@
 #include "train/loader_of.h"
 #include "train/loss_scale.h"
 #include "train/model_of.h"
+#include "train/momentum_schedule.h"
 #include "train/rank_share.h"
 #include "train/schedules.h"
 #include "train/stack/path_rows.h"
@@ -84,6 +85,7 @@ protected:
     const std::unique_ptr<KernelExchange> of_sequences_, of_tensors_;
     const zero::Partition partition_;
     const Config config_;
+    const MomentumSchedule momentum_schedule_{config_.optimizer};
     const RankShare share_;
     Executor& executor_;
     Device& device_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/checksum.h"
+#include "train/weight_alone.h"
 
 namespace ferry::train {
 
@@ -19,10 +20,19 @@ std::span<const std::byte> bytes_of(const float* values, int64_t count) {
     return std::as_bytes(std::span(values, static_cast<size_t>(count)));
 }
 
+constexpr comm::Topic kMoments{.of = "moments"};
+
 // Appends an array's part to where one is gathered.
 void append(std::vector<float>& values, std::span<const std::byte> part) {
     const auto* floats = reinterpret_cast<const float*>(part.data());
     values.insert(values.end(), floats, floats + part.size() / sizeof(float));
+}
+
+// All but the momentum.
+void begin_without_errors(const zero::Feedback& feedback) {
+    const int64_t arrays =
+        zero::feedback_bytes(1, feedback.ranks, feedback.local_steps) / 4 - feedback.ranks;
+    std::fill_n(feedback.error(0), arrays * feedback.count, 0.0f);
 }
 
 }  // namespace
@@ -49,7 +59,8 @@ void MomentumIo::each_turn(const Body& body) {
 }
 
 zero::Feedback MomentumIo::feedback_in(const Chunk& chunk, std::span<std::byte> memory) const {
-    return {reinterpret_cast<float*>(memory.data()), chunk.count, plan_.partition.ranks};
+    return {reinterpret_cast<float*>(memory.data()), chunk.count, plan_.partition.ranks,
+            plan_.partition.codecs.local_steps};
 }
 
 zero::Feedback MomentumIo::brought(const Chunk& chunk) {
@@ -70,42 +81,69 @@ void MomentumIo::write(const Chunk& chunk, const Body& body) {
     store_.put(chunk.feedback, staging_.first(bytes));
 }
 
-void MomentumIo::begin(StateIo& state) {
-    const int ranks = plan_.partition.ranks;
+// Of the owner's run alone where the state is sharded, else of all of them.
+void MomentumIo::set_momentum(const Turn& turn, StateIo& state, float* momentum) const {
+    const Chunk& chunk = turn.chunk;
+    const std::vector<StateArray> arrays =
+        state_arrays(chunk.format, plan_.compute, chunk.trainable);
+    const bool sharded = plan_.partition.sharding.state;
+    const int mine = plan_.partition.rank;
+    for (int rank = sharded ? mine : 0; rank < (sharded ? mine + 1 : plan_.partition.ranks);
+         ++rank) {
+        std::vector<float> first, second;
+        const int64_t from = plan_.partition.shard(turn.segment, rank).first + turn.within;
+        state.read_arrays(chunk.layer, from, chunk.count,
+                          [&](std::span<const std::span<const std::byte>> parts) {
+                              for (size_t a = 0; a < arrays.size(); ++a) {
+                                  if (arrays[a].what == StateArray::What::first_moment)
+                                      append(first, parts[a]);
+                                  if (arrays[a].what == StateArray::What::second_moment)
+                                      append(second, parts[a]);
+                              }
+                          });
+        zero::mark_untouched(first.data(), second.data(), chunk.count,
+                             momentum + rank * chunk.count);
+    }
+}
+
+// Every rank's run of a turn, of which this rank has its own.
+void MomentumIo::gather(const Chunk& chunk, float* momentum) {
+    const int ranks = plan_.partition.ranks, mine = plan_.partition.rank;
+    constexpr int64_t kBlock = comm::Communicator::kAgreedBytes / 4;
+    std::vector<float> all(static_cast<size_t>(kBlock * ranks));
+    for (int64_t at = 0; at < chunk.count; at += kBlock) {
+        const int64_t count = std::min(kBlock, chunk.count - at);
+        comm::agree(
+            ranks_, executor_, bytes_of(momentum + mine * chunk.count + at, count),
+            std::as_writable_bytes(std::span(all).first(static_cast<size_t>(count * ranks))),
+            kMoments);
+        for (int rank = 0; rank < ranks; ++rank)
+            std::copy_n(all.begin() + rank * count, count, momentum + rank * chunk.count + at);
+        ++sent_.calls;
+        sent_.sent_bytes += (ranks - 1) * count * 4;
+    }
+    sent_.raw_bytes = sent_.sent_bytes;
+}
+
+void MomentumIo::begin(StateIo& state, bool off) {
     state.begin_arrays();
+    held_ = nullptr;
     each_turn([&](const Turn& turn) {
         const Chunk& chunk = turn.chunk;
-        const std::vector<StateArray> arrays =
-            state_arrays(chunk.format, plan_.compute, chunk.trainable);
-        std::vector<Width> widths;
-        for (const StateArray& array : arrays) widths.push_back(array.width);
-        std::vector<float> first, second;
-        const ArraySink take = [&](std::span<const std::span<const std::byte>> parts) {
-            for (size_t a = 0; a < arrays.size(); ++a) {
-                if (arrays[a].what == StateArray::What::first_moment) append(first, parts[a]);
-                if (arrays[a].what == StateArray::What::second_moment) append(second, parts[a]);
-            }
-        };
-        for (int rank = 0; rank < ranks; ++rank) {
-            const int64_t from = plan_.partition.shard(turn.segment, rank).first + turn.within;
-            share_arrays(
-                ranks_, executor_, plan_.partition, turn.layer, {from, chunk.count}, widths,
-                [&](const zero::Run& run, const ArraySink& to) {
-                    state.read_arrays(chunk.layer, run.first, run.count, to);
-                },
-                take);
-        }
+        if (off) brought(chunk);
+        std::vector<float> momentum(static_cast<size_t>(plan_.partition.ranks * chunk.count));
+        set_momentum(turn, state, momentum.data());
+        if (plan_.partition.sharding.state) gather(chunk, momentum.data());
         write(chunk, [&](const zero::Feedback& feedback) {
-            zero::mark_untouched(first.data(), second.data(), ranks * chunk.count,
-                                 feedback.momentum(0));
-            std::fill_n(feedback.error(0), (ranks + 1) * chunk.count, 0.0f);
+            std::ranges::copy(momentum, feedback.momentum(0));
+            if (!off) begin_without_errors(feedback);
         });
     });
 }
 
 void MomentumIo::restore(const Fill& fill) {
     const int ranks = plan_.partition.ranks, mine = plan_.partition.rank;
-    const std::vector<StateArray> errors = error_arrays(ranks);
+    const std::vector<StateArray> errors = error_arrays(plan_.partition);
     each_turn([&](const Turn& turn) {
         const Chunk& chunk = turn.chunk;
         const auto read = [&](const StateArray& array, int rank, float* values) {
@@ -113,9 +151,13 @@ void MomentumIo::restore(const Fill& fill) {
             fill(turn.layer, array, from,
                  std::as_writable_bytes(std::span(values, static_cast<size_t>(chunk.count))));
         };
+        const auto read_mine = [&](StateArray::What what, int rank, float* values) {
+            const auto first = std::ranges::find(errors, what, &StateArray::what);
+            read(*(first + mine), rank, values);
+        };
         std::vector<float> first(static_cast<size_t>(chunk.count)), second(first.size());
         write(chunk, [&](const zero::Feedback& feedback) {
-            std::fill_n(feedback.error(0), (ranks + 1) * chunk.count, 0.0f);
+            begin_without_errors(feedback);
             for (int rank = 0; rank < ranks; ++rank) {
                 std::ranges::fill(first, 0.0f);
                 std::ranges::fill(second, 0.0f);
@@ -128,10 +170,32 @@ void MomentumIo::restore(const Fill& fill) {
                 }
                 zero::mark_untouched(first.data(), second.data(), chunk.count,
                                      feedback.momentum(rank));
-                read(errors[static_cast<size_t>(mine)], rank, feedback.error(rank));
+                read_mine(StateArray::What::error, rank, feedback.error(rank));
+                if (!feedback.local_steps) continue;
+                read_mine(StateArray::What::alone, rank, feedback.momentum(rank));
+                read_mine(StateArray::What::moved, rank, feedback.moved(rank));
             }
-            read(errors.back(), mine, feedback.owner_error());
+            read(*std::ranges::find(errors, StateArray::What::owner_error, &StateArray::what), mine,
+                 feedback.owner_error());
         });
+    });
+}
+
+void MomentumIo::restore_weights(StateIo& state, const ScalarsByKind& scalars) {
+    held_ = nullptr;
+    each_turn([&](const Turn& turn) {
+        const zero::Feedback feedback = brought(turn.chunk);
+        for (int rank = 0; rank < feedback.ranks; ++rank) {
+            const int64_t from = plan_.partition.shard(turn.segment, rank).first + turn.within;
+            const auto chunks = plan_.chunks_of(turn.chunk.layer);
+            const auto chunk = std::ranges::find(chunks, from, &Chunk::first);
+            state.rewrite_weight(*chunk, [&](optim::Span span) {
+                span.gradient = feedback.moved(rank);
+                for (int64_t at = 0; at < span.count; at += optim::kLeaf)
+                    update_weight_alone(span, at, optim::kLeaf,
+                                        scalars[static_cast<size_t>(kind_of(*chunk))]);
+            });
+        }
     });
 }
 
@@ -140,22 +204,31 @@ void MomentumIo::read_errors(int64_t layer, const model::Tensor& tensor, const A
     const model::Layer& shape = plan_.layers[static_cast<size_t>(layer)];
     const model::Segment& segment = zero::segment_of(shape, tensor.offset);
     const int64_t mine_first = partition.shard(segment, partition.rank).first;
-    constexpr int64_t kBlock = comm::Communicator::kAgreedBytes / 8;
-    std::vector<float> mine(2 * kBlock), all(mine.size() * static_cast<size_t>(partition.ranks));
+    constexpr int64_t kBlock = comm::Communicator::kAgreedBytes / 16;
+    const int64_t kinds = partition.codecs.local_steps ? 4 : 2;
+    std::vector<float> mine(4 * kBlock), all(mine.size() * static_cast<size_t>(partition.ranks));
     const auto share = [&](const Turn& turn, int owner, int64_t at, int64_t count) {
         const zero::Feedback feedback = brought(turn.chunk);
         const int64_t from = at - turn.within;
         std::copy_n(feedback.error(owner) + from, count, mine.begin());
         std::copy_n(feedback.owner_error() + from, count, mine.begin() + count);
-        const auto values = static_cast<size_t>(2 * count);
+        if (feedback.local_steps) {
+            std::copy_n(feedback.momentum(owner) + from, count, mine.begin() + 2 * count);
+            std::copy_n(feedback.moved(owner) + from, count, mine.begin() + 3 * count);
+        }
+        const auto values = static_cast<size_t>(kinds * count);
         comm::agree(ranks_, executor_, std::as_bytes(std::span(mine).first(values)),
                     std::as_writable_bytes(
                         std::span(all).first(values * static_cast<size_t>(partition.ranks))),
                     kErrors);
         std::vector<std::span<const std::byte>> arrays;
-        for (int rank = 0; rank < partition.ranks; ++rank)
-            arrays.push_back(bytes_of(all.data() + rank * 2 * count, count));
-        arrays.push_back(bytes_of(all.data() + (2 * owner + 1) * count, count));
+        const auto add = [&](int rank, int64_t kind) {
+            arrays.push_back(bytes_of(all.data() + (rank * kinds + kind) * count, count));
+        };
+        for (int rank = 0; rank < partition.ranks; ++rank) add(rank, 0);
+        add(owner, 1);
+        for (int64_t kind = 2; kind < kinds; ++kind)
+            for (int rank = 0; rank < partition.ranks; ++rank) add(rank, kind);
         sink(arrays);
     };
     held_ = nullptr;
@@ -185,7 +258,12 @@ uint64_t MomentumIo::hash(uint64_t before) {
     each_turn([&](const Turn& turn) {
         const zero::Feedback feedback = brought(turn.chunk);
         for (int64_t at = 0; at < turn.chunk.count; at += optim::kLeaf) {
-            for (int rank = 0; rank < feedback.ranks; ++rank) fold(feedback.error(rank) + at);
+            for (int rank = 0; rank < feedback.ranks; ++rank) {
+                fold(feedback.error(rank) + at);
+                if (!feedback.local_steps) continue;
+                fold(feedback.momentum(rank) + at);
+                fold(feedback.moved(rank) + at);
+            }
             fold(feedback.owner_error() + at);
         }
     });

@@ -34,6 +34,15 @@ std::string operations_of(const Config& config) {
     if (config.optimizer.method == optim::Method::onebit_adam)
         text += fmt::format(", momentum as {} after {} updates",
                             text_of(codecs_of(config).momentum), config.optimizer.freeze_step);
+    if (config.optimizer.method == optim::Method::zeroone_adam) {
+        const OptimizerConfig& o = config.optimizer;
+        text += fmt::format(", momentum as {}, variance by {} until {}",
+                            text_of(codecs_of(config).momentum), o.var_update_scaler,
+                            o.var_freeze_step);
+        if (o.local_step_clipper > 1)
+            text += fmt::format(", local steps by {} up to {}", o.local_step_scaler,
+                                o.local_step_clipper);
+    }
     const StateFormat format = format_of(config);
     if (format.moments > 0 && format.moment_type == MomentType::bf16)
         text += ", moments bf16 rounded stochastically";

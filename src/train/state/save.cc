@@ -115,7 +115,7 @@ std::vector<Entry> entries_of(const Plan& plan, bool errors) {
     }
     for (size_t l = 0; errors && l < plan.layers.size(); ++l) {
         for (const model::Tensor& tensor : plan.layers[l].tensors)
-            if (tensor.trainable) add(l, tensor, Kept::errors, error_arrays(plan.partition.ranks));
+            if (tensor.trainable) add(l, tensor, Kept::errors, error_arrays(plan.partition));
     }
     return entries;
 }

@@ -100,22 +100,21 @@ void SavedRun::require(const Plan& plan) const {
                 require(tensor, array);
 }
 
-void SavedRun::require_errors(const Plan& plan, int64_t freeze_step) const {
+void SavedRun::require_errors(const Plan& plan, int64_t first) const {
     const int ranks = plan.partition.ranks;
     if (manifest().ranks != ranks)
-        throw Error(
-            Trouble::usage,
-            {.what = "the run cannot be resumed by another number of ranks: since the "
-                     "second moment stays, each keeps the error of what it has sent",
-             .where = path_,
-             .measured = fmt::format("{} ranks", ranks),
-             .limit = fmt::format("{} ranks, as of update {}", manifest().ranks, freeze_step + 1),
-             .remedy = fmt::format("resume with {} ranks, or from a checkpoint of at most "
-                                   "{} updates",
-                                   manifest().ranks, freeze_step)});
+        throw Error(Trouble::usage,
+                    {.what = "the run cannot be resumed by another number of ranks: since momentum "
+                             "travels, each keeps the error of what it has sent",
+                     .where = path_,
+                     .measured = fmt::format("{} ranks", ranks),
+                     .limit = fmt::format("{} ranks, as of update {}", manifest().ranks, first),
+                     .remedy = fmt::format("resume with {} ranks, or from a checkpoint of at most "
+                                           "{} updates",
+                                           manifest().ranks, first - 1)});
     for (const model::Layer& layer : plan.layers)
         for (const model::Tensor& tensor : layer.tensors)
-            for (const StateArray& array : error_arrays(ranks))
+            for (const StateArray& array : error_arrays(plan.partition))
                 if (tensor.trainable) require(tensor, array);
 }
 
@@ -152,7 +151,7 @@ void SavedRun::prove_errors(const Plan& plan, Team& team, int part, int parts,
                 if (array.what == StateArray::What::first_moment ||
                     array.what == StateArray::What::second_moment)
                     names.insert(tensor.name + array.suffix);
-            for (const StateArray& array : error_arrays(plan.partition.ranks))
+            for (const StateArray& array : error_arrays(plan.partition))
                 names.insert(tensor.name + array.suffix);
         }
     }

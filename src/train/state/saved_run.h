@@ -32,9 +32,9 @@ public:
     void require(const std::string& identity, int64_t steps) const;
     // Throws usage where an array of these layers is missing or of another kind.
     void require(const planner::Plan& plan) const;
-    // The same of the errors of momentum's codes, which exist after this update. Another number of
-    // ranks has others.
-    void require_errors(const planner::Plan& plan, int64_t freeze_step) const;
+    // The same of the errors of momentum's codes, which exist from this update on. Another number
+    // of ranks has others.
+    void require_errors(const planner::Plan& plan, int64_t first) const;
     // Where it can only be proved whole, reads part `part` of `parts` of it; throws io as above.
     void prove(Team& team, int part, int parts, StartUp& start_up) const;
     // Errors of momentum's codes, and the moments that are read beside them, are taken part by

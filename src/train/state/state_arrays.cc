@@ -52,13 +52,20 @@ std::vector<StateArray> state_arrays_of(const planner::Plan& plan, const model::
     return state_arrays(format, plan.compute, tensor.trainable);
 }
 
-std::vector<StateArray> error_arrays(int ranks) {
+std::vector<StateArray> error_arrays(const zero::Partition& partition) {
+    using enum StateArray::What;
     std::vector<StateArray> arrays;
-    for (int rank = 0; rank < ranks; ++rank) {
-        const std::string number = std::to_string(rank);
-        arrays.push_back({StateArray::What::error, "error_of_rank_" + number, ".error." + number});
-    }
-    arrays.push_back({StateArray::What::owner_error, "owner_error", ".owner_error"});
+    const auto of_ranks = [&](StateArray::What what, const char* file, const char* suffix) {
+        for (int rank = 0; rank < partition.ranks; ++rank) {
+            const std::string number = std::to_string(rank);
+            arrays.push_back({what, file + number, suffix + number});
+        }
+    };
+    of_ranks(error, "error_of_rank_", ".error.");
+    arrays.push_back({owner_error, "owner_error", ".owner_error"});
+    if (!partition.codecs.local_steps) return arrays;
+    of_ranks(alone, "momentum_of_rank_", ".momentum.");
+    of_ranks(moved, "moved_of_rank_", ".moved.");
     return arrays;
 }
 

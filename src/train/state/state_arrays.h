@@ -30,8 +30,10 @@ struct StateArray {
         first_scale,  // where moments are int8: one for each moment block
         second_moment,
         second_scale,
-        error,       // of what one rank has sent, where momentum travels (zero/feedback.h)
-        owner_error  // of what was returned
+        error,        // of what one rank has sent, where momentum travels (zero/feedback.h)
+        owner_error,  // of what was returned
+        alone,        // a rank's momentum since the last exchange, with local steps
+        moved         // and what it has moved since
     };
     What what{};
     // The files of all such arrays begin with it, and hold no others of the tensor: it is written
@@ -53,8 +55,8 @@ std::vector<StateArray> state_arrays_of(const planner::Plan& plan, const model::
                                         const model::Tensor& tensor);
 
 // What is kept beside them of a tensor that trains, where momentum travels: of every rank the
-// errors of what it has sent, and the owners'.
-std::vector<StateArray> error_arrays(int ranks);
+// errors of what it has sent, and the owners'; with local steps, of every rank what it did alone.
+std::vector<StateArray> error_arrays(const zero::Partition& partition);
 
 // Takes the same elements of each array, run after run.
 using ArraySink = std::function<void(std::span<const std::span<const std::byte>> arrays)>;

@@ -65,6 +65,8 @@ void* moments_in(const optim::Span& state, StateArray::What what) {
         case StateArray::What::master:
         case StateArray::What::error:
         case StateArray::What::owner_error:
+        case StateArray::What::alone:
+        case StateArray::What::moved:
             break;
     }
     return nullptr;
@@ -433,6 +435,19 @@ void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink
         load_master(place, 0, master);
         return master;
     });
+}
+
+void StateIo::rewrite_weight(const Chunk& chunk,
+                             const std::function<void(const optim::Span&)>& write) {
+    const Staging place = brought(chunk, true, false);
+    optim::Span span =
+        state_span(chunk.format, chunk.count, place.state.data(), place.state.data());
+    span.weight = place.weight.data();
+    span.weight_type = plan_.compute;
+    span.layer = static_cast<uint32_t>(chunk.layer);
+    span.element = chunk.first;
+    write(span);
+    if (store_.in_host(chunk.weight).empty()) store_.put(chunk.weight, place.weight);
 }
 
 void StateIo::read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink) {

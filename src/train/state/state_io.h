@@ -93,6 +93,10 @@ public:
         arrays_team_ = &team;
     }
     void read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink);
+    // Has the weight of a chunk that trains written anew: `write` gets its state, and where the
+    // weight is to be.
+    void rewrite_weight(const planner::Chunk& chunk,
+                        const std::function<void(const optim::Span&)>& write);
     // The same of the gradients that wait for their update, zeros where the chunk is frozen.
     void read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink);
 

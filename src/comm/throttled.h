@@ -1,0 +1,65 @@
+// A network slower than the one that is there: for bench/slow_network.py and tests, where a machine
+// lets nobody shape a real one. Every rank counts as a host of its own, with one link on which
+// operations leave one after the other. What an operation sends to the others takes as long as the
+// link's rate says, from when the last rank has begun it, and arrives a delay later.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "ferry/executor.h"
+#include "transport.h"
+
+namespace ferry::comm {
+
+struct EmulatedNetwork {
+    double bytes_per_s = 0;
+    Nanos delay = 0;
+
+    // "100Mbit" or "2.5Gbit,50us". Throws usage for anything else.
+    static EmulatedNetwork from(const std::string& text);
+    // As FERRY_EMULATED_NETWORK says; none where that is not set.
+    static std::optional<EmulatedNetwork> asked_for();
+    std::string text() const;
+};
+
+class Throttled final : public Transport {
+public:
+    using Clock = std::function<Nanos()>;
+    Throttled(std::unique_ptr<Transport> real, const EmulatedNetwork& network, Clock now);
+
+    std::string_view kind() const noexcept override { return real_->kind(); }
+    Place place() const noexcept override { return real_->place(); }
+    bool ready() override { return real_->ready(); }
+    void start(const Operation& operation, size_t slot) override;
+    bool finished(size_t slot) override;
+    std::vector<int> awaited(size_t slot) const override { return real_->awaited(slot); }
+    void abort() noexcept override { real_->abort(); }
+    std::unique_ptr<Transport> group(Communicator& of, std::span<const int> members) override;
+    CommThread* watch() const override { return real_->watch(); }
+
+private:
+    // Of this rank, which its groups share.
+    struct Link {
+        std::mutex mutex{};
+        Nanos free_at = 0;
+    };
+    Throttled(std::unique_ptr<Transport> real, const EmulatedNetwork& network, Clock now,
+              std::shared_ptr<Link> link);
+    void look();
+
+    const std::unique_ptr<Transport> real_;
+    const EmulatedNetwork network_;
+    const Clock now_;
+    const std::shared_ptr<Link> link_;
+    std::array<int64_t, kWindow> bytes_{};  // that each sends
+    std::array<Nanos, kWindow> due_{};
+    std::deque<size_t> under_way_{};  // that have not really ended, in their order
+};
+
+}  // namespace ferry::comm

@@ -1,0 +1,98 @@
+// The emulated network over a library that moves everything when it is told to, in virtual time.
+#include "comm/throttled.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "ferry/error.h"
+
+namespace ferry::comm {
+namespace {
+
+constexpr Nanos kMillisecond = 1'000'000;
+// A byte a microsecond, and a delay of a millisecond.
+constexpr EmulatedNetwork kNetwork{.bytes_per_s = 1e6, .delay = kMillisecond};
+
+// Rank 0 of 3. What may end stands in `ended`.
+class Instant final : public Transport {
+public:
+    explicit Instant(std::set<size_t>& ended) : ended_(ended) {}
+    std::string_view kind() const noexcept override { return "instant"; }
+    Place place() const noexcept override { return {.rank = 0, .size = 3}; }
+    void start(const Operation&, size_t) override {}
+    bool finished(size_t slot) override { return ended_.contains(slot); }
+    std::vector<int> awaited(size_t) const override { return {1}; }
+    std::unique_ptr<Transport> group(Communicator&, std::span<const int>) override {
+        return std::make_unique<Instant>(ended_);
+    }
+
+private:
+    std::set<size_t>& ended_;
+};
+
+class ThrottledTest : public testing::Test {
+protected:
+    Operation exchange(int64_t bytes) const {
+        const Exchange parts{nullptr, nullptr, bytes};
+        return Operation::exchange({&parts, 1}, {.of = "test"});
+    }
+    // Checks that an operation ends at this time, and no sooner.
+    void expect_ends(size_t slot, Nanos at) {
+        now_ = at - 1;
+        EXPECT_FALSE(throttled_.finished(slot));
+        now_ = at;
+        EXPECT_TRUE(throttled_.finished(slot));
+    }
+
+    Nanos now_ = 0;
+    std::set<size_t> ended_{};
+    Throttled throttled_{std::make_unique<Instant>(ended_), kNetwork, [this] { return now_; }};
+};
+
+TEST_F(ThrottledTest, TakesTheTimeOfItsBytesToTheOthersAndTheDelay) {
+    ended_ = {0};
+    throttled_.start(exchange(500), 0);  // 1,000 bytes to two others
+    EXPECT_FALSE(throttled_.finished(0));
+    expect_ends(0, 2 * kMillisecond);
+}
+
+TEST_F(ThrottledTest, BeginsWhenTheLastRankHasBegun) {
+    throttled_.start(exchange(500), 0);
+    now_ = 10 * kMillisecond;
+    EXPECT_FALSE(throttled_.finished(0));
+    ended_ = {0};
+    EXPECT_FALSE(throttled_.finished(0));
+    expect_ends(0, 12 * kMillisecond);
+}
+
+TEST_F(ThrottledTest, SendsOneOperationAfterTheOther) {
+    ended_ = {0, 1, 2};
+    for (size_t slot = 0; slot < 3; ++slot) throttled_.start(exchange(500), slot);
+    EXPECT_FALSE(throttled_.finished(0));
+    expect_ends(0, 2 * kMillisecond);
+    expect_ends(1, 3 * kMillisecond);  // the delay is none of the link's time
+    expect_ends(2, 4 * kMillisecond);
+    now_ = 20 * kMillisecond;
+    throttled_.start(exchange(500), 3);
+    ended_.insert(3);
+    EXPECT_FALSE(throttled_.finished(3));
+    expect_ends(3, 22 * kMillisecond);
+}
+
+TEST(EmulatedNetworkText, IsARateAndPerhapsADelay) {
+    const EmulatedNetwork slow = EmulatedNetwork::from("100Mbit");
+    EXPECT_DOUBLE_EQ(slow.bytes_per_s, 12.5e6);
+    EXPECT_EQ(slow.delay, 0);
+    const EmulatedNetwork fast = EmulatedNetwork::from("2.5Gbit,50us");
+    EXPECT_DOUBLE_EQ(fast.bytes_per_s, 312.5e6);
+    EXPECT_EQ(fast.delay, 50'000);
+    for (const char* text : {"", "fast", "100", "0Mbit", "-1Mbit", "100Mbit,", "100Mbit,5",
+                             "100Mbit,5us,", "100Mbit 5us"}) {
+        SCOPED_TRACE(text);
+        EXPECT_THROW(EmulatedNetwork::from(text), Error);
+    }
+}
+
+}  // namespace
+}  // namespace ferry::comm
