@@ -423,7 +423,7 @@ private:
         try {
             write();
         } catch (const Error& error) {
-            if (!alone && !inside().plan().partition.alone()) throw;
+            if (!alone && !inside().plan().partition.decides_alone()) throw;
             keep(error);
         }
     }
