@@ -182,7 +182,8 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
     const bool knows = predicts && kind_of(saved.dir) == FileKind::directory &&
                        (cost.stored == 0 || report->found.measurements.nvme_bytes_per_s > 0);
     if (!knows) return cost;
-    const bool meanwhile = cost.held > 0 && train::reads_meanwhile(plan);
+    const bool meanwhile =
+        cost.held > 0 && config.parallel.tensor == 1 && train::reads_meanwhile(plan);
     const int threads = config.threads.value_or(
         static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     Team team(meanwhile ? std::min(threads, train::kMeanwhileThreads) : threads);

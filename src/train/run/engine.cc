@@ -64,7 +64,7 @@ public:
         guarded([&] {
             drain();
             if (saving.begun) saving.begun();
-            const bool meanwhile = !checkpoint_room_.empty() && reads_meanwhile(plan_);
+            const bool meanwhile = !ranks_ && !checkpoint_room_.empty() && reads_meanwhile(plan_);
             Team& team = meanwhile ? copiers() : stack_.teams().all();
             state_->begin_arrays(team);
             const auto read = [this](int64_t layer, const model::Tensor& tensor, Kept what,
