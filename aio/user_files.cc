@@ -45,6 +45,15 @@ struct File {
     int under_way = 0;
 };
 
+// Of a file that its caller names, not of a place for ferry's own.
+[[noreturn]] void refuse_to_open(const std::string& path, int error) {
+    Problem problem = problem_of("the file cannot be opened", path, error);
+    if (error == ENOENT || error == ENOTDIR) problem.remedy = "correct the path";
+    if (error == EACCES || error == EPERM)
+        problem.remedy = "give a file that this user may open, or change its owner or mode";
+    throw Error(trouble_of(error), problem);
+}
+
 }  // namespace
 
 class UserFiles::OnQueue {
@@ -86,8 +95,7 @@ public:
         const int flags = O_CLOEXEC | (writes ? O_RDWR | O_CREAT : O_RDONLY);
         File file{.path = path, .writes = writes};
         file.descriptor = open_above_standard(path.c_str(), flags, kModeOfNewFiles);
-        if (file.descriptor < 0)
-            throw Error(trouble_of(errno), problem_of("the file cannot be opened", path, errno));
+        if (file.descriptor < 0) refuse_to_open(path, errno);
         // Refused by file systems that know no O_DIRECT: then all goes through the page cache.
         // Not by its name, which may lead to another file by now.
         if (options_.direct)
