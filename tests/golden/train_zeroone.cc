@@ -13,6 +13,7 @@
 
 #include "ferry/train.h"
 #include "tests/support/run_ranks.h"
+#include "train/inside.h"
 
 namespace ferry::train {
 namespace {
@@ -50,7 +51,7 @@ Followed run(const Config& config) {
     comm::on_run_ranks(2, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
         const bool first = others->rank() == 0;
         const auto engine =
-            Engine::make(config, {.executor = &executor, .ranks = std::move(others)});
+            Engine::make(config, with({.executor = &executor}, {.ranks = std::move(others)}));
         for (int64_t step = 0; step < config.steps; ++step) {
             const StepReport report = engine->step();
             if (!first) continue;
