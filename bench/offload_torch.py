@@ -186,6 +186,7 @@ def main():
     parser = common.parser_of(__doc__)
     parser.set_defaults(ferry=None)  # it is not run
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--sides", nargs="+", choices=[*FERRY, "gpu", "backward", "torchao"], help="these alone; default: all")
     parser.add_argument("--steps", type=common.at_least(1), default=6, help="that count")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them")
     parser.add_argument("--host", default="80GiB", help="host memory for the optimizer")
@@ -201,6 +202,7 @@ def main():
         notes.append("torchao is not installed")
     for model in options.models:
         names = [*FERRY, "gpu", "backward", *(["torchao"] if has_torchao and model == "1b" else [])]
+        names = [name for name in names if not options.sides or name in options.sides]
         sides = {name: lambda model=model, name=name: measure(options, model, name) for name in names}
         rows += rows_of(model, common.turns(sides, options.rounds, options.seconds), SHAPES[model][1], options.gpu_state)
     if not rows:

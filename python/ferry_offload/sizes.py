@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
 
 from .errors import usage
@@ -16,6 +18,8 @@ _MOST_DIGITS = 19  # of 2^63
 def to_bytes(size: int | str) -> int:
     """4096, "40GiB", "1.5 TB"."""
     if not isinstance(size, str):
+        if not isinstance(size, numbers.Real) or not 0 <= size < math.inf:
+            raise usage("a size is none", measured=repr(size), limit="a number of bytes, 0 or more")
         return int(size)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
     unit = found and _UNITS.get(found[2][:1].upper() + found[2][1:])

@@ -111,6 +111,7 @@ std::string text_of(const nb::dlpack::dtype& type) {
 }
 
 bool is_contiguous(const nb::ndarray<nb::ro>& array) {
+    if (array.size() == 0) return true;
     int64_t expected = 1;
     for (size_t i = array.ndim(); i-- > 0;) {
         if (array.shape(i) != 1 && array.stride(i) != expected) return false;

@@ -48,8 +48,12 @@ def test_sizes(size, count):
 
 
 def test_sizes_that_are_none():
+    from ferry_offload.sizes import to_bytes
     with pytest.raises(ferry.UsageError, match="40 gallons"):
         ferry.Pool("40 gallons")
+    for size in (-1, float("nan"), float("inf"), None):
+        with pytest.raises(ferry.UsageError, match="size"):
+            to_bytes(size)
 
 
 def adamw(p, m, v, g, step, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, decay=0.1):
@@ -151,6 +155,12 @@ def frozen():
     array = ONES.copy()
     array.flags.writeable = False
     return array
+
+
+def test_arrays_without_elements_are_contiguous():
+    none = np.zeros(0, np.float32)
+    ferry.update(ferry.Hyper("adamw", lr=0.1), 1, none, p=none, m=none, v=none)
+    assert ferry.square_sum(none) == 0
 
 
 @pytest.mark.parametrize(("change", "says"), [

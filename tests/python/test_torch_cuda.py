@@ -189,3 +189,29 @@ def test_a_streamed_model_trains_with_the_same_bits():
             assert stream.stats.device_bytes <= 2 * stream._blocks[0].layout.bytes and stream.stats.ahead > 0
             stream.close()
     assert all(torch.equal(value, runs[1][name]) for name, value in runs[0].items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [1, 4096, 1_000_003])
+def test_squares_on_the_gpu_are_the_hosts(dtype, count):
+    from ferry_offload import square_sum
+    from ferry_offload.torch._squares import Squares
+    gradient = torch.randn(count, generator=torch.Generator("cuda").manual_seed(4), device="cuda").to(dtype)
+    assert Squares(gradient).sum() == square_sum(gradient.cpu())
+
+
+def test_a_step_does_not_wait_for_gradients_that_zero_grad_forgets():
+    weights = []
+    for late in (False, True):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(4096, 4096, bias=False).to("cuda", torch.bfloat16)
+        optimizer = OffloadAdamW(model.parameters(), lr=1e-2, max_norm=0.1, model=model if late else None, chunk_elements=1 << 20)
+        for step in range(4):
+            x = torch.randn(64, 4096, generator=torch.Generator("cuda").manual_seed(step), device="cuda").bfloat16()
+            model(x).float().pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.synchronize()
+        weights.append(model.weight.detach().clone())
+        optimizer.close()
+    assert torch.equal(*weights)

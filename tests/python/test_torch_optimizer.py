@@ -4,6 +4,8 @@ import concurrent.futures
 import contextlib
 import copy
 import gc
+import math
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -687,6 +689,18 @@ def parameter(*shape, **options):
     (lambda: OffloadAdamW([parameter(3, dtype=torch.float64)]), "float64"),
     (lambda: OffloadAdamW([{"params": [parameter(3)], "amsgrad": True}]), "amsgrad"),
     (lambda: OffloadAdamW([parameter(3)], accumulation_steps=0), "accumulation_steps"),
+    (lambda: OffloadAdamW([parameter(3)], accumulation_steps=1.5), "accumulation_steps.*\n.*1.5"),
+    (lambda: OffloadAdamW([parameter(3)], chunk_elements=-1), "chunk_elements"),
+    (lambda: OffloadAdamW([parameter(3)], threads=-1), "threads"),
+    (lambda: OffloadAdamW([parameter(3)], max_norm=-1.0), "max_norm"),
+    (lambda: OffloadAdamW([parameter(3)], max_norm=math.nan), "max_norm"),
+    (lambda: OffloadAdamW([parameter(3)], max_norm="1"), "max_norm"),
+    (lambda: OffloadAdamW([parameter(3)], lr=-1.0), "lr"),
+    (lambda: OffloadAdamW([{"params": [parameter(3)], "lr": math.nan}]), "lr"),
+    (lambda: OffloadAdamW([parameter(3)], betas=(0.9, 1.0)), "beta2"),
+    (lambda: OffloadSGD([parameter(3)], momentum=-0.1), "momentum"),
+    (lambda: OffloadAdamW([parameter(3)], host=-1), "size"),
+    (lambda: OffloadAdamW([parameter(3)], gpu_state=-1), "size"),
     (lambda: OffloadAdamW([parameter(3)], host="a lot"), "a lot"),
     (lambda: OffloadAdamW([parameter(3)], moments="fp16"), "fp16"),
     (lambda: OffloadAdamW([parameter(3)], master="half"), "half"),
@@ -701,6 +715,76 @@ def test_what_no_optimizer_is_made_of(refused, says):
         refused()
 
 
+def test_a_wrong_constant_costs_no_state(make):
+    model, data = make_model(), Data()
+    optimizer = make(OffloadAdamW, model, lr=1e-2)
+    for wrong in (False, True):
+        data.loss(model).backward()
+        if wrong:
+            before = weights_of(model)
+            optimizer.param_groups[0]["lr"] = -1.0
+            with pytest.raises(ferry.UsageError, match="lr"):
+                optimizer.step()
+            assert torch.equal(before, weights_of(model))
+            optimizer.param_groups[0]["lr"] = 1e-2
+        optimizer.step()
+        optimizer.zero_grad()
+    other = make_model()
+    reference, data = torch.optim.AdamW(other.parameters(), lr=1e-2), Data()
+    for _ in range(2):
+        data.loss(other).backward()
+        reference.step()
+        reference.zero_grad()
+    torch.testing.assert_close(weights_of(model), weights_of(other), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ferry.UsageError, match="beta1"):
+        optimizer.add_param_group({"params": [parameter(3)], "betas": (1.0, 0.9)})
+    assert len(optimizer.param_groups) == 1
+    data.loss(model).backward()
+    optimizer.step()
+
+
+def test_what_a_closed_optimizer_refuses(make):
+    model = make_model()
+    optimizer = make(OffloadAdamW, model)
+    state = optimizer.state_dict()
+    optimizer.close()
+    optimizer.close()
+    for call in (optimizer.step, optimizer.state_dict, lambda: optimizer.load_state_dict(state),
+                 lambda: optimizer.add_param_group({"params": [parameter(3)]})):
+        with pytest.raises(ferry.ClosedError, match="closed"):
+            call()
+    Data().loss(model).backward()  # its hooks are gone
+    assert torch.isfinite(next(model.parameters()).grad[0]).all()
+
+
+def test_no_copy_of_it_is_made(make):
+    optimizer = make(OffloadAdamW, make_model())
+    for copied in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(ferry.UsageError, match="state_dict"):
+            copied(optimizer)
+
+
+@pytest.mark.parametrize("steps", [-1.0, math.nan, math.inf, 1.5])
+def test_a_number_of_steps_that_is_none(make, steps):
+    model, data = make_model(), Data()
+    optimizer = make(OffloadAdamW, model)
+    train(model, optimizer, steps=1)
+    state = optimizer.state_dict()
+    wrong = copy.deepcopy(state)
+    wrong["state"][1]["step"] = torch.tensor(steps)
+    with pytest.raises(ferry.UsageError, match="parameter 1"):
+        optimizer.load_state_dict(wrong)
+    assert torch.equal(optimizer.state_dict()["state"][1]["exp_avg"], state["state"][1]["exp_avg"])
+    data.loss(model).backward()
+    optimizer.step()
+
+
+def test_one_directory_is_one(storage):
+    optimizer = OffloadAdamW([parameter(100_000)], nvme=str(storage), host="1500KB", chunk_elements=8192)
+    assert optimizer.stats.nvme_bytes > 0 and list(storage.iterdir())
+    optimizer.close()
+
+
 def test_sparse_gradients_and_moved_parameters(make):
     table = torch.nn.Embedding(10, 4, sparse=True)
     optimizer = make(OffloadAdamW, table)
@@ -710,6 +794,11 @@ def test_sparse_gradients_and_moved_parameters(make):
     optimizer = make(OffloadAdamW, model)
     model.to(torch.bfloat16)
     with pytest.raises(ferry.UsageError, match="moved or cast"):
+        optimizer.step()
+    one = torch.nn.Linear(4, 4)
+    optimizer = make(OffloadAdamW, one)
+    one.weight.data = torch.zeros(2, 4)
+    with pytest.raises(ferry.UsageError, match="another size"):
         optimizer.step()
 
 

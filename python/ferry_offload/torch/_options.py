@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numbers
 import os
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from .._core import Hyper, update
 from ..errors import usage
 from ._records import Record
 
@@ -21,6 +25,37 @@ def refuse_options(groups: list[dict[str, Any]]) -> None:
                 raise usage(f"{option} is not done", measured=group[option], limit=0)
         for p in group["params"]:
             Record(-1, p, 0, name_of(groups, p))
+
+
+def check_norm(max_norm: Any) -> None:
+    if max_norm is not None and not (isinstance(max_norm, numbers.Real) and max_norm >= 0):
+        raise usage("max_norm is no norm to clip to", measured=repr(max_norm), limit="0 or more; 0 and None clip nothing")
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    if not (isinstance(value, numbers.Integral) and value >= least):
+        raise usage(f"{name} is no such number", measured=repr(value), limit=f"a whole number of {least} or more")
+
+
+def check_constants(method: str, constants: dict[str, Any]) -> None:
+    """By an update of one element: a constant that defines none is refused before any state changes."""
+    hyper = Hyper(method, **constants)
+    gradient, *arrays = np.zeros((2 + hyper.moments, 1), np.float32)
+    update(hyper, 1, gradient, **dict(zip(("p", "m", "v"), arrays)))
+
+
+def steps_of(values: dict[str, Any], where: str) -> float:
+    """Of a parameter's state that is to be loaded."""
+    steps = float(values["step"]) if "step" in values else 1.0
+    if not (steps >= 0 and steps.is_integer()):
+        raise usage("a state to load has no number of steps", where=where, measured=steps, limit="a whole number of 0 or more")
+    return steps
+
+
+def directories(nvme: Any) -> list[Any]:
+    """One may stand for itself: of a str, every letter would be one."""
+    given: Sequence[Any] = [nvme] if isinstance(nvme, (str, bytes, os.PathLike)) else nvme
+    return list(given)
 
 
 def name_of(groups: list[dict[str, Any]], parameter: torch.Tensor) -> str:

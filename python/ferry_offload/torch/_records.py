@@ -10,6 +10,7 @@ from .._core import square_sum
 from ..errors import usage
 from ._departed import DepartedGradient
 from ._resident import Resident
+from ._squares import Squares
 from ._transfers import Transfers
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,9 +39,11 @@ class Record:
         self.departed: DepartedGradient | None = None  # what .grad holds then
         self.taken: tuple[Any, int, Any] | None = None  # .grad as it was taken, where it stays
         self._square: tuple[int, float] | None = None  # and the generation that it is of
+        self._squares: tuple[int, Squares] | None = None  # on their way from a GPU, likewise
         self.hooks: list[Any] = []
         self._check()
         self.kind = self.weights.dtype, self.weights.device
+        self.size = self.count
         self.version = self.weights._version
 
     def _check(self) -> None:
@@ -61,6 +64,9 @@ class Record:
         if now != self.kind:
             raise usage("a parameter was moved or cast after the optimizer was made", where=self.name, measured=now,
                         limit=self.kind, remedy="make the optimizer afterwards")
+        if self.count != self.size:
+            raise usage("a parameter has another size than when the optimizer was made", where=self.name,
+                        measured=f"{self.count} elements", limit=self.size, remedy="make the optimizer afterwards")
 
     @property
     def is_sharded(self) -> bool:
@@ -75,9 +81,12 @@ class Record:
     def take(self, gradient: torch.Tensor, transfers: Transfers, keep: bool, watch: bool = True) -> None:
         """The whole gradient is this one. Without `watch` one that stays is taken again in every step."""
         whole = self.check_gradient(gradient)
+        on_gpu = whole.device.type == "cuda"
+        squares = Squares(whole, transfers.gradient_stream(whole.device)) if on_gpu else None  # before the gradient itself
         self.gradient, self.left = transfers.to_host(self, whole, self.stops)
         self.taken = (gradient, whole._version, _fingerprint(whole) if watch else None) if keep else None
         self.changed()
+        self._squares = None if squares is None else (self.generation, squares)
 
     def check_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         """This rank's part of it."""
@@ -106,10 +115,7 @@ class Record:
 
     def wait(self, stop: int | None = None) -> None:
         """Until the gradient is on the host, the elements before `stop` at least."""
-        for end, copied in self.left:
-            copied.synchronize()
-            if stop is not None and end >= stop:
-                return
+        wait_for(self.left, stop)
 
     def has_arrived(self, stop: int) -> bool:
         return next((copied.query() for end, copied in self.left if end >= stop), True)
@@ -136,15 +142,20 @@ class Record:
 
     @property
     def has_square(self) -> bool:
-        return self._square is not None and self._square[0] == self.generation
+        """Or it comes without a pass over the gradient here."""
+        return any(one is not None and one[0] == self.generation for one in (self._square, self._squares))
 
     def square(self, team: Any) -> float:
         """Of a gradient that changes meanwhile it is not kept."""
         if self._square is None or self._square[0] != self.generation:
             generation, gradient = self.generation, self.gradient
             assert gradient is not None
-            self.wait()
-            self._square = generation, square_sum(gradient, team=team)
+            begun = self._squares
+            if begun is not None and begun[0] == generation:
+                self._square = generation, begun[1].sum()
+            else:
+                self.wait()
+                self._square = generation, square_sum(gradient, team=team)
         return self._square[1]
 
     def is_stale(self) -> bool:
@@ -153,6 +164,13 @@ class Record:
         if self.taken is None or gradient is not self.taken[0] or local(gradient)._version != self.taken[1]:
             return True
         return self.taken[2] is None or not torch.equal(_fingerprint(local(gradient)), self.taken[2])
+
+
+def wait_for(left: list[tuple[int, Any]], stop: int | None = None) -> None:
+    for end, copied in left:
+        copied.synchronize()
+        if stop is not None and end >= stop:
+            return
 
 
 def _fingerprint(gradient: torch.Tensor) -> torch.Tensor:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from .._core import Hyper, add_leaves, leaf_norms_on_stream, update_on_stream
+from .._core import Hyper, update_on_stream
 from ._format import Format
 
 if TYPE_CHECKING:
     from ._records import Record
-
-_LEAF = 4096  # elements of a sum of squares: those of square_sum()
 
 
 class Resident:
@@ -25,23 +23,6 @@ class Resident:
         format.set_master(self.rows, weights.reshape(-1))
         for name in format.moments:
             format.set_moment(self.rows, name, None)
-
-    def begin_square(self, gradient: torch.Tensor) -> Any:
-        """Sums of squares on their way to the host: finish_square() waits for them."""
-        flat = gradient.reshape(-1)
-        leaves = torch.empty(-(-flat.numel() // _LEAF), device=flat.device)
-        with torch.cuda.device(flat.device):
-            stream = torch.cuda.current_stream()
-            leaf_norms_on_stream(flat, leaves, stream=stream.cuda_stream)
-            host = torch.empty(leaves.shape, pin_memory=True)
-            host.copy_(leaves, non_blocking=True)
-            return host, stream.record_event()
-
-    @staticmethod
-    def finish_square(begun: Any) -> float:
-        host, copied = begun
-        copied.synchronize()
-        return float(add_leaves(host))
 
     def update(self, record: Record, gradient: torch.Tensor, hyper: Hyper, step: int, scale: float) -> None:
         """Enqueued on the current stream."""

@@ -95,7 +95,7 @@ class Transfers:
         return host
 
     def _copy(self, host: torch.Tensor, flat: torch.Tensor, stops: list[int]) -> list[tuple[int, Any]]:
-        stream = self._stream(flat.device, "gradients")
+        stream = self.gradient_stream(flat.device)
         stream.wait_stream(torch.cuda.current_stream(flat.device))
         copied, start = [], 0
         with torch.cuda.stream(stream):
@@ -105,6 +105,9 @@ class Transfers:
                 start = stop
         flat.record_stream(stream)  # autograd may free it: its memory is used again after the copy only
         return copied
+
+    def gradient_stream(self, device: torch.device) -> Any:
+        return self._stream(device, "gradients")
 
     def _stream(self, device: torch.device, use: str) -> Any:
         if (device, use) not in self._streams:

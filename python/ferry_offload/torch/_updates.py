@@ -11,7 +11,7 @@ import torch
 from .._core import Hyper, update
 from ..tiered_state import Chunk, Piece
 from ._masters import Tier
-from ._records import Record
+from ._records import Record, wait_for
 
 if TYPE_CHECKING:
     from .optimizer import OffloadOptimizer
@@ -26,6 +26,7 @@ class Work:
         self.hypers = {g: Hyper(optimizer.method, **optimizer._constants(group))
                        for g, group in enumerate(optimizer.param_groups)}
         self.given = {index: (r.gradient, optimizer._step_of(r) + 1) for index, r in records.items()}
+        self.arriving = {index: r.left for index, r in records.items()}  # zero_grad() forgets it
         self.left = {index: r.count for index, r in records.items()}  # elements without new weights yet
         self.after: dict[torch.device, Any] = {}  # events: weights may change on their GPU
 
@@ -114,6 +115,10 @@ class Finish:
     def _update(self) -> None:
         for later in self.next_ones:
             later.tier.state.prefetch([later.chunk])
+        for piece in self.chunk.pieces:  # so far as it is used: what comes behind is still on its way
+            r = self.tier.records[piece.parameter]
+            if r.index in self.work.records:
+                wait_for(self.work.arriving[r.index], piece.start + piece.count)
         self.tier.state.write(self.chunk, self.work.apply(self.tier, self.chunk, speculative=False))
         self.work.stats.updates_in_step += 1
 

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .._core import Files, Pool
 from ..errors import error_of, message, usage
 from ..sizes import to_bytes
+from ._options import directories
 
 _PAGE = 4096
 
@@ -111,6 +112,7 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
         if self._registered and int(torch.cuda.cudart().cudaHostRegister(self._slab.data_ptr(), size, 0)) != 0:
             raise error_of(3, "does not fit", message("memory for activations cannot be page-locked", "", f"{size} bytes", "",
                                                       "give a smaller budget"))
+        nvme = directories(nvme)
         self._files = Files() if nvme else None
         self._open: list[tuple[int, _Extents]] = []
         for directory in nvme:

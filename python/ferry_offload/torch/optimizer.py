@@ -22,9 +22,11 @@ from ._departed import DepartedGradient
 from ._format import Format
 from ._masters import Masters, Tier, chunks_of
 from ._modules import land_before_use
-from ._options import default_threads, name_of, refuse_options
+from ._options import (check_constants, check_norm, check_whole, default_threads, directories, name_of,
+                       refuse_options, steps_of)
 from ._records import Record, local
 from ._resident import Resident
+from ._squares import Squares
 from ._transfers import Transfers
 from ._updates import Finish, Version, Work
 from ._worker import Worker
@@ -101,10 +103,13 @@ class OffloadOptimizer(torch.optim.Optimizer):
                  keep_grads: bool = False, model: torch.nn.Module | None = None, gpu_state: int | str = 0,
                  moments: str = "fp32", master: str = "fp32", threads: int = 0, chunk_elements: int | None = None) -> None:
         self._format = Format(self.method, self._moments, moments, master)
-        if accumulation_steps < 1:
-            raise usage("accumulation_steps is too small", measured=accumulation_steps, limit="1 or more")
+        check_norm(max_norm)
+        check_whole("accumulation_steps", accumulation_steps, 1)
+        check_whole("threads", threads, 0)
+        if chunk_elements is not None:
+            check_whole("chunk_elements", chunk_elements, 1)
         self.max_norm, self.accumulation_steps, self.stats = max_norm, accumulation_steps, Stats()
-        self._host_left, self._nvme, self._overlap, self._keep = to_bytes(host), list(nvme), overlap, keep_grads
+        self._host_left, self._nvme, self._overlap, self._keep = to_bytes(host), directories(nvme), overlap, keep_grads
         self._gpu_left = to_bytes(gpu_state)
         self._threads, self._chunk_elements = threads, chunk_elements
         self._transfers, self._worker = Transfers(keeps_weights=self._format.is_split), Worker()
@@ -112,8 +117,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._masters = Masters(self._format, self._transfers, self._worker)
         self._versions: dict[int, Version] = {}  # by id(chunk): what was made of it ahead of step()
         self._lock = threading.Lock()  # hooks may run on several threads
-        self._accumulating, self._failed, self._built = False, "", False
+        self._accumulating, self._failed, self._built, self._closed = False, "", False, False
         self._gradient_scale = 1.0  # of the last step, by GradScaler: likely of the next one too
+        self._checked: list[dict[str, Any]] = []  # constants of each group
         super().__init__(params, defaults)
         self._team = Team(threads or default_threads(self.param_groups))
         self._built = True
@@ -125,8 +131,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
     # ---- parameters
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._check_open()
         super().add_param_group(param_group)
-        refuse_options(self.param_groups)
+        try:
+            refuse_options(self.param_groups)
+            self._check_constants()
+        except BaseException:
+            self.param_groups.pop()
+            raise
         if self._built:
             self._adopt()
 
@@ -303,6 +315,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Weights change here and nowhere else. A gradient that is not finite is a DivergedError, and nothing
         changes."""
+        self._check_open()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -310,6 +323,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if self._failed:
             raise usage("an earlier step failed half-way: the state is not consistent", measured=self._failed,
                         remedy="load a state that was saved before")
+        self._check_constants()
         self.synchronize()
         self._adopt()
         for r in self._records.values():
@@ -364,12 +378,13 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """By what gradients are multiplied: what GradScaler divides by, and the clip factor."""
         grad_scale = getattr(self, "grad_scale", None)
         self._gradient_scale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
-        begun = {r.index: r.resident.begin_square(local(r.parameter.grad)) for r in active if r.resident is not None}
-        for r in active:
-            r.wait()  # here: the worker makes updates meanwhile
+        begun = {id(r): Squares(local(r.parameter.grad)) for r in active if r.resident is not None}
         missing = [r for r in active if r.resident is None and not r.has_square]
-        self._worker.submit(lambda: [r.square(self._team) for r in missing]).result()
-        squares = [r.square(self._team) if r.resident is None else r.resident.finish_square(begun[r.index]) for r in active]
+        for r in missing:
+            r.wait()  # here: the worker makes updates meanwhile
+        if missing:
+            self._worker.submit(lambda: [r.square(self._team) for r in missing]).result()
+        squares = [r.square(self._team) if r.resident is None else begun[id(r)].sum() for r in active]
         norm = math.sqrt(self._sum_over_ranks(sum(squares), active)) * self._gradient_scale
         if not math.isfinite(norm):
             wrong = next((r.name for r, s in zip(active, squares) if not math.isfinite(s)), "on another rank")
@@ -445,6 +460,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
         raise NotImplementedError
 
+    def _check_constants(self) -> None:
+        now = [self._constants(group) for group in self.param_groups]
+        if now != self._checked:
+            check_norm(self.max_norm)
+            for constants in now:
+                check_constants(self.method, constants)
+            self._checked = now
+
     def _step_of(self, record: Record) -> int:
         state = self.state.get(record.parameter)
         return int(state["step"]) if state else 0
@@ -454,6 +477,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with moments in fp32 on the CPU, "master" where weights have 16 bits, and "..._scale" of moments in
         int8, from which their codes follow again. Of parameters without a step yet there is nothing."""
+        self._check_open()
         self.synchronize()
         steps = {p: dict(state) for p, state in self.state.items()}
         try:
@@ -468,8 +492,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Also one of torch.optim's, whose weights are then the masters."""
+        self._check_open()
         state_dict = copy.copy(state_dict)
         groups, loaded = state_dict["param_groups"], state_dict["state"]
+        for number, values in loaded.items():
+            steps_of(values, f"parameter {number} of the state")
         self.synchronize()
         self.zero_grad()
         super().load_state_dict({"state": {}, "param_groups": groups})
@@ -482,13 +509,22 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self._masters.load(given, [r for r in self._records.values() if r.resident is not None])
         for p, values in given.items():
             if p in self._records:
-                self.state[p] = {"step": torch.tensor(float(values["step"] if "step" in values else 1))}
+                self.state[p] = {"step": torch.tensor(steps_of(values, self._records[p].name))}
         for r in self._records.values():
             r.version = r.weights._version
         self._failed = ""
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise usage("an optimizer whose state lies elsewhere is copied or pickled", measured=type(self).__name__,
+                    remedy="make another, and load_state_dict() what state_dict() gives")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise error_of(7, "closed", message("the optimizer is closed", type(self).__name__, "", "", "make another"))
+
     def close(self) -> None:
         """Gives back memory, files and hooks. Gradients that have left are gone."""
+        self._closed = True
         with contextlib.suppress(Exception):  # step() said it, or the first that waited for it
             self.synchronize()
         self.zero_grad()

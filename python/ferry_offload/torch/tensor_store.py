@@ -10,6 +10,7 @@ import torch
 
 from .._core import Store
 from ..errors import usage
+from ._options import directories
 
 _LINE = 64  # bytes: each tensor of a group begins at a line of the cache
 _PAGE = 4096
@@ -53,10 +54,11 @@ class NVMeTensorStore:
     verified. `groups` may be on the meta device: then write() fills them before they are read."""
 
     def __init__(self, groups: Mapping[Any, Group], nvme: Sequence[Any], *, host: int | str = "4GiB", threads: int = 0) -> None:
+        nvme = directories(nvme)
         if not nvme:
-            raise usage("nvme names no directory", measured=list(nvme), limit="one or more")
+            raise usage("nvme names no directory", measured=nvme, limit="one or more")
         self._layouts = {name: _Layout(group) for name, group in groups.items()}
-        self._store = Store(host, list(nvme), threads=threads)
+        self._store = Store(host, nvme, threads=threads)
         self._objects = {name: self._store.register(layout.bytes, "nvme") for name, layout in self._layouts.items()}
         self._store.open()
         for name, group in groups.items():

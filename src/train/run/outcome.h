@@ -104,6 +104,11 @@ public:
     void resume(int64_t unclipped_in_a_row) { unclipped_in_a_row_ = unclipped_in_a_row; }
 
 private:
+    double squares() const;
+    std::span<const float> leaves_of(const planner::Chunk& chunk) const {
+        return leaves().subspan(static_cast<size_t>(chunk.first_leaf),
+                                static_cast<size_t>(chunk.count / optim::kLeaf));
+    }
     ScalarsByKind exact_scalars(UpdateNumber update, double gradient_scale) const;
     // Since the exchange before this update, which may be a local step: how far a momentum of 1
     // would have moved the weights, and what decay has left of them.
