@@ -18,6 +18,15 @@ public:
 
     void exchange(const Exchange& parts, Topic topic) override {
         group_->exchange({&parts, 1}, topic);
+        wait();
+    }
+    void all_gather(const Gather& parts, Topic topic) override {
+        group_->all_gather({&parts, 1}, topic);
+        wait();
+    }
+
+private:
+    void wait() {
         group_->signal(done_);
         ++posted_;
         const Nanos start = executor_.now();
@@ -25,7 +34,6 @@ public:
         group_->check();
     }
 
-private:
     Executor& executor_;
     std::atomic<uint64_t> done_ = 0;  // by the group, which ends before it
     uint64_t posted_ = 0;
@@ -52,10 +60,10 @@ std::unique_ptr<StreamExchange> make_stream_exchange(Device& device, Executor& e
     if (device.kind() == DeviceKind::cpu)
         return std::make_unique<ThreadExchange>(executor, std::move(group));
     throw Error(Trouble::usage, {.what = "ranks of a GPU do not exchange within a kernel",
-                                 .where = "parallel.sequence",
+                                 .where = "parallel.sequence, parallel.tensor",
                                  .measured = std::to_string(group->size()),
                                  .limit = "1 where device is cuda",
-                                 .remedy = "set parallel.sequence to 1, or device to cpu"});
+                                 .remedy = "set both to 1, or device to cpu"});
 }
 
 }  // namespace ferry::comm
