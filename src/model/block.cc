@@ -76,7 +76,7 @@ void Block::cut_saved(Saved what, Carver& carver, Buffers& b) const {
             b.inner = carver.matrix(numerics_.compute, tokens, up_.outputs());
             return;
         case Saved::projections:
-            if (shares()) return;
+            if (exchanges()) return;
             b.qkv = of_heads(carver, own_.all(), most_.all());
             b.x_mid = carver.matrix(numerics_.residual, tokens, shape_.hidden);
             return;
@@ -93,8 +93,8 @@ int64_t Block::saved_bytes(const Shape& shape, const Numerics& numerics, const R
 }
 
 void Block::save(Saved what, std::byte* memory, bool known) {
-    // Every rank of a sequence takes part in its exchanges, so none has their results already.
-    if (what == Saved::projections && shares()) return;
+    // Every rank takes part in the exchanges between them, so none has their results already.
+    if (what == Saved::projections && exchanges()) return;
     Carver carver(memory);
     cut_saved(what, carver, b_);
     saved_[at(what)] = true;
@@ -407,7 +407,7 @@ void Block::attend(ConstView x_in, View x_mid) {
 
 // To be timed: all of it that backward leaves out where it is known.
 void Block::compute_projections() {
-    if (shares()) return;
+    if (exchanges()) return;
     qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
     if (!shape_.head_norms) turn_heads();
     // Added in place 16-bit products would copy it first, which no pass of a block does.

@@ -104,6 +104,7 @@ private:
     void for_heads(int part, Columns columns, const Each& each) const;
     int64_t parcel_bytes(Columns columns) const;
     bool slices() const { return numerics_.slices > 1; }
+    bool exchanges() const { return shares() || slices(); }
     void cut_slices(Carver& carver, Buffers& b) const;
     // y holds this rank's part of a sum, and receives round(addend + all ranks').
     void add_up(ops::View y, ops::ConstView addend);
