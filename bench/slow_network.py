@@ -57,10 +57,10 @@ def why_not():
 
 
 class Hosts:
-    """Namespaces of one rank each, as long as the block."""
+    """Namespaces of so many ranks each, as long as the block."""
 
-    def __init__(self, ranks, directory):
-        self._ranks = ranks
+    def __init__(self, hosts, directory, ranks_per_host=1):
+        self._hosts, self._slots = hosts, ranks_per_host
         self._prefix, self._veth = f"ferry{os.getpid()}h", f"fv{os.getpid()}"
         self._bridge = f"fb{os.getpid()}"
         self._agent = directory / "agent.sh"
@@ -71,7 +71,7 @@ class Hosts:
         try:
             run("ip", "link", "add", self._bridge, "type", "bridge")
             run("ip", "link", "set", self._bridge, "up")
-            for i in range(self._ranks):
+            for i in range(self._hosts):
                 host, outside = f"{self._prefix}{i}", f"{self._veth}{i}"
                 run("ip", "netns", "add", host)
                 run("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", host)
@@ -90,14 +90,14 @@ class Hosts:
         """Of each host, each way: what leaves its own end, and what the bridge lets in."""
         burst = max(128 << 10, int(mbit * 1e6 / 8 / 100))
         shape = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(burst), "latency", "100ms")
-        for i in range(self._ranks):
+        for i in range(self._hosts):
             run("ip", "netns", "exec", f"{self._prefix}{i}", "tc", "qdisc", "replace", "dev", "eth0", *shape)
             run("tc", "qdisc", "replace", "dev", f"{self._veth}{i}", *shape)
 
     def launcher(self):
-        """The words that start a rank on each host. mpirun itself is on the first."""
-        hosts = ",".join(f"{NETWORK}.{i + 1}" for i in range(self._ranks))
-        words = ["ip", "netns", "exec", f"{self._prefix}0", "mpirun", "-n", str(self._ranks), "--host", hosts,
+        """The words that start the ranks, the first host's first. mpirun itself is there."""
+        hosts = ",".join(f"{NETWORK}.{i + 1}:{self._slots}" for i in range(self._hosts))
+        words = ["ip", "netns", "exec", f"{self._prefix}0", "mpirun", "-n", str(self._hosts * self._slots), "--host", hosts,
                  "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         for key, value in (("plm_rsh_agent", self._agent), ("btl", "tcp,self"), ("pml", "ob1"),
                            ("btl_tcp_if_include", f"{NETWORK}.0/24"), ("oob_tcp_if_include", f"{NETWORK}.0/24")):
@@ -110,7 +110,7 @@ class Hosts:
         return int(counter.read_text(encoding="ascii"))
 
     def __exit__(self, *_):
-        for i in range(self._ranks):
+        for i in range(self._hosts):
             run("ip", "netns", "del", f"{self._prefix}{i}", check=False)
             run("ip", "link", "del", f"{self._veth}{i}", check=False)
         run("ip", "link", "del", self._bridge, check=False)

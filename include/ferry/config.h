@@ -199,6 +199,7 @@ struct ZeroConfig {
 // What several ranks do together beside sharing the state.
 struct ParallelConfig {
     int sequence = 1;  // ranks that share each sequence: docs/attention.md
+    int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
 };
 
 struct NumericsConfig {

@@ -108,6 +108,8 @@ public:
     // ranks of the group in the same order. What the stream did before has written `to`; what it
     // does next finds `from` written. Throws the group's failure.
     virtual void exchange(const Exchange& parts, Topic topic) = 0;
+    // The same of Communicator::all_gather.
+    virtual void all_gather(const Gather& parts, Topic topic) = 0;
 };
 // On a CPU device a call comes back when its parts are there; its thread is the stream's. On CUDA
 // it comes back when the exchange is enqueued on the compute stream, which waits for the parts; a

@@ -129,9 +129,9 @@ public:
             if (transfer.bytes == 0) continue;
             if (host) {
                 std::byte* all = flight.on_device;
-                gather(all + place_.rank * transfer.bytes, all, transfer.bytes);
+                gather(all + place_.rank * transfer.bytes, all, transfer.bytes, flight.stream);
             } else if (operation.kind == Operation::Kind::all_gather) {
-                gather(transfer.out, transfer.in, transfer.bytes);
+                gather(transfer.out, transfer.in, transfer.bytes, flight.stream);
             } else {
                 exchange(operation, transfer, flight.stream);
             }
@@ -325,9 +325,8 @@ private:
         if (status == ncclSuccess) ncclCommDestroy(comm_.release());
     }
 
-    void gather(const std::byte* out, std::byte* in, int64_t bytes) {
-        demand(ncclAllGather(out, in, static_cast<size_t>(bytes), ncclInt8, comm_.get(),
-                             stream_.get()),
+    void gather(const std::byte* out, std::byte* in, int64_t bytes, cudaStream_t stream) {
+        demand(ncclAllGather(out, in, static_cast<size_t>(bytes), ncclInt8, comm_.get(), stream),
                "ncclAllGather");
     }
     void exchange(const Operation& operation, const Transfer& transfer, cudaStream_t stream) {

@@ -18,6 +18,15 @@ public:
 
     void exchange(const Exchange& parts, Topic topic) override {
         group_->exchange({&parts, 1}, topic);
+        wait();
+    }
+    void all_gather(const Gather& parts, Topic topic) override {
+        group_->all_gather({&parts, 1}, topic);
+        wait();
+    }
+
+private:
+    void wait() {
         group_->signal(done_);
         ++posted_;
         const Nanos start = executor_.now();
@@ -25,7 +34,6 @@ public:
         group_->check();
     }
 
-private:
     Executor& executor_;
     std::atomic<uint64_t> done_ = 0;  // by the group, which ends before it
     uint64_t posted_ = 0;
@@ -46,7 +54,15 @@ public:
     int size() const noexcept override { return group_->size(); }
 
     void exchange(const Exchange& parts, Topic topic) override {
-        queue_->exchange_on(stream_.native(), enqueued_, parts, topic);
+        enqueue(Operation::exchange({&parts, 1}, topic));
+    }
+    void all_gather(const Gather& parts, Topic topic) override {
+        enqueue(Operation::gather({&parts, 1}, topic));
+    }
+
+private:
+    void enqueue(const Operation& operation) {
+        queue_->post_on(stream_.native(), enqueued_, operation);
         ++posted_;
         const Nanos start = executor_.now();
         while (enqueued_.load(std::memory_order_acquire) < posted_) {
@@ -55,7 +71,6 @@ public:
         }
     }
 
-private:
     Stream& stream_;
     Executor& executor_;
     std::atomic<uint64_t> enqueued_ = 0;  // by the group, which ends before it

@@ -353,6 +353,28 @@ void check_compression(const Config& c, const Given& given) {
         log_warn(given.place_of(key + "block") + " does nothing where nothing is compressed");
 }
 
+// What ranks with slices of the same tensors do not do.
+void check_tensor(const Config& c, const Given& given) {
+    if (c.parallel.tensor == 1) return;
+    const std::string tensor = show("parallel.tensor", int64_t{c.parallel.tensor});
+    const optim::Method method = c.optimizer.method;
+    const bool elements = method != optim::Method::muon && method != optim::Method::onebit_adam;
+    demand(
+        given,
+        {{c.device == DeviceKind::cpu, "parallel.tensor", "GPUs do not share tensors yet",
+          "device cuda", "set it to 1, or device to cpu"},
+         {elements, "optimizer.method",
+          "it needs whole matrices or exchanges of its own, and the ranks have slices",
+          std::string(word_of(kMethods, method)) + ", " + tensor,
+          "set optimizer.method to \"adamw\", or parallel.tensor to 1"},
+         {c.checkpoint.dir.empty() || c.optimizer.moments != MomentType::int8, "optimizer.moments",
+          "blocks of coded moments are of a slice, and a checkpoint has the whole tensor's",
+          "int8, " + tensor, "set it to bf16 or fp32, or leave checkpoint.dir out"},
+         {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
+          "steps of ranks that have slices of tensors are not kept yet", tensor,
+          "set it to false, or parallel.tensor to 1"}});
+}
+
 void check_parallel(const Config& c, const Given& given) {
     const int parts = c.parallel.sequence;
     demand(given, {{c.batch.sequence % parts == 0, "parallel.sequence",
@@ -360,6 +382,7 @@ void check_parallel(const Config& c, const Given& given) {
                     show("batch.sequence", c.batch.sequence) + ", " + show("parts", int64_t{parts}),
                     "set batch.sequence to " + std::to_string(round_up(c.batch.sequence, parts)) +
                         ", or parallel.sequence to a divisor"}});
+    check_tensor(c, given);
 }
 
 // What 1-bit Adam needs, and what is of it alone.

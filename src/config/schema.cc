@@ -115,7 +115,7 @@ const Key kKeys[] = {
 
     {FERRY_KEY(batch.sequence), integer, "tokens a sequence", kWidth, {}, true},
     {FERRY_KEY(batch.micro_batch), integer, "sequences that a kernel works on at once", kWidth},
-    {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step, a multiple of the ranks; each rank takes an equal share. Ranks that share sequences (`parallel.sequence`) count as one", kWidth},
+    {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step, a multiple of the ranks; each rank takes an equal share. Ranks that share sequences or tensors (`parallel`) count as one", kWidth},
 
     {FERRY_CHOICE(optimizer.method, kMethods), choice, "AdamW, Adam, SGD, Lion, Adagrad, 1-bit Adam, or Muon (Jordan et al. 2024, as torch.optim.Muon): it orthogonalises the updates of the blocks' matrices, and AdamW updates all else, which are embeddings, head, norms and biases. State a parameter besides the fp32 weight: 8 B for the first two and for what Muon leaves to AdamW, 4 B for the others and Muon's matrices, none for `sgd` without momentum. The device that computes the model orthogonalises; with several ranks each updates whole matrices. `onebit_adam` (Tang et al. 2021) is for several ranks on CPUs: AdamW for `freeze_step` updates, and then ranks exchange the first moment as signs (docs/communication.md)"},
     {FERRY_KEY(optimizer.lr), number, "peak learning rate", {.low = 0, .high = 1e6}},
@@ -188,6 +188,7 @@ const Key kKeys[] = {
     {FERRY_KEY(zero.timeout_seconds), number, "how long a rank waits for the others in one exchange, the slowest rank's lag included, before it ends the run", {.low = 0, .high = 1e9, .above_low = true}},
 
     {FERRY_KEY(parallel.sequence), integer, "ranks that share each sequence, a divisor of the ranks and of `batch.sequence`: each has a contiguous part of its tokens, and of attention some heads over all of them (docs/attention.md)", {.low = 1, .high = 4096}},
+    {FERRY_KEY(parallel.tensor), integer, "neighbouring ranks that share each block's tensors, a divisor of the ranks: each has some heads and a part of the MLP, and all add up what these give (docs/parallelism.md). On the CPU alone", {.low = 1, .high = 4096}},
 
     {FERRY_CHOICE(numerics.residual, kNarrow), choice, "type of the residual stream, fp32 or the compute type. `auto`: the compute type, with fp16 fp32"},
     {FERRY_CHOICE(numerics.wire, kNarrow), choice, "type in which gradients travel. `auto`: the compute type"},

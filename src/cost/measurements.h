@@ -49,7 +49,9 @@ struct Measurements {
     bool computes_on_host = true;        // kernels and copies take the team's cores
     double comm_bytes_per_s = 0;         // that reach a rank from the others; 0: as copies do
     double comm_overhead_s = 0;          // each exchange's between ranks, however small
-    double product_flops_per_s = 0;      // the best that a large product reaches
+    // The same of what blocks' kernels exchange, where their groups are nearer; 0: as the others.
+    double group_bytes_per_s = 0, group_overhead_s = 0;
+    double product_flops_per_s = 0;  // the best that a large product reaches
     KernelTimes kernels{};
 
     // The rate of products whose kernels nobody has timed.
@@ -81,5 +83,7 @@ double dram_bytes(double updated, double copied, double stored, const Measuremen
 double comm_rate(const Measurements& measured);
 // Seconds of so many operations that bring these bytes.
 double comm_seconds(double bytes, int64_t operations, const Measurements& measured);
+// The same from within the kernels of blocks.
+double group_seconds(double bytes, int64_t operations, const Measurements& measured);
 
 }  // namespace ferry::cost

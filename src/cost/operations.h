@@ -144,9 +144,9 @@ struct Work {
     int64_t bytes = 0;                    // the task's own, where the operation has several sizes
     uint8_t flags = 0;
     int64_t tokens = 0, tokens_bytes = 0, input_bytes = 0;  // one micro-batch's
-    int64_t exchanged_bytes = 0;  // that a block's forward sends from within
-    MatrixProducts products{};    // an update's, of Muon's matrix
-    int64_t checked_bytes = 0;    // bytes that an update verifies and seals: from and to storage
+    model::BlockExchanges exchanges{};                      // of a block, from within
+    MatrixProducts products{};                              // an update's, of Muon's matrix
+    int64_t checked_bytes = 0;  // bytes that an update verifies and seals: from and to storage
     int64_t ranks = 1;
     zero::Codecs codecs{};
     DType compute = DType::f32, wire = DType::f32;

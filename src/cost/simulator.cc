@@ -48,9 +48,11 @@ Cost update_cost(double update_s, const Cost& checks) {
 double exchange_seconds(const Task& task, const WorkOf& work_of, const Measurements& measured) {
     const auto op = static_cast<Op>(task.op);
     if (op != Op::forward && op != Op::backward) return 0;
-    const int64_t bytes = work_of(task).exchanged_bytes, passes = op == Op::backward ? 2 : 1;
-    if (bytes == 0) return 0;
-    return comm_seconds(static_cast<double>(passes * bytes), 2 * passes, measured);
+    const model::BlockExchanges its = work_of(task).exchanges;
+    if (!its.any()) return 0;
+    const bool back = op == Op::backward;
+    return group_seconds(static_cast<double>(back ? its.backward_bytes : its.forward_bytes),
+                         back ? its.backward_calls : its.forward_calls, measured);
 }
 
 }  // namespace

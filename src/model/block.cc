@@ -9,6 +9,10 @@ namespace ferry::model {
 using ops::ConstView;
 using ops::View;
 
+namespace {
+constexpr int64_t kLeaf = 4096;  // elements of a norm leaf, as Ops::sum_gradient has them
+}
+
 Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
              const LayerMemory& memory, const Mask& mask, std::byte* scratch)
     : Block(shape, numerics, rope, ops, memory, mask, names_of(shape.family).input_major) {
@@ -33,9 +37,9 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
       key_norm_{memory(Role::key_norm), {}, shape.norm_eps},
       qkv_(memory, input_major, {Role::query, Role::key, Role::value, Role::query_key_value},
            {Role::query_bias, Role::key_bias, Role::value_bias, Role::query_key_value_bias}),
-      output_(memory, input_major, {Role::output}, {Role::output_bias}),
+      output_(memory, input_major, {Role::output}, {Role::output_bias}, numerics.slice == 0),
       up_(memory, input_major, {Role::gate, Role::up}, {Role::gate_bias, Role::up_bias}),
-      down_(memory, input_major, {Role::down}, {Role::down_bias}) {}
+      down_(memory, input_major, {Role::down}, {Role::down_bias}, numerics.slice == 0) {}
 
 int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
                              ops::Ops& ops, const Layer& layer) {
@@ -113,6 +117,7 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
     // A norm's output is read for the last time before the gradient of it is written.
     b.dn1 = View::of(b.n1.data, compute, tokens, hidden);
+    if (slices()) cut_slices(carver, b);
     b.stats1 = carver.floats(norm1_.stats_floats(tokens));
     b.query_rstd = carver.floats(normed * most_.queries);
     b.key_rstd = carver.floats(normed * most_.keys);
@@ -134,6 +139,27 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     carver.rewind(carver.peak());
     b.ops = carver.bytes(op_scratch_bytes);
     return b;
+}
+
+void Block::cut_slices(Carver& carver, Buffers& b) const {
+    const int64_t tokens = numerics_.tokens(), tile = mlp_tile(), hidden = shape_.hidden;
+    const int64_t width = std::max(size_of(numerics_.compute), size_of(numerics_.residual));
+    const int64_t row = hidden * width, rows = rows_of_sum(tokens);
+    const auto even = [this](int64_t count) { return count % numerics_.slices == 0; };
+    const bool all_even = even(tokens) && even(tile) && even(tokens % tile);
+    b.parts = carver.bytes(parts_of_sum() * rows * row);
+    b.sum = carver.bytes(all_even ? 0 : numerics_.slices * rows * row);
+    int64_t most = rows * hidden;
+    if (numerics_.key_holders > 1) {
+        b.own_keys = carver.matrix(numerics_.compute, numerics_.whole_tokens(), 2 * most_.key);
+        const int64_t elements = b.own_keys.rows * b.own_keys.cols;
+        b.all_keys = carver.bytes(numerics_.slices * elements * size_of(numerics_.compute));
+        most = std::max(most, elements);
+    }
+    b.leaves = carver.floats(ceil_div(most, kLeaf));
+    if (!shape_.head_norms) return;
+    b.norm_gradient = carver.floats(2 * shape_.head_dim);
+    b.all_norm_gradients = carver.floats(numerics_.slices * 2 * shape_.head_dim);
 }
 
 int64_t Block::op_scratch_bytes() const {
@@ -208,11 +234,17 @@ void Block::turn_heads_back() {
     if (!shape_.head_norms) {
         return ops_.rope(b_.dqkv.col_range(0, own_.seen()), rope(own_.queries + own_.keys, true));
     }
+    float *of_query = query_norm_.weight.gradient, *of_key = key_norm_.weight.gradient;
+    if (slices()) {  // of this rank's heads: apart from what they are added to
+        if (of_query) of_query = b_.norm_gradient;
+        if (of_key) of_key = b_.norm_gradient + shape_.head_dim;
+        ops_.fill_zero(b_.norm_gradient, 2 * shape_.head_dim * size_of(DType::f32));
+    }
     ops_.norm_rope_backward(queries(b_.dqkv), queries(b_.qkv), query_norm_.weight.value,
-                            b_.query_rstd, query_norm_.weight.gradient, rope(own_.queries, true),
-                            b_.angles, b_.ops);
+                            b_.query_rstd, of_query, rope(own_.queries, true), b_.angles, b_.ops);
     ops_.norm_rope_backward(keys(b_.dqkv), keys(b_.qkv), key_norm_.weight.value, b_.key_rstd,
-                            key_norm_.weight.gradient, rope(own_.keys, true), b_.angles, b_.ops);
+                            of_key, rope(own_.keys, true), b_.angles, b_.ops);
+    if (slices() && (of_query || of_key)) add_up_norms();
 }
 
 // ---------------------------------------------------------------- ranks of a sequence
@@ -247,7 +279,7 @@ void Block::share_heads(ConstView from, View to, Columns columns) {
                 ops_.copy_out(from.col_range(column, count), parcel.col_range(at, count));
         });
     }
-    if (mask_.ranks) mask_.ranks->exchange(b_.sent, b_.received, bytes, index_);
+    if (mask_.ranks.sequence) mask_.ranks.sequence->exchange(b_.sent, b_.received, bytes, index_);
     for (int part = 0; part < numerics_.parts && to.cols > 0; ++part) {
         const ConstView parcel =
             ConstView::of(b_.received + part * bytes, to.type, numerics_.tokens(), to.cols);
@@ -268,7 +300,7 @@ void Block::share_tokens(ConstView from, View to, Columns columns) {
                           parcel.row_range(i * rows, rows));
         }
     }
-    if (mask_.ranks) mask_.ranks->exchange(b_.sent, b_.received, bytes, index_);
+    if (mask_.ranks.sequence) mask_.ranks.sequence->exchange(b_.sent, b_.received, bytes, index_);
     for (int part = 0; part < numerics_.parts; ++part) {
         const Heads its = heads(head_share(shape_.kv_heads, numerics_.parts, part).count);
         const ConstView parcel = ConstView::of(b_.received + part * bytes, to.type, to.rows,
@@ -276,6 +308,71 @@ void Block::share_tokens(ConstView from, View to, Columns columns) {
         for_heads(part, columns, [&](int64_t column, int64_t at, int64_t count) {
             if (count > 0) ops_.copy_out(parcel.col_range(at, count), to.col_range(column, count));
         });
+    }
+}
+
+// ---------------------------------------------------------------- ranks that share tensors
+
+void Block::add_up(View y, ConstView addend) {
+    const int64_t rows = rows_of_sum(y.rows), bytes = rows * y.cols * size_of(y.type);
+    const bool even = y.rows % numerics_.slices == 0;
+    const View whole = even ? y : View::of(b_.sum, y.type, numerics_.slices * rows, y.cols);
+    if (!even) ops_.copy_out(y, whole.row_range(0, y.rows));
+    auto* const all = static_cast<std::byte*>(whole.data);
+    KernelRanks* const ranks = mask_.ranks.slices;
+    if (ranks) ranks->exchange(all, b_.parts + bytes, bytes, index_);
+    const int64_t first = numerics_.slice * rows;
+    const int64_t count = std::clamp(y.rows - first, int64_t{0}, rows);
+    if (count > 0) {
+        const bool adds = addend.data != nullptr;
+        if (adds)
+            ops_.copy_out(addend.row_range(first, count),
+                          View::of(b_.parts, y.type, count, y.cols));
+        const ConstView parts = ConstView::of(b_.parts + (adds ? 0 : bytes), y.type,
+                                              numerics_.slices + (adds ? 1 : 0), rows * y.cols);
+        ops_.sum_gradient(parts.col_range(0, count * y.cols), whole.row_range(first, count).data,
+                          b_.leaves);
+    }
+    if (ranks) ranks->gather(all + numerics_.slice * bytes, all, bytes, index_);
+    if (!even) ops_.copy_out(whole.row_range(0, y.rows), y);
+}
+
+void Block::add_up_keys() {
+    if (numerics_.key_holders == 1 || own_.keys == 0) return;
+    const View own = View::of(b_.own_keys.data, numerics_.compute, b_.dqkv.rows, 2 * own_.key);
+    const View columns = b_.dqkv.col_range(own_.query, 2 * own_.key);
+    const int64_t elements = own.rows * own.cols, bytes = elements * size_of(own.type);
+    ops_.copy_out(columns, own);
+    if (mask_.ranks.slices)
+        mask_.ranks.slices->gather(static_cast<const std::byte*>(own.data), b_.all_keys, bytes,
+                                   index_);
+    const int64_t first = round_down(int64_t{numerics_.slice}, int64_t{numerics_.key_holders});
+    ops_.sum_gradient(
+        ConstView::of(b_.all_keys + first * bytes, own.type, numerics_.key_holders, elements),
+        own.data, b_.leaves);
+    ops_.copy_out(own, columns);
+}
+
+// Every holder of a head of keys has all of its gradient; one of them hands it to the layer below.
+void Block::drop_keys(View dqkv) {
+    if (numerics_.slice % numerics_.key_holders == 0) return;
+    const View none = View::of(b_.own_keys.data, dqkv.type, dqkv.rows, 2 * all_.key);
+    ops_.fill_zero(none.data, none.rows * none.cols * size_of(none.type));
+    ops_.copy_out(none, dqkv.col_range(all_.query, 2 * all_.key));
+}
+
+// Adds all ranks' gradients of the heads' norms, in rank order; of keys that several have, once.
+void Block::add_up_norms() {
+    const int64_t d = shape_.head_dim;
+    auto* const all = reinterpret_cast<std::byte*>(b_.all_norm_gradients);
+    if (mask_.ranks.slices)
+        mask_.ranks.slices->gather(reinterpret_cast<const std::byte*>(b_.norm_gradient), all,
+                                   2 * d * size_of(DType::f32), index_);
+    for (int rank = 0; rank < numerics_.slices; ++rank) {
+        const float* its = b_.all_norm_gradients + rank * 2 * d;
+        if (query_norm_.trains()) ops_.add(query_norm_.weight.gradient, its, d);
+        if (key_norm_.trains() && rank % numerics_.key_holders == 0)
+            ops_.add(key_norm_.weight.gradient, its + d, d);
     }
 }
 
@@ -288,7 +385,8 @@ void Block::attend(ConstView x_in, View x_mid) {
     turn_heads();
     if (!known_[at(Saved::attention)]) attention_forward();
     if (shares()) share_tokens(b_.attended, b_.all_attended, Columns::queries);
-    output_.apply(ops_, attended_of_tokens(), x_mid, x_in, b_.ops);
+    output_.apply(ops_, attended_of_tokens(), x_mid, slices() ? ConstView{} : x_in, b_.ops);
+    if (slices()) add_up(x_mid, x_in);
 }
 
 void Block::attention_forward() {
@@ -343,8 +441,10 @@ void Block::forward(ConstView x_in, View x_out) {
         mlp(x_mid, first);
         activate(inner_of(first, count));
         // Not into x_mid itself: on a GPU that costs a copy of it first.
-        down_.apply(ops_, b_.active.row_range(0, count), x_out.row_range(first, count), x_mid,
+        const View out = x_out.row_range(first, count);
+        down_.apply(ops_, b_.active.row_range(0, count), out, slices() ? ConstView{} : x_mid,
                     b_.ops);
+        if (slices()) add_up(out, x_mid);
     }
 }
 
@@ -381,6 +481,7 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, bool needs_mid
     up_.add_gradient(ops_, inner, n2, b_.ops);
     if (!into_norm) return;
     up_.apply_transposed(ops_, inner, dn, b_.ops);
+    if (slices()) add_up(dn, {});
     norm2_.backward(ops_, dn, x_mid, b_.stats2, needs_mid ? ConstView(dx) : ConstView{},
                     needs_mid ? dx : View{}, b_.ops);
 }
@@ -400,12 +501,15 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into
         ops_.attention_backward(attention(own_), queries(seen()), keys(seen()), values(b_.qkv),
                                 b_.attended, b_.dattended, b_.lse, queries(b_.dqkv), keys(b_.dqkv),
                                 values(b_.dqkv), b_.ops);
+    add_up_keys();
     turn_heads_back();
     if (shares()) share_tokens(b_.dqkv, b_.all_heads, Columns::queries_keys_values);
     const View dqkv = shares() ? b_.all_heads : b_.dqkv;
     qkv_.add_gradient(ops_, dqkv, b_.n1, b_.ops);
     if (!needs_dx && !norm1_.trains()) return;
+    drop_keys(dqkv);
     qkv_.apply_transposed(ops_, dqkv, b_.dn1, b_.ops);
+    if (slices()) add_up(b_.dn1, {});
     norm1_.backward(ops_, b_.dn1, x_in, b_.stats1, needs_dx ? ConstView(dx) : ConstView{},
                     needs_dx ? dx : View{}, b_.ops);
 }

@@ -6,6 +6,10 @@
 // The shape decides on the parts in brackets. T tokens, H hidden, Q = heads * head_dim,
 // K = kv_heads * head_dim, I intermediate, M tokens of a tile of the MLP.
 //
+// Ranks that share the tensors have some of the heads each, and a part of I; Q, K and I are a
+// rank's own. x_mid and x_out, and in backward the gradients of n1 and n2, are sums over them
+// (add_up): each adds a part of the tokens' rows, in rank order, and all get the whole.
+//
 // Ranks that share the sequences have T tokens each of W = T * ranks. Attention, with the norms and
 // rotation of heads, is of W tokens and the rank's own heads; all else is of its T tokens and all
 // heads. Exchanges lie between (share_heads, share_tokens).
@@ -42,6 +46,14 @@ private:
         // Of ranks that share sequences, which have the two before of their own heads and W tokens:
         // the same of all heads.
         ops::View all_heads{}, all_attended{};
+        // Of ranks that share tensors. Parts of sums: an addend, then every rank's, of some rows.
+        // The sum, where ranks do not divide its rows. Norm leaves that nobody asks for. What
+        // they give each other of keys and values, and of the gradients of heads' norms.
+        std::byte *parts = nullptr, *sum = nullptr;
+        float* leaves = nullptr;
+        ops::View own_keys{};
+        std::byte* all_keys = nullptr;
+        float *norm_gradient = nullptr, *all_norm_gradients = nullptr;
         ops::View normed{};                                // [T, Q + K], where heads have norms
         ops::View dy{}, dn1{};                             // [T, H] both, in the compute type
         float *stats1 = nullptr, *lse = nullptr;           // norm1's; log-sum-exp, [heads * T]
@@ -91,6 +103,16 @@ private:
     template <class Each>
     void for_heads(int part, Columns columns, const Each& each) const;
     int64_t parcel_bytes(Columns columns) const;
+    bool slices() const { return numerics_.slices > 1; }
+    void cut_slices(Carver& carver, Buffers& b) const;
+    // y holds this rank's part of a sum, and receives round(addend + all ranks').
+    void add_up(ops::View y, ops::ConstView addend);
+    // The gradients of keys and values, from the queries of all ranks that have these heads.
+    void add_up_keys();
+    void add_up_norms();
+    int64_t parts_of_sum() const { return numerics_.slices + 1; }
+    int64_t rows_of_sum(int64_t rows) const { return ceil_div(rows, int64_t{numerics_.slices}); }
+    void drop_keys(ops::View dqkv);
     // [T, all heads] to [W, own heads], and back.
     void share_heads(ops::ConstView from, ops::View to, Columns columns);
     void share_tokens(ops::ConstView from, ops::View to, Columns columns);

@@ -126,7 +126,7 @@ std::vector<std::shared_ptr<const ops::BlockLists>> patterns_of_heads(const Shap
 }  // namespace
 
 Decoder::Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops::Ops& ops,
-                 SequenceRanks* ranks)
+                 Neighbours ranks)
     : shape_(std::move(shape)),
       numerics_(numerics),
       rope_(rope_table(shape_, numerics.whole_sequence())),
@@ -135,6 +135,7 @@ Decoder::Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops:
       ranks_(ranks),
       ops_(ops) {
     FERRY_CHECK(numerics_.part >= 0 && numerics_.part < numerics_.parts);
+    FERRY_CHECK(numerics_.slice >= 0 && numerics_.slice < numerics_.slices);
     FERRY_CHECK(static_cast<int64_t>(layers_.size()) == shape_.layers + 2);
     FERRY_CHECK(shape_.kv_heads > 0 && shape_.heads % shape_.kv_heads == 0);
     FERRY_CHECK(shape_.head_dim > 0);
@@ -216,11 +217,62 @@ int64_t Decoder::saved_bytes(Saved what) const {
     return Block::saved_bytes(shape_, numerics_, rope_, ops_, layers_[1], what);
 }
 
-int64_t Decoder::exchanged_bytes() const {
-    const int64_t heads = ceil_div(shape_.kv_heads, numerics_.parts);
-    const int64_t group = shape_.heads / shape_.kv_heads;
-    const int64_t columns = heads * shape_.head_dim * (2 * group + 2);  // q, k, v and the output
-    return (numerics_.parts - 1) * numerics_.tokens() * columns * size_of(numerics_.compute);
+namespace {
+
+// To the other parts of a sequence: queries, keys and values, and attention's output. Backward
+// does that again, and sends the gradients of both.
+BlockExchanges of_sequence(const Shape& shape, const Numerics& numerics) {
+    if (numerics.parts == 1) return {};
+    const int64_t heads = ceil_div(shape.kv_heads, numerics.parts);
+    const int64_t group = shape.heads / shape.kv_heads;
+    const int64_t columns = heads * shape.head_dim * (2 * group + 2);
+    const int64_t bytes =
+        (numerics.parts - 1) * numerics.tokens() * columns * size_of(numerics.compute);
+    return {bytes, 2 * bytes, 2, 4};
+}
+
+// To the other slices: attention's sum and the MLP's, tile by tile. Backward makes attention's
+// again, and sums the gradients that go into both.
+BlockExchanges of_slices(const Shape& shape, const Numerics& numerics) {
+    if (numerics.slices == 1) return {};
+    const int64_t others = numerics.slices - 1, tokens = numerics.tokens();
+    const auto sum = [&](int64_t rows, DType type) {  // there and back
+        return 2 * others * ceil_div(rows, int64_t{numerics.slices}) * shape.hidden * size_of(type);
+    };
+    const int64_t tile = numerics.mlp_tile > 0 ? std::min(numerics.mlp_tile, tokens) : tokens;
+    const int64_t tiles = ceil_div(tokens, tile);
+    const auto of_mlp = [&](DType type) {
+        return (tokens / tile) * sum(tile, type) + sum(tokens % tile, type);
+    };
+    BlockExchanges found{
+        .forward_bytes = sum(tokens, numerics.residual) + of_mlp(numerics.residual),
+        .backward_bytes = sum(tokens, numerics.residual) + of_mlp(numerics.compute) +
+                          sum(tokens, numerics.compute),
+        .forward_calls = 2 + 2 * tiles,
+        .backward_calls = 4 + 2 * tiles};
+    if (shape.head_norms) {
+        found.backward_bytes += others * 2 * shape.head_dim * size_of(DType::f32);
+        ++found.backward_calls;
+    }
+    if (numerics.key_holders > 1) {
+        const int64_t keys = ceil_div(shape.kv_heads, numerics.parts) * shape.head_dim;
+        found.backward_bytes +=
+            others * numerics.whole_tokens() * 2 * keys * size_of(numerics.compute);
+        ++found.backward_calls;
+    }
+    return found;
+}
+
+}  // namespace
+
+BlockExchanges Decoder::exchanges() const {
+    BlockExchanges all = of_sequence(shape_, numerics_);
+    const BlockExchanges slices = of_slices(shape_, numerics_);
+    all.forward_bytes += slices.forward_bytes;
+    all.backward_bytes += slices.backward_bytes;
+    all.forward_calls += slices.forward_calls;
+    all.backward_calls += slices.backward_calls;
+    return all;
 }
 
 namespace {

@@ -47,8 +47,12 @@ void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t f
         }
         const auto deviation = static_cast<float>(deviation_of(shape, t.role));
         const uint64_t site = checksum(std::as_bytes(std::span(t.name)));
-        philox_normals(key, site, static_cast<uint64_t>(from - t.offset), part);
-        for (float& value : part) value *= deviation;
+        for (const SliceRun& run : runs_of(t, from - t.offset, to - from)) {
+            const auto of_run = part.subspan(static_cast<size_t>(t.offset + run.at - from),
+                                             static_cast<size_t>(run.count));
+            philox_normals(key, site, static_cast<uint64_t>(run.from), of_run);
+            for (float& value : of_run) value *= deviation;
+        }
         if (t.role != Role::token_table || shape.padding_token < 0) continue;
         const int64_t row = t.offset + shape.padding_token * shape.hidden;
         for (int64_t e = std::max(from, row); e < std::min(to, row + shape.hidden); ++e)

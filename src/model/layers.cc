@@ -185,7 +185,8 @@ LayerKind kind_of(Role role) {
 }
 
 // In the order of the roles.
-std::vector<Tensor> tensors_of(const Shape& s, LayerKind kind, int64_t block, bool decay_norms) {
+std::vector<Tensor> tensors_of(const Shape& s, LayerKind kind, int64_t block, bool decay_norms,
+                               const Slicing& slicing) {
     const FamilyNames& family = names_of(s.family);
     std::vector<Tensor> tensors;
     for (const TensorName& known : family.names) {
@@ -198,7 +199,7 @@ std::vector<Tensor> tensors_of(const Shape& s, LayerKind kind, int64_t block, bo
             std::swap(t.shape[0], t.shape[1]);
         t.count = matrix ? t.shape[0] * t.shape[1] : t.shape[0];
         t.decays = matrix || decay_norms;
-        tensors.push_back(std::move(t));
+        tensors.push_back(slice_of(s, std::move(t), slicing));
     }
     std::ranges::sort(tensors, {}, &Tensor::role);
     return tensors;
@@ -257,9 +258,11 @@ void deal_matrices(Layer& layer, std::span<Tensor> matrices, int shards) {
 Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Fates& fates,
               int shards) {
     for (Tensor& t : tensors) fates.decide(t, kind);
+    // What several ranks hold is in segments of its own: the norm counts it once.
     const auto rank = [](const Tensor& t) {
-        if (t.by_muon) return -1;
-        return t.trainable ? (t.decays ? 0 : 2) + (t.fp32_moments ? 1 : 0) : 4;
+        if (t.by_muon) return std::pair(-1, 1);
+        if (!t.trainable) return std::pair(4, 1);
+        return std::pair((t.decays ? 0 : 2) + (t.fp32_moments ? 1 : 0), t.holders);
     };
     std::ranges::stable_sort(tensors, {}, rank);
     Layer layer{.kind = kind, .index = index};
@@ -269,8 +272,9 @@ Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Fates&
         Segment segment{.offset = layer.elements,
                         .decays = tensors[i].decays,
                         .trainable = tensors[i].trainable,
-                        .fp32_moments = tensors[i].fp32_moments};
-        const int fate = rank(tensors[i]);
+                        .fp32_moments = tensors[i].fp32_moments,
+                        .holders = tensors[i].trainable ? tensors[i].holders : 1};
+        const auto fate = rank(tensors[i]);
         do {
             tensors[i].offset = segment.offset + segment.count;
             segment.count += tensors[i].count;
@@ -300,7 +304,7 @@ const Tensor* Layer::find(Role role) const {
 
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
                              bool decay_norms, int shards, const CodedMoments& moments,
-                             const MuonMatrices& muon) {
+                             const MuonMatrices& muon, const Slicing& slicing) {
     Fates fates{.freeze = {"freeze", freeze},
                 .fp32 = {"optimizer.fp32_moments", moments.fp32},
                 .adamw = {"optimizer.adamw_tensors", muon.adamw},
@@ -308,8 +312,8 @@ std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> fr
                 .muon = muon.on};
     std::vector<Layer> layers;
     const auto add = [&](LayerKind kind, int64_t index, int64_t block) {
-        layers.push_back(
-            lay_out(kind, index, tensors_of(shape, kind, block, decay_norms), fates, shards));
+        layers.push_back(lay_out(kind, index, tensors_of(shape, kind, block, decay_norms, slicing),
+                                 fates, shards));
     };
     add(LayerKind::embedding, 0, -1);
     for (int64_t i = 0; i < shape.layers; ++i) add(LayerKind::block, i, i);

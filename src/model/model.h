@@ -68,6 +68,9 @@ struct Numerics {
     int64_t sequence = 0, micro_batch = 0;  // tokens a sequence; sequences a kernel
     // Ranks may share each sequence: `sequence` is then this rank's part of it, the part-th.
     int parts = 1, part = 0;
+    // Ranks may share each block's tensors: this one has the slice-th of so many slices. So many
+    // neighbours of them have the same heads of keys and values.
+    int slices = 1, slice = 0, key_holders = 1;
     int64_t head_tile = 1024;    // tokens a tile of the fused head and loss
     int64_t mlp_tile = 0;        // tokens a tile of the MLP; 0: whole micro-batch
     bool documents = false;      // a sequence holds some that do not see each other
@@ -115,15 +118,42 @@ enum class Role : uint8_t {
     down_bias
 };
 
+// Which of so many ranks that share tensors.
+struct Slicing {
+    int ranks = 1, rank = 0;
+};
+
+// Rows or columns of a slice, and where they are in the whole tensor.
+struct Band {
+    int64_t at = 0, from = 0, count = 0;
+};
+
 struct Tensor {
     std::string name{};  // Hugging Face's: model.layers.0.self_attn.q_proj.weight
     Role role{};
-    std::vector<int64_t> shape{};   // a matrix is [outputs, inputs], in gpt2's blocks the reverse
+    // A matrix is [outputs, inputs], in gpt2's blocks the reverse. Of a slice, the slice's.
+    std::vector<int64_t> shape{};
     int64_t offset = 0, count = 0;  // elements in the layer's flat buffer
     bool decays = true, trainable = true;
     bool fp32_moments = false;  // whatever the run's moments are kept in
     bool by_muon = false;       // the rest is AdamW's
+    // A slice: the whole tensor's shape, and the bands of it that are here, along one axis. Rows or
+    // columns that no band has are padding, zeros. Empty: this is the whole tensor.
+    std::vector<int64_t> whole{};
+    std::vector<Band> bands{};
+    int axis = 0;
+    int holders = 1;  // neighbours among the ranks that share tensors that have the same elements
+    bool is_slice() const { return !whole.empty(); }
+    const std::vector<int64_t>& whole_shape() const { return is_slice() ? whole : shape; }
+    int64_t whole_count() const;
 };
+
+// Elements that lie in a row in a slice and in its whole tensor.
+struct SliceRun {
+    int64_t at = 0, from = 0, count = 0;  // at: in the slice
+};
+// All of the slice's elements [first, first + count) that are no padding, rising in both.
+std::vector<SliceRun> runs_of(const Tensor& tensor, int64_t first, int64_t count);
 
 struct MatrixShape {
     int64_t rows = 1, cols = 1;
@@ -134,6 +164,7 @@ struct Segment {
     int64_t offset = 0, count = 0;
     bool decays = true, trainable = true;
     bool fp32_moments = false;
+    int holders = 1;  // of each of its tensors
     // Muon's, of which each shard holds one whole; a shard for which there was none has a matrix of
     // one zero. Empty: the segment is a run of elements, of one tensor or many.
     std::vector<MatrixShape> matrices{};
@@ -157,7 +188,8 @@ struct MuonMatrices {
 enum class LayerKind : uint8_t { embedding, block, head };
 
 // One flat buffer, ordered [trainable, decayed | trainable, not decayed | frozen]; of each that
-// trains first what has coded moments, where some have. Muon's matrices come before all.
+// trains first what has coded moments, where some have, and of that first what no other rank holds.
+// Muon's matrices come before all.
 struct Layer {
     LayerKind kind = LayerKind::block;
     int64_t index = 0;  // of the block
@@ -173,9 +205,27 @@ struct Layer {
 // unless `decay_norms`. Throws usage where Muon is left no matrix. `shards`: that every segment can
 // be cut into, one a rank. Muon's matrices are dealt to the shards, largest first, and a segment's
 // shards are as large as its largest matrix; the block's number says which shard comes first.
+// `slicing`: the layers have this rank's slices of the blocks' tensors. They lie alike on all
+// ranks.
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
                              bool decay_norms, int shards = 1, const CodedMoments& moments = {},
-                             const MuonMatrices& muon = {});
+                             const MuonMatrices& muon = {}, const Slicing& slicing = {});
+
+// ---------------------------------------------------------------- slices (parallel.tensor)
+
+// Ranks divide the heads of keys with the queries' that read them, and the MLP's inner width. Where
+// these do not divide, some ranks have one less, and zeros in its place. Of more ranks than heads
+// of keys, neighbours have the same one and divide its queries.
+//
+// Throws usage where so many ranks cannot: more than heads, or heads of keys that neither they are
+// divided by nor they divide, or a pattern's heads that do not divide evenly.
+void require_slices(const Shape& whole, int ranks);
+// The shape of what a rank computes with.
+Shape slice_of(const Shape& whole, const Slicing& slicing);
+// The same of a tensor: as it is, where every rank has all of it.
+Tensor slice_of(const Shape& whole, Tensor tensor, const Slicing& slicing);
+// How many neighbours have the same heads of keys.
+int key_holders_of(const Shape& whole, int ranks);
 
 // Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Empty where
 // positions are learned. To dynamic and longrope a text is as long as a whole sequence, always.
@@ -194,14 +244,29 @@ struct Documents {
     const int32_t* part_start = nullptr;
 };
 
-// The ranks that share a micro-batch's sequences. Between its products of tokens and its attention
-// a block gives each of them the heads that are theirs, and gets all tokens of its own.
-class SequenceRanks {
+// Ranks that a block's kernels talk to, in the order of the compute stream. Those that share a
+// micro-batch's sequences: between its products of tokens and its attention a block gives each of
+// them the heads that are theirs, and gets all tokens of its own. Those that share its tensors:
+// they add up what attention and the MLP give.
+class KernelRanks {
 public:
-    virtual ~SequenceRanks() = default;
-    // Sends the r-th `bytes` of `to` to rank r, and receives its into the same place of `from`, in
-    // the order of the compute stream. `block`: for whoever must be told.
+    virtual ~KernelRanks() = default;
+    // Sends the r-th `bytes` of `to` to rank r, and receives its into the same place of `from`.
+    // `block`: for whoever must be told.
     virtual void exchange(const std::byte* to, std::byte* from, int64_t bytes, int64_t block) = 0;
+    // Every rank's `bytes` come to its place of `all`; `mine` may be there.
+    virtual void gather(const std::byte* mine, std::byte* all, int64_t bytes, int64_t block) = 0;
+};
+struct Neighbours {
+    KernelRanks* sequence = nullptr;  // null: none, or nothing but time and memory is asked for
+    KernelRanks* slices = nullptr;
+};
+
+// What a block's kernels send to other ranks from within, and in how many calls.
+struct BlockExchanges {
+    int64_t forward_bytes = 0, backward_bytes = 0;
+    int64_t forward_calls = 0, backward_calls = 0;
+    bool any() const { return forward_calls > 0; }
 };
 
 // Heads of keys and values of which one of these ranks has all tokens, with the queries' heads that
@@ -216,7 +281,7 @@ struct Mask {
     const ops::BlockLists* pattern = nullptr;
     ops::BlockListsView lists{};
     Documents documents{};
-    SequenceRanks* ranks = nullptr;
+    Neighbours ranks{};
 };
 
 // Every method is called inside a job of the compute stream; pointers are device memory, laid out
@@ -224,10 +289,11 @@ struct Mask {
 // `scratch` has scratch_bytes(). Nothing allocates.
 class Decoder {
 public:
-    // `ranks` has the other parts of the sequences. Null where there are none, or nothing but time
-    // and memory is asked for: then what they would send is whatever lies there.
+    // `ranks` have the other parts of the sequences, and the other slices; `shape` is this slice's.
+    // Null where there are none, or nothing but time and memory is asked for: then what they would
+    // send is whatever lies there.
     Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops::Ops& ops,
-            SequenceRanks* ranks = nullptr);
+            Neighbours ranks = {});
     const Shape& shape() const noexcept { return shape_; }
     const Numerics& numerics() const noexcept { return numerics_; }
     const std::vector<Layer>& layers() const noexcept { return layers_; }
@@ -235,9 +301,7 @@ public:
     int64_t activation_bytes() const;       // of one block input of one micro-batch
     int64_t scratch_bytes() const;          // the largest of any call below
     int64_t saved_bytes(Saved what) const;  // of a block and micro-batch
-    // Bytes that a block's forward pass sends to the other ranks of a sequence, in two exchanges;
-    // backward twice as many, in four.
-    int64_t exchanged_bytes() const;
+    BlockExchanges exchanges() const;       // of a micro-batch and a block that trains
     // Bytes of the patterns' lists, each once. Operations read them in device memory: before the
     // first one, place_patterns gets so much of that memory, and copies the lists by `copy`.
     int64_t pattern_bytes() const;
@@ -290,11 +354,12 @@ private:
     // By block: its pattern for this rank's heads, and the same in the device's memory.
     std::vector<std::shared_ptr<const ops::BlockLists>> patterns_{};
     std::vector<ops::BlockListsView> lists_{};
-    SequenceRanks* ranks_;
+    Neighbours ranks_;
     ops::Ops& ops_;
 };
 
-// fp32 master weights of a layer's elements from `first` on, by (seed, tensor, element) alone:
+// fp32 master weights of a layer's elements from `first` on, by (seed, tensor, element of the whole
+// tensor) alone; `shape` is the whole model's:
 // normal with the shape's deviation; norms one; biases, padding and the padding token zero.
 void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t first,
                 std::span<float> out);

@@ -47,8 +47,9 @@ bool continues(const Tensor* before, const Tensor* next) {
 }  // namespace
 
 Projection::Projection(const LayerMemory& memory, bool input_major,
-                       std::initializer_list<Role> weights, std::initializer_list<Role> biases)
-    : input_major_(input_major) {
+                       std::initializer_list<Role> weights, std::initializer_list<Role> biases,
+                       bool adds_bias)
+    : input_major_(input_major), adds_bias_(adds_bias) {
     const Tensor *last_weight = nullptr, *last_bias = nullptr;
     const Role* bias_role = biases.begin();
     for (const Role role : weights) {
@@ -86,7 +87,7 @@ Gemm Projection::forward(const Part& part, ConstView x, View y, ConstView addend
             .a = x,
             .b = part.weight.value,
             .c = y.col_range(part.column, part.outputs),
-            .bias = part.bias.value,
+            .bias = adds_bias_ ? part.bias.value : ConstView{},
             .addend = addend,
             .spare = spare_};
 }

@@ -60,9 +60,9 @@ struct Norm {
 class Projection {
 public:
     // Takes the roles that the layer has. Each weight's bias, if any, is the role at the same place
-    // in `biases`.
+    // in `biases`; another rank adds it, unless `adds_bias`.
     Projection(const LayerMemory& memory, bool input_major, std::initializer_list<Role> weights,
-               std::initializer_list<Role> biases);
+               std::initializer_list<Role> biases, bool adds_bias = true);
     bool trains() const;
     int64_t outputs() const { return outputs_; }
 
@@ -92,7 +92,7 @@ private:
     int count_ = 0;
     int64_t inputs_ = 0, outputs_ = 0, spare_ = 0;
     DType type_ = DType::f32;
-    bool input_major_;
+    bool input_major_, adds_bias_;
 };
 
 }  // namespace ferry::model

@@ -129,7 +129,7 @@ private:
     // each block. What ranks would exchange for it is not in the sums: theirs are the fewest that
     // fit.
     std::vector<Groups> groups_to_try() const {
-        if (request_.swap.groups || !work_.partition.alone()) return {request_.swap.groups};
+        if (request_.swap.groups || !work_.partition.decides_alone()) return {request_.swap.groups};
         const std::vector<int64_t> counts = group_counts(request_.micro_batches);
         return {counts.begin(), counts.end()};
     }

@@ -348,7 +348,7 @@ void Recorder::mark_committed() {
 }
 
 void Recorder::mark_outcome() {
-    const bool alone = plan_.partition.alone();
+    const bool alone = plan_.partition.decides_alone();
     if (!alone) {
         FERRY_CHECK(impl_->arrivals.empty(), "a gradient is still under way");
         agree();

@@ -75,7 +75,7 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
                     .tokens = plan.tokens,
                     .tokens_bytes = buffer(Class::tokens),
                     .input_bytes = buffer(Class::activation),
-                    .exchanged_bytes = plan.exchanged_bytes,
+                    .exchanges = plan.exchanges,
                     .ranks = plan.partition.ranks,
                     .codecs = plan.partition.codecs,
                     .compute = plan.compute,

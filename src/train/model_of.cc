@@ -113,13 +113,16 @@ model::Description model_of(const Config& config) {
     return own;
 }
 
-model::Numerics numerics_of(const Config& config, const model::Shape& shape, int part) {
+model::Numerics numerics_of(const Config& config, const model::Shape& shape, const World& world) {
     const DType compute = config.precision;
     return {
         .sequence = config.batch.sequence / config.parallel.sequence,
         .micro_batch = config.batch.micro_batch,
         .parts = config.parallel.sequence,
-        .part = part,
+        .part = world.part(),
+        .slices = config.parallel.tensor,
+        .slice = world.slicing().rank,
+        .key_holders = model::key_holders_of(shape, config.parallel.tensor),
         .head_tile = head_tile_of(config, shape),
         .mlp_tile = mlp_tile_of(config),
         .documents = config.data.isolate_documents,
@@ -143,7 +146,8 @@ std::string description_of(const Config& config, DType type) {
 
 model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops) {
     const model::Shape shape = model_of(config).shape;
-    return {shape, numerics_of(config, shape), layers_of(config, shape, ranks), ops};
+    return {model::slice_of(shape, {config.parallel.tensor}), numerics_of(config, shape),
+            layers_of(config, shape, ranks), ops};
 }
 
 model::CodedMoments coded_moments_of(const Config& config) {
@@ -188,11 +192,14 @@ void require_few_zeros(const std::vector<model::Layer>& layers, int ranks) {
 
 }  // namespace
 
-std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks) {
+std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks,
+                                    int slice) {
+    const int tensor = config.parallel.tensor;
+    model::require_slices(shape, tensor);
     const bool muon = config.optimizer.method == optim::Method::muon;
-    auto layers =
-        model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks,
-                         coded_moments_of(config), {muon, config.optimizer.adamw_tensors});
+    auto layers = model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases,
+                                   std::max(1, ranks / tensor), coded_moments_of(config),
+                                   {muon, config.optimizer.adamw_tensors}, {tensor, slice});
     if (muon) require_few_zeros(layers, ranks);
     return layers;
 }

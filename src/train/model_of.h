@@ -9,6 +9,7 @@
 #include "ferry/config.h"
 #include "model/huggingface.h"
 #include "model/model.h"
+#include "rank_share.h"
 
 namespace ferry::train {
 
@@ -22,8 +23,10 @@ std::string description_of(const Config& config, const std::string& read, DType 
 std::string description_of(const Config& config, DType type);  // reads it
 // Its decoder on these operations, as a run of so many ranks has it. Reads the same file, once.
 model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops);
-// Its layers' buffers, as a run of so many ranks has them.
-std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks);
+// Its layers' buffers, as a run of so many ranks has them; where they share tensors, with this
+// slice of those. `shape` is the whole model's, here as below. Throws usage where they cannot.
+std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks,
+                                    int slice = 0);
 // Which tensors keep fp32 moments beside coded ones. Refers to the configuration.
 model::CodedMoments coded_moments_of(const Config& config);
 // Throws usage where the optimizer is one of several ranks, and there is one.
@@ -31,9 +34,9 @@ void require_ranks(const Config& config, int ranks);
 // Which tensors Muon updates, and which AdamW, in a sentence; empty without Muon.
 std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers, int ranks);
 // Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of
-// device.
-// `part`: which of each sequence, where ranks share them.
-model::Numerics numerics_of(const Config& config, const model::Shape& shape, int part = 0);
+// device. `world`: of the rank that has them.
+model::Numerics numerics_of(const Config& config, const model::Shape& shape,
+                            const World& world = {});
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer);
 
 }  // namespace ferry::train

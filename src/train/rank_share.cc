@@ -23,25 +23,23 @@ constexpr std::string_view kRankDirectory = "rank-";  // and its number
 int64_t share_of(int64_t bytes, int parts) { return bytes == kUnlimited ? bytes : bytes / parts; }
 
 void check_batch(int64_t all, std::optional<int64_t> groups, const World& world) {
-    const int ranks = world.replicas();
-    const int64_t each = all / ranks;
+    const int ranks = world.replicas(), each = world.ranks / ranks;
     if (all % ranks != 0) {
         throw Error(Trouble::usage,
                     {.what = "the micro-batches of a step cannot be divided among the ranks",
                      .where = "batch.micro_batches",
-                     .measured = fmt::format(
-                         "{} micro-batches, {} ranks{}", all, world.ranks,
-                         world.sequence > 1 ? fmt::format(" in groups of {}", world.sequence) : ""),
+                     .measured = fmt::format("{} micro-batches, {} ranks{}", all, world.ranks,
+                                             each > 1 ? fmt::format(" in groups of {}", each) : ""),
                      .remedy = fmt::format("set batch.micro_batches to {}, or start a number of "
                                            "ranks that divides it",
                                            round_up(all, ranks))});
     }
-    if (groups && each % *groups != 0) {
+    if (groups && all / ranks % *groups != 0) {
         throw Error(Trouble::usage,
                     {.what = "a rank's micro-batches are not divisible by the groups",
                      .where = "swap.groups",
                      .measured = fmt::format("{} groups, {} micro-batches on each of {} ranks",
-                                             *groups, each, ranks),
+                                             *groups, all / ranks, ranks),
                      .remedy = "set groups to a divisor of them, or \"auto\""});
     }
 }
@@ -73,20 +71,42 @@ BudgetConfig budgets_of_rank(BudgetConfig budgets, const World& world) {
 
 }  // namespace
 
-void require_groups(int ranks, int sequence) {
-    if (ranks % sequence == 0) return;
+namespace {
+
+void require_groups(const std::string& key, const char* of, int size, int ranks) {
+    if (ranks % size == 0) return;
     throw Error(
         Trouble::usage,
-        {.what = "the ranks cannot be cut into groups that share sequences",
-         .where = "parallel.sequence",
-         .measured = fmt::format("groups of {}, {} rank{}", sequence, ranks, ranks == 1 ? "" : "s"),
+        {.what = fmt::format("the ranks cannot be cut into groups that share {}", of),
+         .where = key,
+         .measured = fmt::format("groups of {}, {} rank{}", size, ranks, ranks == 1 ? "" : "s"),
          .limit = "a divisor of the ranks",
-         .remedy = fmt::format("start {} ranks, or set parallel.sequence to {}",
-                               round_up(ranks, sequence), std::gcd(ranks, sequence))});
+         .remedy = fmt::format("start {} ranks, or set {} to {}", round_up(ranks, size), key,
+                               std::gcd(ranks, size))});
+}
+
+}  // namespace
+
+World world_of(const Config& config, int rank, int ranks, int local_ranks) {
+    const ParallelConfig& p = config.parallel;
+    require_groups("parallel.tensor", "tensors", p.tensor, ranks);
+    if (p.tensor == 1) require_groups("parallel.sequence", "sequences", p.sequence, ranks);
+    require_groups("parallel.tensor, parallel.sequence", "tensors and sequences",
+                   p.tensor * p.sequence, ranks);
+    return {rank, ranks, local_ranks, p.sequence, p.tensor};
+}
+
+std::vector<int> World::with_tensors() const { return comm::run_of(rank, tensor); }
+
+std::vector<int> World::with_slice() const { return comm::across_runs(rank, tensor, ranks); }
+
+std::vector<int> World::with_sequences() const {
+    std::vector<int> members = comm::run_of(sharer(), sequence);
+    for (int& member : members) member = member * tensor + rank % tensor;
+    return members;
 }
 
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
-    require_groups(world.ranks, world.sequence);
     if (world.ranks == 1) return request;
     check_batch(request.micro_batches, request.swap.groups, world);
     request.micro_batches /= world.replicas();
@@ -102,7 +122,6 @@ RankShare share_of(const Config& config, const World& world) {
                   .evaluation_micro_batches = config.evaluate.micro_batches,
                   .budgets = config.budgets,
                   .threads = config.threads};
-    require_groups(world.ranks, world.sequence);
     if (world.ranks == 1) return all;
     check_batch(config.batch.micro_batches, config.swap.groups, world);
     all.micro_batches /= world.replicas();

@@ -10,6 +10,7 @@
 
 #include "comm/comm.h"
 #include "ferry/config.h"
+#include "model/model.h"
 #include "planner/request.h"
 #include "topology/topology.h"
 
@@ -18,14 +19,26 @@ namespace ferry::train {
 // A rank among those of the run and among those of its host.
 struct World {
     int rank = 0, ranks = 1, local_ranks = 1;
-    int sequence = 1;  // neighbours that share each sequence
-    // Those that share sequences have the same micro-batches, and each a part of them.
-    int replicas() const { return ranks / sequence; }
-    int replica() const { return rank / sequence; }
-    int part() const { return rank % sequence; }
+    int sequence = 1;  // ranks that share each sequence
+    int tensor = 1;    // neighbours that share each block's tensors
+    // Those that share tensors have the same tokens, and each a slice of the weights. Of ranks
+    // with the same slice, neighbours share sequences: they have the same micro-batches, and each a
+    // part of them.
+    int replicas() const { return ranks / tensor / sequence; }
+    int replica() const { return rank / tensor / sequence; }
+    int part() const { return rank / tensor % sequence; }
+    model::Slicing slicing() const { return {tensor, rank % tensor}; }
+    // Among the ranks that have the same slice, which share state and gradients.
+    int sharers() const { return ranks / tensor; }
+    int sharer() const { return rank / tensor; }
+    bool counts_tokens() const { return rank % tensor == 0; }  // others have the same
+    // The ranks of a group that this rank is in: that share its tensors, its sequences, its slice.
+    std::vector<int> with_tensors() const;
+    std::vector<int> with_sequences() const;
+    std::vector<int> with_slice() const;
 };
-// Throws usage where the ranks cannot be cut into such groups.
-void require_groups(int ranks, int sequence);
+// Of a rank of so many. Throws usage where they cannot be cut into the configuration's groups.
+World world_of(const Config& config, int rank, int ranks, int local_ranks);
 
 // A rank's part of the work, and of what the ranks of a host share. The rest of the configuration
 // is the same for all.

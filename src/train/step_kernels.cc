@@ -101,9 +101,8 @@ void StepKernels::kernel(const Call&, const op::Embed<At>& at) {
 }
 
 void StepKernels::begin_exchanges(const Call& call) {
-    if (!model_.sequence) return;
     const bool alone = call.sequence == StepStates::kMeasured;
-    model_.sequence->begin(alone ? SequenceExchange::kAlone : states_[call.sequence].step);
+    model_.exchanges.begin(alone ? KernelExchange::kAlone : states_[call.sequence].step);
 }
 
 void StepKernels::kernel(const Call& call, const op::Forward<At>& at) {

@@ -9,11 +9,11 @@
 #include "data/tokens.h"
 #include "ferry/swap.h"
 #include "ferry/team.h"
+#include "kernel_exchange.h"
 #include "model/model.h"
 #include "muon.h"
 #include "ops/ops.h"
 #include "planner/planner.h"
-#include "sequence_exchange.h"
 #include "step_state.h"
 #include "swap/store.h"
 #include "trace_rows.h"
@@ -29,7 +29,7 @@ struct StepModel {
     Device* device = nullptr;              // whose compute stream updates what lies there
     WorkerRows* workers = nullptr;         // rows of a trace; null: none
     Muon* muon = nullptr;                  // where the plan has matrices of its
-    SequenceExchange* sequence = nullptr;  // where ranks share sequences
+    KernelExchanges exchanges{};           // of a block's kernels
 };
 
 class StepKernels final : public swap::Kernels {

@@ -11,11 +11,16 @@ bool travels(const Partition& partition, const model::Segment& segment) {
 
 }  // namespace
 
-Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs) {
+Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs,
+                       const model::Slicing& slicing) {
     FERRY_CHECK(rank >= 0 && rank < ranks);
-    if (ranks == 1) return {rank, ranks};
+    Partition partition{
+        .rank = rank, .ranks = ranks, .slice = slicing.rank, .slices = slicing.ranks};
+    if (ranks == 1) return partition;
     FERRY_CHECK(stage == 3 || !codecs.weights.on(), "no rank gathers weights to use them");
-    return {rank, ranks, sharding_of(stage), codecs};
+    partition.sharding = sharding_of(stage);
+    partition.codecs = codecs;
+    return partition;
 }
 
 const model::Segment& segment_of(const model::Layer& layer, int64_t element) {

@@ -36,13 +36,19 @@ struct Run {
     int64_t first = 0, count = 0;
 };
 
-// One rank's view of the cut.
+// One rank's view of the cut. Where several ranks share tensors, those that have the same slices
+// share what these need; `ranks` are they.
 struct Partition {
     int rank = 0, ranks = 1;
     Sharding sharding{};
-    Codecs codecs{};  // none where a rank is alone
+    Codecs codecs{};            // none where a rank is alone
+    int slice = 0, slices = 1;  // of the tensors
 
     bool alone() const { return ranks == 1; }
+    int of_run() const { return ranks * slices; }  // ranks
+    bool decides_alone() const { return of_run() == 1; }
+    // Whether this rank counts what lies in a segment, or one that has it as well.
+    bool counts(const model::Segment& segment) const { return slice % segment.holders == 0; }
     // Segments are padded for it: model::layers_of(..., ranks).
     int64_t shard_elements(const model::Segment& segment) const { return segment.count / ranks; }
     Run shard(const model::Segment& segment, int owner) const {
@@ -71,7 +77,8 @@ struct Partition {
 };
 
 // The partition of a rank among several; one alone shards nothing.
-Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs = {});
+Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs = {},
+                       const model::Slicing& slicing = {});
 
 // The segment that an element lies in.
 const model::Segment& segment_of(const model::Layer& layer, int64_t element);

@@ -320,6 +320,16 @@ class ScriptsTest(FerryTest):
         left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         self.assertNotIn(f"ferry{os.getpid()}h", left)
 
+    def test_shared_tensors(self):
+        """Ranks of one host that share tensors send less to the other: the interface counts it."""
+        reason = slow_network.why_not()
+        if reason:
+            self.skipTest(reason)
+        rows, _ = self.script("shared_tensors", "--mbit", "200", "--steps", "2", "--warmup", "1")
+        for name, factor in (("2 share tensors, ZeRO 3", 1.2), ("2 share tensors, ZeRO 1", 1.3)):
+            self.assertGreater(rows[f"200 Mbit/s: {name}, a step"]["value"], 0)
+            self.assertGreater(rows[f"200 Mbit/s: {name}, left the first host"]["ratio"], factor)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,6 +1,6 @@
 // Preloaded into the ranks by ranks_test.py: one of them dies, as if by the kernel's hand, at the
-// message that the test chose. Messages are those of the ranks' operations (src/comm/mpi.cc),
-// counted from 1.
+// message that the test chose. Messages are those of the ranks' operations and of their groups'
+// (src/comm/mpi.cc), counted from 1.
 //   FERRY_TEST_MORTAL=1       the rank that is meant
 //   FERRY_TEST_MESSAGES=FILE  keeps the bytes of each of its messages, a line each
 //   FERRY_TEST_DIES_AT=17     it is killed instead of sending that one; 0: where the ranks meet
@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int kOperationTag = 1;
+constexpr int kNewsTag = 2;
 
 bool is_mortal() {
     const char* mortal = std::getenv("FERRY_TEST_MORTAL");
@@ -40,8 +40,8 @@ extern "C" {
 
 int MPI_Isend(const void* from, int count, MPI_Datatype type, int to, int tag, MPI_Comm ranks,
               MPI_Request* request) {
-    static long sent = 0;  // by one thread, the comm thread
-    if (tag == kOperationTag) {
+    static long sent = 0;  // one call at a time, by whichever comm thread
+    if (tag != kNewsTag) {
         die_at(++sent);
         keep(count);
     }

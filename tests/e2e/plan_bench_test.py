@@ -49,6 +49,20 @@ class PlanTest(FerryTest):
                           for step in over("1Gbit", "--set", "zero.stage=1")["network"]["steps"]],
                          [("none", "none"), ("int8", "none"), ("int4", "none")])
 
+    def test_ranks_that_share_tensors_belong_on_one_host(self):
+        command = self.command(self.config(parallel__tensor=2))
+        def over(ranks_per_host):
+            run = self.ferry("plan", command[1], "--json", "--ranks", "4", "--ranks-per-host", str(ranks_per_host),
+                             "--network", "1Mbit")
+            self.assertEqual(run.code, 0, run.err)
+            return json.loads(run.out), run.err
+        (inside, quiet), (apart, warned) = over(2), over(1)
+        self.assertNotIn("span hosts", quiet)
+        self.assertIn("parallel.tensor 2 does not divide the 1 ranks of a host", warned)
+        self.assertEqual(inside["kernel_exchanges"], apart["kernel_exchanges"])
+        crossing = inside["kernel_exchanges"]["bytes"] * 8 / 1e6
+        self.assertGreater(apart["prediction"]["step_seconds"], crossing)
+
     def test_a_network_that_makes_no_sense_is_refused(self):
         command = self.command(self.config())
         for words, said in ((("--ranks", "2", "--network", "10"), "10Gbit"),

@@ -74,7 +74,7 @@ void read_values(const std::string& name, const std::vector<model::Layer>& layer
         int64_t count = 0;
         for (const model::Layer& layer : layers) {
             for (const model::Tensor& t : layer.tensors)
-                count += t.name == tensor.name ? t.count : 0;
+                count += t.name == tensor.name ? t.whole_count() : 0;
         }
         ASSERT_GT(count, 0) << tensor.name;
         for (size_t i = 0; i <= golden.shown.size(); ++i) {
@@ -357,10 +357,12 @@ struct RankCase {
     int ranks;
     int64_t stage;
     int sequence = 1;  // that share each sequence
+    int tensor = 1;    // that share each block's tensors
     std::string text() const {
         return std::string(name) + "_on_" + std::to_string(ranks) + "_ranks_stage_" +
                std::to_string(stage) +
-               (sequence > 1 ? "_sequences_over_" + std::to_string(sequence) : "");
+               (sequence > 1 ? "_sequences_over_" + std::to_string(sequence) : "") +
+               (tensor > 1 ? "_tensors_over_" + std::to_string(tensor) : "");
     }
 };
 void PrintTo(const RankCase& one, std::ostream* out) { *out << one.text(); }
@@ -375,8 +377,9 @@ TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
     Config config = golden_config(name, std::string(name_of(comm::device_of_ranks())));
     config.batch = {.sequence = config.batch.sequence, .micro_batch = 1, .micro_batches = 6};
     config.zero.stage = GetParam().stage;
-    config.parallel.sequence = GetParam().sequence;
-    if (config.parallel.sequence > 1 && config.device != DeviceKind::cpu) GTEST_SKIP();
+    config.parallel = {.sequence = GetParam().sequence, .tensor = GetParam().tensor};
+    const bool in_kernels = config.parallel.sequence > 1 || config.parallel.tensor > 1;
+    if (in_kernels && config.device != DeviceKind::cpu) GTEST_SKIP();
     Golden golden = read_golden(name);
     Trace trace;
     comm::on_run_ranks(
@@ -499,13 +502,15 @@ INSTANTIATE_TEST_SUITE_P(golden, Torch,
                              const std::string& name = std::get<0>(one.param);
                              return name.substr(name.find('/') + 1) + "_" + std::get<1>(one.param);
                          });
-INSTANTIATE_TEST_SUITE_P(golden, TorchRanks,
-                         testing::Values(RankCase{"tied", 2, 3}, RankCase{"tied", 3, 0},
-                                         RankCase{"untied", 3, 3}, RankCase{"untied", 2, 1},
-                                         RankCase{"frozen", 2, 2}, RankCase{"upper", 2, 3},
-                                         RankCase{"tied", 2, 3, 2}, RankCase{"untied", 3, 1, 3},
-                                         RankCase{"frozen", 4, 0, 2}, RankCase{"upper", 4, 3, 4}),
-                         [](const auto& one) { return one.param.text(); });
+INSTANTIATE_TEST_SUITE_P(
+    golden, TorchRanks,
+    testing::Values(RankCase{"tied", 2, 3}, RankCase{"tied", 3, 0}, RankCase{"untied", 3, 3},
+                    RankCase{"untied", 2, 1}, RankCase{"frozen", 2, 2}, RankCase{"upper", 2, 3},
+                    RankCase{"tied", 2, 3, 2}, RankCase{"untied", 3, 1, 3},
+                    RankCase{"frozen", 4, 0, 2}, RankCase{"upper", 4, 3, 4},
+                    RankCase{"tied", 2, 3, 1, 2}, RankCase{"untied", 4, 1, 1, 2},
+                    RankCase{"frozen", 4, 0, 1, 4}, RankCase{"upper", 4, 3, 2, 2}),
+    [](const auto& one) { return one.param.text(); });
 INSTANTIATE_TEST_SUITE_P(golden, TorchBf16, testing::Values("cpu", "cuda"),
                          [](const auto& one) { return one.param; });
 

@@ -229,6 +229,34 @@ TEST(Plan, OfMoreRanksHoldsLessOnEach) {
     }
 }
 
+// Neighbours with other slices share no state, and must skip and clip alike.
+TEST(Plan, OfRanksWithSlicesAgreesThoughNoneSharesItsState) {
+    PlanRequest request;
+    request.micro_batches = 4;
+    request.swap.chunk_elements = 16384;
+    const Plan plan = make_plan(request, three_blocks(), {.sequence = 64, .micro_batch = 1},
+                                {.activation = 32768, .scratch = 1 << 20},
+                                cost::default_measurements(request.device),
+                                zero::partition_of(3, 0, 1, {}, {2, 1}));
+    EXPECT_TRUE(plan.partition.alone());
+    EXPECT_EQ(plan.partition.of_run(), 2);
+    Recorder recorder(plan, "a step");
+    {
+        const auto report = recorder.acquire<cost::Content::report>();
+        recorder.send_report(report);
+    }
+    recorder.mark_outcome();
+    const swap::Schedule schedule = recorder.finish();
+    EXPECT_EQ(schedule.outcome.lane, swap::Lane::comm);
+    const auto& comm = schedule.lanes[static_cast<size_t>(swap::Lane::comm)];
+    ASSERT_EQ(comm.size(), 1u);
+    EXPECT_EQ(static_cast<cost::Op>(schedule.tasks[comm[0]].op), cost::Op::agree);
+    model::Segment segment{.holders = 2};
+    EXPECT_FALSE(plan.partition.counts(segment));  // the neighbour does
+    segment.holders = 1;
+    EXPECT_TRUE(plan.partition.counts(segment));
+}
+
 TEST(Plan, OfOneRankHasNoExchanges) {
     const Plan plan = plan_of(3, 0, 1);
     EXPECT_EQ(plan.buffers[static_cast<size_t>(Class::parts)].count, 0);

@@ -119,5 +119,20 @@ TEST(Numerics, record_has_the_micro_batches_of_a_replica) {
     EXPECT_NE(record(6, 1, 2).find("micro-batch 1 x 3;"), std::string::npos) << record(6, 1, 2);
 }
 
+// So are ranks that share tensors; how many is in the record.
+TEST(Numerics, record_names_ranks_that_share_tensors) {
+    Config config = config_of(DeviceKind::cpu, 1024, 1);
+    config.batch.micro_batches = 6;
+    config.parallel.tensor = 4;
+    const std::string shared =
+        numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", 8);
+    EXPECT_NE(shared.find("micro-batch 1 x 3;"), std::string::npos) << shared;
+    EXPECT_NE(shared.find("; ranks 8, tensors over 4;"), std::string::npos) << shared;
+    config.parallel.tensor = 1;
+    const std::string apart =
+        numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", 8);
+    EXPECT_EQ(apart.find("tensors over"), std::string::npos) << apart;
+}
+
 }  // namespace
 }  // namespace ferry::train

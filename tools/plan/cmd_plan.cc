@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "checkpoint_cost.h"
 #include "ferry/config.h"
@@ -96,8 +97,8 @@ PredictionReport prediction_of(const std::optional<MachineFile>& machine, const 
     PredictionReport report{.found = measurements_for(config, predictor, plan, machine)};
     if (!report.found.missing.empty()) return report;
     if (network)
-        report.found.measurements =
-            over(*network, predictor.count(), std::move(report.found.measurements));
+        report.found.measurements = over(*network, predictor.count(), config.parallel,
+                                         std::move(report.found.measurements));
     report.prediction =
         predictor.predict(train::request_of(config), plan, report.found.measurements);
     report.what_if = what_if(config, predictor, plan, report.found.measurements);
@@ -223,6 +224,16 @@ std::optional<NetworkReport> over(const Network& network, const Config& config,
     return network_report(config, count, machine, network, report.found.measurements);
 }
 
+// Of a group whose ranks are not on one host.
+void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
+    const int tensor = plan.partition.slices;
+    if (tensor == 1 || count.on_a_host % tensor == 0) return;
+    log_warn(fmt::format(
+        "parallel.tensor {} does not divide the {} ranks of a host: some groups span hosts, and {} "
+        "of each of their ranks cross the network in a step",
+        tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
@@ -237,6 +248,7 @@ void run_plan(const PlanOptions& options) {
     const auto predictor = predictor_for(config, count, machine);
     const std::string planned_by = plan_by(machine, config, *predictor);
     const planner::Plan plan = predictor->plan(train::request_of(config));
+    warn_of_hosts(plan, count);
     const optim::LrSchedule schedule = train::schedule_of(config);
     const std::optional<train::PatternShare> share = train::pattern_share(config);
     if (!options.pattern_svg.empty()) draw_pattern(options.pattern_svg, share, config);
@@ -278,11 +290,14 @@ void run_plan(const PlanOptions& options) {
         {"attention_saved", plan.blocks_saving(model::Saved::attention)},
         {"mlp_saved", plan.blocks_saving(model::Saved::mlp)},
         {"inputs_saved", plan.blocks_saving_inputs()},
-        {"ranks", plan.partition.ranks},
+        {"ranks", plan.partition.of_run()},
+        {"tensor", plan.partition.slices},
+        {"kernel_exchanges",
+         {{"bytes", kernel_bytes(plan).bytes}, {"calls", kernel_bytes(plan).calls}}},
         {"planned_by", planned_by},
         {"tokens_checked", tokens_checked},
         {"tiers", tiers_json(plan)},
-        {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.ranks)},
+        {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.of_run())},
         {"attention", to_json(share, config)},
         {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};

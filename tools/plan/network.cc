@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <numeric>
 #include <utility>
 
 #include "ferry/error.h"
@@ -78,13 +79,25 @@ Network network_from(const std::string& rate, const std::string& latency) {
 }
 
 cost::Measurements over(const Network& network, const train::RankCount& count,
-                        cost::Measurements measured) {
-    const double outside =
-        static_cast<double>(count.ranks - count.on_a_host) / static_cast<double>(count.ranks - 1);
+                        const ParallelConfig& groups, cost::Measurements measured) {
     const double of_a_rank = network.bits_per_s / 8 / count.on_a_host;
+    const double inside_rate = cost::comm_rate(measured);
+    // Between `ranks`, of which a host has `here`.
+    const auto rate = [&](int ranks, int here) {
+        if (ranks == 1) return inside_rate;
+        const double outside = static_cast<double>(ranks - here) / static_cast<double>(ranks - 1);
+        return 1 / (outside / of_a_rank + (1 - outside) / inside_rate);
+    };
+    const double latency = network.latency_s, overhead = measured.comm_overhead_s;
+    if (const int group = groups.tensor * groups.sequence; group > 1) {
+        const int here = std::gcd(group, count.on_a_host);  // where groups begin anywhere
+        measured.group_bytes_per_s = rate(group, here);
+        measured.group_overhead_s = overhead + (here < group ? latency : 0);
+    }
+    // State and gradients are exchanged by ranks that have the same slice of the tensors.
     measured.comm_bytes_per_s =
-        1 / (outside / of_a_rank + (1 - outside) / cost::comm_rate(measured));
-    if (outside > 0) measured.comm_overhead_s += network.latency_s;
+        rate(count.ranks / groups.tensor, std::max(1, count.on_a_host / groups.tensor));
+    if (count.ranks > count.on_a_host) measured.comm_overhead_s += latency;
     return measured;
 }
 

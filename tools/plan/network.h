@@ -18,9 +18,10 @@ struct Network {
 Network network_from(const std::string& rate, const std::string& latency);
 
 // The measurements with its hosts that far apart. The ranks of a host share its link; what comes
-// from ranks of the same host takes as long as before, and is added.
+// from ranks of the same host takes as long as before, and is added. Groups of ranks that share
+// tensors or sequences and lie inside a host talk as before.
 cost::Measurements over(const Network& network, const train::RankCount& count,
-                        cost::Measurements measured);
+                        const ParallelConfig& groups, cost::Measurements measured);
 
 struct CodecStep {
     CodecKind gradients = CodecKind::none;  // sign: momentum travels instead

@@ -27,7 +27,7 @@ public:
         if (plan_.nvme_bytes > 0) faster("+10 % NVMe bandwidth", &Measurements::nvme_bytes_per_s);
         faster("+10 % memory bandwidth", &Measurements::dram_bytes_per_s);
         faster("+10 % copy bandwidth", &Measurements::copy_bytes_per_s);
-        if (!plan_.partition.alone())
+        if (!plan_.partition.decides_alone())
             faster("+10 % bandwidth between ranks", &Measurements::comm_bytes_per_s);
         faster_kernels();
         more_cores();

@@ -399,7 +399,7 @@ private:
         try {
             write();
         } catch (const Error& error) {
-            if (!alone && !inside().plan().partition.alone()) throw;
+            if (!alone && !inside().plan().partition.decides_alone()) throw;
             keep(error);
         }
     }

@@ -62,7 +62,7 @@ int64_t trainable_of(const planner::Plan& plan) {
     int64_t count = 0;
     for (const model::Layer& layer : plan.layers) {
         for (const model::Tensor& tensor : layer.tensors)
-            count += tensor.trainable ? tensor.count : 0;
+            count += tensor.trainable ? tensor.whole_count() : 0;
     }
     return count;
 }
@@ -79,10 +79,31 @@ double mfu_of(double model_flops_per_s, double gemm_flops_per_s) {
     return gemm_flops_per_s > 0 ? model_flops_per_s / gemm_flops_per_s : 0;
 }
 
+namespace {
+
+std::string text_of_slices(const planner::Plan& plan) {
+    if (plan.partition.slices == 1) return "";
+    return fmt::format(", {} neighbours with slices of the same tensors", plan.partition.slices);
+}
+
+}  // namespace
+
+KernelBytes kernel_bytes(const planner::Plan& plan) {
+    KernelBytes sent;
+    for (int64_t layer = 1; layer + 1 < std::ssize(plan.layers); ++layer) {
+        sent.bytes += plan.micro_batches * plan.exchanges.forward_bytes;
+        sent.calls += plan.micro_batches * plan.exchanges.forward_calls;
+        if (!plan.goes_back(layer)) continue;
+        sent.bytes += plan.micro_batches * plan.exchanges.backward_bytes;
+        sent.calls += plan.micro_batches * plan.exchanges.backward_calls;
+    }
+    return sent;
+}
+
 void print_plan(const planner::Plan& plan, const Config& config) {
     int64_t parameters = 0;
     for (const model::Layer& layer : plan.layers) {
-        for (const model::Tensor& tensor : layer.tensors) parameters += tensor.count;
+        for (const model::Tensor& tensor : layer.tensors) parameters += tensor.whole_count();
     }
     print("{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
           parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
@@ -95,9 +116,12 @@ void print_plan(const planner::Plan& plan, const Config& config) {
             "on the device until backward, of {} blocks: the inputs of {}, attention of {}, "
             "the MLP's products of {}\n\n",
             blocks, inputs, attention, mlp);
-    if (!plan.partition.alone())
-        print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
-              plan.partition.ranks, config.zero.stage);
+    if (!plan.partition.decides_alone())
+        print("on each of {} ranks, stage {}{} (budgets of host and nvme: their host's):\n\n",
+              plan.partition.of_run(), config.zero.stage, text_of_slices(plan));
+    if (const KernelBytes sent = kernel_bytes(plan); sent.calls > 0)
+        print("within its blocks' kernels a rank sends {} a step, in {} exchanges\n\n",
+              format_bytes(sent.bytes), sent.calls);
     const auto& [gradients, weights, momentum] = plan.partition.codecs;
     if (momentum.on())
         print("after {} updates the second moment stays, and momentum travels as {}\n\n",
@@ -254,7 +278,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
                 {"nvme_bytes", report.reserved.nvme_bytes},
                 {"nvme_peak_bytes", report.reserved.nvme_peak_bytes}}},
               {"groups", plan.groups},
-              {"ranks", plan.partition.ranks},
+              {"ranks", plan.partition.of_run()},
               {"chunk_elements", plan.chunk_elements},
               {"attention_saved", plan.blocks_saving(model::Saved::attention)},
               {"mlp_saved", plan.blocks_saving(model::Saved::mlp)},

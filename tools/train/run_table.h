@@ -15,6 +15,12 @@ double mfu_of(double model_flops_per_s, double gemm_flops_per_s);
 void print_plan(const planner::Plan& plan, const Config& config);
 void print_run(const train::RunReport& report, const Config& config);
 nlohmann::json tiers_json(const planner::Plan& plan);  // the plan's table
+
+// What a rank sends in a step from within the kernels of blocks, all of which train.
+struct KernelBytes {
+    int64_t bytes = 0, calls = 0;
+};
+KernelBytes kernel_bytes(const planner::Plan& plan);
 nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan);
 
 }  // namespace ferry::tools

@@ -111,7 +111,7 @@ private:
     // Its operations are those of a run, and each call of them is noted.
     TierStack::Model timed_model() {
         const model::Shape shape = model_of(config_).shape;
-        return {.shape = shape,
+        return {.shape = model::slice_of(shape, {config_.parallel.tensor}),
                 .numerics = numerics_of(config_, shape),
                 .layers = layers_of(config_, shape, 1),
                 .around = [this](ops::Ops& own) -> ops::Ops& {

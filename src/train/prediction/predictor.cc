@@ -43,7 +43,7 @@ planner::DeviceNeeds needs_of_absent(const AbsentDevice& absent, const model::De
             .overhead = absent.needs.overhead,
             .lists = decoder.pattern_bytes(),
             .matrix_scratch = kAbsentMatrixScratch,
-            .exchanged = decoder.exchanged_bytes(),
+            .exchanges = decoder.exchanges(),
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = true};
@@ -89,7 +89,7 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
         {"nvme", stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
         {"dram", static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
         {"cores", 0, cores_s}};
-    if (!plan.partition.alone())
+    if (!plan.partition.decides_alone())
         links.push_back({"comm", on(Lane::comm),
                          cost::comm_seconds(static_cast<double>(on(Lane::comm)),
                                             tasks[static_cast<size_t>(Lane::comm)], speeds)});
@@ -102,11 +102,10 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
 struct Predictor::ModelOnDevice {
     ModelOnDevice(const Config& of_run, const RankCount& count,
                   const std::optional<AbsentDevice>& not_here)
-        : world{.ranks = count.ranks,
-                .local_ranks = count.on_a_host,
-                .sequence = of_run.parallel.sequence},
+        : world(world_of(of_run, 0, count.ranks, count.on_a_host)),
           gpu(count.gpu),
-          partition(zero::partition_of(of_run.zero.stage, 0, count.ranks, codecs_of(of_run))),
+          partition(zero::partition_of(of_run.zero.stage, 0, world.sharers(), codecs_of(of_run),
+                                       world.slicing())),
           config(of_run),
           absent(not_here),
           executor(make_thread_executor()),
@@ -153,7 +152,7 @@ struct Predictor::ModelOnDevice {
         if (moments == config.optimizer.moments) return decoder.layers();
         Config others = config;
         others.optimizer.moments = moments;
-        return layers_of(others, decoder.shape(), world.ranks);
+        return layers_of(others, model_of(config).shape, world.ranks);
     }
 
     const World world;

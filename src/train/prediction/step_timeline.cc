@@ -29,7 +29,7 @@ namespace {
 
 // In which a placement may run the step; of several ranks the plan's, which all of them have.
 std::vector<int64_t> groups_of(const planner::Plan& plan) {
-    if (!plan.partition.alone()) return {plan.groups};
+    if (!plan.partition.decides_alone()) return {plan.groups};
     return planner::group_counts(plan.micro_batches);
 }
 

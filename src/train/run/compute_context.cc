@@ -1,5 +1,8 @@
 #include "compute_context.h"
 
+#include <spdlog/fmt/fmt.h>
+
+#include "base/log.h"
 #include "train/inside.h"
 #include "train/rank_agreement.h"
 
@@ -56,11 +59,39 @@ std::unique_ptr<Device> open_gpu(int gpu, comm::Communicator* ranks, Executor& e
 
 void ComputeContext::open(const Config& config, Runtime& runtime) {
     open_device(config, runtime);
-    if (!ranks || config.parallel.sequence == 1) return;
-    require_groups(ranks->size(), config.parallel.sequence);
-    Executor& executor = *runtime.executor;
-    auto group = ranks->group(comm::run_of(ranks->rank(), config.parallel.sequence));
-    sequence = comm::make_stream_exchange(*device, executor, std::move(group));
+    if (ranks) make_groups(config, *runtime.executor);
+}
+
+namespace {
+
+// Every block's sums cross whatever lies between the ranks that share its tensors.
+void warn_of_hosts(const World& world, comm::Communicator& ranks, Executor& executor) {
+    const std::vector<int> hosts = gather(ranks, executor, ranks.host(), "hosts");
+    if (world.rank != 0) return;
+    for (int first = 0; first < world.ranks; first += world.tensor) {
+        for (int rank = first + 1; rank < first + world.tensor; ++rank) {
+            if (hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(first)]) continue;
+            return log_warn(fmt::format(
+                "ranks {} to {} share tensors and are not on one host: every block's sums cross "
+                "the network, five times a micro-batch; start ranks so that parallel.tensor "
+                "divides those of a host",
+                first, first + world.tensor - 1));
+        }
+    }
+}
+
+}  // namespace
+
+// All ranks make the same groups in the same order.
+void ComputeContext::make_groups(const Config& config, Executor& executor) {
+    const World own = world(config);
+    if (own.tensor > 1) warn_of_hosts(own, *ranks, executor);
+    if (own.sequence > 1)
+        sequence =
+            comm::make_stream_exchange(*device, executor, ranks->group(own.with_sequences()));
+    if (own.tensor == 1) return;
+    tensors = comm::make_stream_exchange(*device, executor, ranks->group(own.with_tensors()));
+    if (own.sharers() > 1) with_slice = ranks->group(own.with_slice());
 }
 
 void ComputeContext::open_device(const Config& config, Runtime& runtime) {
@@ -89,8 +120,12 @@ void ComputeContext::open_device(const Config& config, Runtime& runtime) {
 }
 
 World ComputeContext::world(const Config& config) const {
-    if (!ranks) return {.sequence = config.parallel.sequence};
-    return {ranks->rank(), ranks->size(), ranks->local_size(), config.parallel.sequence};
+    if (!ranks) return world_of(config, 0, 1, 1);
+    return world_of(config, ranks->rank(), ranks->size(), ranks->local_size());
+}
+
+comm::Communicator* ComputeContext::sharers(const Config& config) const {
+    return config.parallel.tensor > 1 ? with_slice.get() : ranks.get();
 }
 
 void ComputeContext::abandon(const char* why) const noexcept {

@@ -15,16 +15,21 @@ namespace ferry::train {
 struct ComputeContext {
     std::unique_ptr<Device> device{};
     std::unique_ptr<comm::Communicator> ranks{};
+    std::unique_ptr<comm::Communicator> with_slice{};  // null: of these ranks, all or this one
     std::unique_ptr<comm::StreamExchange> sequence{};  // null: no other rank has parts of sequences
+    std::unique_ptr<comm::StreamExchange> tensors{};   // null: none has other slices of tensors
 
     // Takes the ranks out of `runtime`.
     void open(const Config& config, Runtime& runtime);
-    World world(const Config& config) const;
+    World world(const Config& config) const;  // throws usage: world_of
+    // The ranks that share state, weights and gradients with this one; null: none.
+    comm::Communicator* sharers(const Config& config) const;
     // This rank goes no further: the others learn it at once.
     void abandon(const char* why) const noexcept;
 
 private:
     void open_device(const Config& config, Runtime& runtime);
+    void make_groups(const Config& config, Executor& executor);
 };
 
 }  // namespace ferry::train

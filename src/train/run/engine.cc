@@ -21,6 +21,7 @@
 #include "train/schedules.h"
 #include "train/state/background_save.h"
 #include "train/state/durable.h"
+#include "train/state/joined_slices.h"
 #include "train/state/save.h"
 #include "train/state/shared_values.h"
 #include "train/state/state_io.h"
@@ -161,17 +162,20 @@ private:
     void measure_anew() {
         store().reset_report();
         if (lane_) lane_->count_anew();
-        if (exchange_) exchange_->count_anew();
+        for (const auto* exchange : {&of_sequences_, &of_tensors_})
+            if (*exchange) (*exchange)->count_anew();
     }
 
     RunReport so_far() {
         drain();
         RunReport report = totals_;
-        report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.whole_sequence(),
-                                               plan_.micro_batches * numerics_.tokens());
+        report.model_flops =
+            cost::model_flops(plan_.layers, stack_.decoder().shape(), numerics_.whole_sequence(),
+                              plan_.micro_batches * numerics_.tokens());
         add_links(report.links, store(), world_.ranks);
         if (lane_) add_collectives(report.collectives, lane_->collectives());
-        if (exchange_) add_collectives(report.collectives, {exchange_->sent()});
+        for (const auto* exchange : {&of_sequences_, &of_tensors_})
+            if (*exchange) add_collectives(report.collectives, (*exchange)->sent());
         report.reserved = stack_.reserved();
         if (volume()) report.paths = volume()->counters();
         look_for_files();
@@ -182,7 +186,7 @@ private:
     StepReport next_step() {
         const Nanos start = executor_.now();
         StepReport report{.step = ++step_,
-                          .tokens = plan_.micro_batches * world_.ranks * numerics_.tokens()};
+                          .tokens = plan_.micro_batches * world_.sharers() * numerics_.tokens()};
         report.targets = loader_.count_targets(step_);
         report.lr = judge_->learning_rate(updates_ + 1);
         if (report.targets == 0) {
@@ -218,6 +222,7 @@ private:
         kernels().keep_logits({});
         measure_anew();
         mine.targets = kernels().evaluation_targets();
+        if (!world_.counts_tokens()) mine.targets = 0, mine.loss_sum = 0;
         HeldBack all = mine;
         if (ranks_) {
             all = {};
@@ -228,13 +233,16 @@ private:
         return all.mean();
     }
 
-    // A tensor's values: this rank's, or its owners'.
+    // A tensor's values: this rank's, or its owners'; of slices, the whole tensor's.
     void read(int64_t layer, const model::Tensor& tensor, const ValueSink& sink,
               const Source& mine) {
-        const zero::Run whole{tensor.offset, tensor.count};
-        if (!ranks_) return mine(whole, sink);
-        share_values(*ranks_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
-                     whole, mine, sink);
+        const auto of_slice = [&](const zero::Run& run, const ValueSink& to) {
+            if (!sharers_) return mine(run, to);
+            share_values(*sharers_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
+                         run, mine, to);
+        };
+        if (!tensor.is_slice()) return of_slice({tensor.offset, tensor.count}, sink);
+        join_slices(*ranks_, executor_, {shape_, world_.slicing()}, tensor, of_slice, sink);
     }
 
     // The same of all arrays of its state.
@@ -248,8 +256,13 @@ private:
         for (const StateArray& array :
              state_arrays_of(plan_, plan_.layers[static_cast<size_t>(layer)], tensor))
             widths.push_back(array.width);
-        share_arrays(*ranks_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
-                     whole, widths, mine, sink);
+        const auto of_slice = [&](const zero::Run& run, const ArraySink& to) {
+            if (!sharers_) return mine(run, to);
+            share_arrays(*sharers_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
+                         run, widths, mine, to);
+        };
+        if (!tensor.is_slice()) return of_slice(whole, sink);
+        join_arrays(*ranks_, executor_, {shape_, world_.slicing()}, tensor, widths, of_slice, sink);
     }
 
     Unwritten unwritten(const Saving& saving) const {

@@ -105,16 +105,29 @@ HeldBack OutcomeJudge::held_back(int64_t micro_batches) const {
     return {.loss_sum = loss_sum(micro_batches), .output_layer = output_layer()};
 }
 
+// Of this rank's leaves, in their order; what neighbours hold as well, one of them counts.
+double OutcomeJudge::squares() const {
+    if (plan_.partition.slices == 1) return optim::sum_leaves(leaves());
+    double sum = 0;
+    for (const planner::Chunk& chunk : plan_.chunks) {
+        const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
+        if (!chunk.trainable || !plan_.owns(chunk) ||
+            !plan_.partition.counts(zero::segment_of(layer, chunk.first)))
+            continue;
+        for (const float leaf : leaves_of(chunk)) sum += double{leaf};
+    }
+    return sum;
+}
+
 RankReport OutcomeJudge::report() const {
-    RankReport report{.squares = optim::sum_leaves(leaves()),
-                      .loss_sum = loss_sum(plan_.micro_batches),
+    const bool counts_loss = plan_.partition.slice == 0;  // the others' is the same
+    RankReport report{.squares = squares(),
+                      .loss_sum = counts_loss ? loss_sum(plan_.micro_batches) : 0,
                       .output_layer = output_layer()};
     if (std::isfinite(report.squares)) return report;
     for (const planner::Chunk& chunk : plan_.chunks) {
         if (!chunk.trainable || !plan_.owns(chunk)) continue;
-        const auto of_chunk = leaves().subspan(static_cast<size_t>(chunk.first_leaf),
-                                               static_cast<size_t>(chunk.count / optim::kLeaf));
-        if (!std::ranges::all_of(of_chunk, [](float leaf) { return std::isfinite(leaf); }))
+        if (!std::ranges::all_of(leaves_of(chunk), [](float leaf) { return std::isfinite(leaf); }))
             report.gradient_layer = chunk.layer;
     }
     return report;

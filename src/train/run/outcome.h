@@ -103,6 +103,11 @@ public:
     void resume(int64_t unclipped_in_a_row) { unclipped_in_a_row_ = unclipped_in_a_row; }
 
 private:
+    double squares() const;
+    std::span<const float> leaves_of(const planner::Chunk& chunk) const {
+        return leaves().subspan(static_cast<size_t>(chunk.first_leaf),
+                                static_cast<size_t>(chunk.count / optim::kLeaf));
+    }
     ScalarsByKind exact_scalars(UpdateNumber update, double gradient_scale) const;
     double loss_sum(int64_t micro_batches) const;  // over the last schedule's micro-batches
     int64_t output_layer() const;                  // the lowest whose output was not finite; or -1

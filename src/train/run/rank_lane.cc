@@ -2,8 +2,32 @@
 
 namespace ferry::train {
 
-void RankLane::count(const swap::Task& task, int64_t raw_bytes, int64_t sent_bytes) {
-    const int64_t others = plan_.partition.ranks - 1;
+void RankLane::signal(std::atomic<uint64_t>& counter) {
+    if (sharers_ == &ranks_ || !sharers_) return ranks_.signal(counter);
+    FERRY_CHECK(posted_ - told_ < kTasks, "too many tasks of the lane are under way");
+    counter_ = &counter;
+    on_[posted_++ % kTasks] = last_;
+    (last_ == run ? ranks_ : *sharers_).signal(ended_[last_]);
+}
+
+void RankLane::tell_ended() {
+    while (told_ < posted_) {
+        const On on = on_[told_ % kTasks];
+        if (ended_[on].load(std::memory_order_acquire) == taken_[on]) return;
+        ++taken_[on];
+        ++told_;
+        counter_->fetch_add(1, std::memory_order_release);
+    }
+}
+
+void RankLane::check() {
+    tell_ended();
+    ranks_.check();
+    if (sharers_) sharers_->check();
+}
+
+void RankLane::count(const swap::Task& task, int64_t others, int64_t raw_bytes,
+                     int64_t sent_bytes) {
     Sent& sent = sent_[task.op];
     ++sent.calls;
     sent.raw_bytes += others * raw_bytes;
@@ -24,26 +48,25 @@ std::vector<CollectiveReport> RankLane::collectives() const {
 }
 
 void RankLane::start(const swap::Call& call) {
+    last_ = static_cast<cost::Op>(call.task->op) == cost::Op::agree ? run : slice;
     cost::op::run(cost::op::Exchanges{}, *call.task, call.at,
                   [&](const auto& operands) { exchange(*call.task, operands); });
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::GatherCodes<At>& at) {
     const model::Layer& layer = plan_.layers[static_cast<size_t>(task.layer)];
-    const int64_t others = plan_.partition.ranks - 1;
     zero::Partition raw = plan_.partition;
     raw.codecs = {};
-    count(task, zero::gathered_bytes(raw, layer, plan_.compute) / others,
-          zero::gathered_bytes(plan_.partition, layer, plan_.compute) / others);
-    zero::gather_codes(ranks_, plan_.partition, layer, at.codes, topic("weight codes", task));
+    count(task, others(), zero::gathered_bytes(raw, layer, plan_.compute) / others(),
+          zero::gathered_bytes(plan_.partition, layer, plan_.compute) / others());
+    zero::gather_codes(*sharers_, plan_.partition, layer, at.codes, topic("weight codes", task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::GatherWeights<At>& at) {
     const model::Layer& layer = plan_.layers[static_cast<size_t>(task.layer)];
-    const int64_t bytes =
-        zero::gathered_bytes(plan_.partition, layer, plan_.compute) / (plan_.partition.ranks - 1);
-    count(task, bytes, bytes);
-    zero::gather_weights(ranks_, plan_.partition, layer, plan_.compute, at.shards, at.whole,
+    const int64_t bytes = zero::gathered_bytes(plan_.partition, layer, plan_.compute) / others();
+    count(task, others(), bytes, bytes);
+    zero::gather_weights(*sharers_, plan_.partition, layer, plan_.compute, at.shards, at.whole,
                          topic("weights", task));
 }
 
@@ -51,36 +74,36 @@ void RankLane::exchange(const swap::Task& task, const cost::op::Exchange<At>& at
     const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
     const comm::Exchange parts{at.to_ranks, at.from_ranks,
                                plan_.partition.part_bytes(elements, plan_.wire)};
-    count(task, elements * size_of(plan_.wire), parts.bytes);
-    ranks_.exchange({&parts, 1}, topic("gradient", task));
+    count(task, others(), elements * size_of(plan_.wire), parts.bytes);
+    sharers_->exchange({&parts, 1}, topic("gradient", task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at) {
     const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
     const comm::Gather parts{at.mine, at.all, elements * size_of(plan_.wire)};
-    count(task, parts.bytes, parts.bytes);
-    ranks_.all_gather({&parts, 1}, topic("gradient", task));
+    count(task, others(), parts.bytes, parts.bytes);
+    sharers_->all_gather({&parts, 1}, topic("gradient", task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::ExchangeMomentum<At>& at) {
     const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
     const comm::Exchange parts{at.to_ranks, at.from_ranks,
                                plan_.partition.codecs.momentum.bytes(elements)};
-    count(task, elements * size_of(plan_.wire), parts.bytes);
-    ranks_.exchange({&parts, 1}, topic("momentum", task));
+    count(task, others(), elements * size_of(plan_.wire), parts.bytes);
+    sharers_->exchange({&parts, 1}, topic("momentum", task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::GatherMomentum<At>& at) {
     const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
     const int64_t bytes = plan_.partition.codecs.momentum.bytes(elements);
     const comm::Gather parts{at.merged + plan_.partition.rank * bytes, at.merged, bytes};
-    count(task, elements * size_of(plan_.wire), bytes);
-    ranks_.all_gather({&parts, 1}, topic("momentum", task));
+    count(task, others(), elements * size_of(plan_.wire), bytes);
+    sharers_->all_gather({&parts, 1}, topic("momentum", task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::Agree<At>&) {
     mine_ = judge_.report();
-    count(task, sizeof mine_, sizeof mine_);
+    count(task, ranks_.size() - 1, sizeof mine_, sizeof mine_);
     ranks_.all_gather_host({.mine = reinterpret_cast<const std::byte*>(&mine_),
                             .all = reinterpret_cast<std::byte*>(reports_.data()),
                             .bytes = sizeof mine_},

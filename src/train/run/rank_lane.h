@@ -16,18 +16,20 @@ namespace ferry::train {
 
 class RankLane final : public swap::Collectives {
 public:
-    // `step`: the run's, which errors name.
-    RankLane(comm::Communicator& ranks, const planner::Plan& plan, const OutcomeJudge& judge,
-             const int64_t& step)
+    // `ranks`: the run's, which agree. `sharers`: those that share weights and gradients; null: no
+    // other rank does. `step`: the run's, which errors name.
+    RankLane(comm::Communicator& ranks, comm::Communicator* sharers, const planner::Plan& plan,
+             const OutcomeJudge& judge, const int64_t& step)
         : ranks_(ranks),
+          sharers_(sharers),
           plan_(plan),
           judge_(judge),
           step_(step),
           reports_(static_cast<size_t>(ranks.size())) {}
 
     void start(const swap::Call& call) override;
-    void signal(std::atomic<uint64_t>& counter) override { ranks_.signal(counter); }
-    void check() override { ranks_.check(); }
+    void signal(std::atomic<uint64_t>& counter) override;
+    void check() override;
 
     // What this rank has sent since it counts, by collective; those that it took no part in left
     // out.
@@ -48,10 +50,23 @@ private:
     comm::Topic topic(const char* of, const swap::Task& task) const {
         return {.of = of, .layer = task.layer, .step = step_};
     }
-    // What goes to one of the others.
-    void count(const swap::Task& task, int64_t raw_bytes, int64_t sent_bytes);
+    // What goes to each of so many others.
+    void count(const swap::Task& task, int64_t others, int64_t raw_bytes, int64_t sent_bytes);
+    int64_t others() const { return plan_.partition.ranks - 1; }
+    void tell_ended();
 
     comm::Communicator& ranks_;
+    comm::Communicator* const sharers_;
+    // Where the two are not the same their operations end each in an order of its own, and the
+    // lane's in the order of its tasks: by task, on which it is, and how many of each have ended.
+    static constexpr size_t kTasks = 1024;
+    enum On : uint8_t { run, slice };
+    On last_ = run;
+    std::array<On, kTasks> on_{};
+    uint64_t posted_ = 0, told_ = 0;
+    std::array<std::atomic<uint64_t>, 2> ended_{};
+    std::array<uint64_t, 2> taken_{};
+    std::atomic<uint64_t>* counter_ = nullptr;
     const planner::Plan& plan_;
     const OutcomeJudge& judge_;
     const int64_t& step_;

@@ -22,19 +22,65 @@
 namespace ferry::train {
 namespace {
 
-std::unique_ptr<SavedRun> open_saved(const std::string& checkpoint, const std::string& identity,
-                                     int64_t steps) {
-    if (checkpoint.empty()) return nullptr;
-    auto saved = std::make_unique<SavedRun>(checkpoint);
-    saved->require(identity, steps);
-    return saved;
-}
-
 std::unique_ptr<ImportedState> import(const Imported& imported, const model::Shape& shape,
                                       const std::vector<model::Layer>& layers, int ranks) {
     if (imported.directory.empty()) return nullptr;
     FERRY_CHECK(ranks == 1, "state is imported by one rank");
     return std::make_unique<ImportedState>(imported.directory, shape, layers);
+}
+
+std::unique_ptr<KernelExchange> exchange_of(comm::StreamExchange* ranks, const char* of) {
+    return ranks ? std::make_unique<KernelExchange>(*ranks, of) : nullptr;
+}
+
+// What heads and MLP become where ranks share tensors unevenly.
+void log_slices(const model::Shape& whole, const World& world) {
+    const model::Slicing slicing = world.slicing();
+    if (slicing.ranks == 1) return;
+    const model::Shape slice = model::slice_of(whole, slicing);
+    std::string text = fmt::format(
+        "{} ranks share each block's tensors: {} heads over {} of keys and an MLP {} wide on each",
+        slicing.ranks, slice.heads, slice.kv_heads, slice.intermediate);
+    const int holders = model::key_holders_of(whole, slicing.ranks);
+    if (holders > 1) text += fmt::format("; each head of keys is on {} ranks", holders);
+    const auto zeros = [&](int64_t all, int64_t own) {
+        const int64_t room = own * slicing.ranks;
+        return 100.0 * static_cast<double>(room - all) / static_cast<double>(room);
+    };
+    if (holders == 1 && whole.kv_heads % slicing.ranks != 0)
+        text += fmt::format("; {:.0f} % of the heads are zeros, as {} do not divide {}",
+                            zeros(whole.kv_heads, slice.kv_heads), slicing.ranks, whole.kv_heads);
+    if (whole.intermediate % slicing.ranks != 0)
+        text += fmt::format("; {:.2g} % of the MLP are zeros",
+                            zeros(whole.intermediate, slice.intermediate));
+    log_info(text + "; every rank has the embedding and the head whole");
+}
+
+void refuse_restored(const Runtime& runtime, const Config& config) {
+    if (config.parallel.tensor == 1) return;
+    const auto refuse = [](std::string what, std::string where, std::string measured,
+                           std::string remedy) {
+        throw Error(Trouble::usage, {.what = std::move(what),
+                                     .where = std::move(where),
+                                     .measured = std::move(measured),
+                                     .remedy = std::move(remedy)});
+    };
+    const std::string tensor = fmt::format("parallel.tensor {}", config.parallel.tensor);
+    if (!runtime.imported.directory.empty())
+        refuse("ranks that share tensors import no state", runtime.imported.directory, tensor,
+               "import it with one rank, which writes a checkpoint that all can read");
+    if (!runtime.checkpoint.empty() && config.optimizer.moments == MomentType::int8)
+        refuse("blocks of coded moments are of a slice, and a checkpoint has the whole tensor's",
+               runtime.checkpoint, "moments int8, " + tensor, "set parallel.tensor to 1");
+}
+
+std::unique_ptr<SavedRun> open_saved(const Runtime& runtime, const Config& config,
+                                     const std::string& identity) {
+    refuse_restored(runtime, config);
+    if (runtime.checkpoint.empty()) return nullptr;
+    auto saved = std::make_unique<SavedRun>(runtime.checkpoint);
+    saved->require(identity, config.steps);
+    return saved;
 }
 
 void warn_of_codecs(const Config& config) {
@@ -50,10 +96,11 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     : context_(std::move(context)),
       ranks_(context_->ranks.get()),
       world_(context_->world(config)),
-      exchange_(context_->sequence ? std::make_unique<SequenceExchange>(*context_->sequence)
-                                   : nullptr),
-      partition_(
-          zero::partition_of(config.zero.stage, world_.rank, world_.ranks, codecs_of(config))),
+      sharers_(context_->sharers(config)),
+      of_sequences_(exchange_of(context_->sequence.get(), "heads")),
+      of_tensors_(exchange_of(context_->tensors.get(), "sums")),
+      partition_(zero::partition_of(config.zero.stage, world_.sharer(), world_.sharers(),
+                                    codecs_of(config), world_.slicing())),
       config_(config),
       share_(share_of(config, world_)),
       executor_(*runtime.executor),
@@ -63,19 +110,23 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       hyper_(hyper_of(config)),
       schedule_(schedule_of(config)),
       described_(model_of(config)),
-      numerics_(numerics_of(config, shape_, world_.part())),
+      numerics_(numerics_of(config, shape_, world_)),
       loader_(loader_options(config, shape_, !runtime.only_evaluates, world_)),
-      layers_(layers_of(config, shape_, world_.ranks)),
+      layers_(layers_of(config, shape_, world_.ranks, world_.slicing().rank)),
       checkpoint_identity_(checkpoint_identity_of(config, shape_, loader_.info())),
       description_(config.checkpoint.dir.empty() ? "" : description_of(config, numerics_.compute)),
-      saved_(open_saved(runtime.checkpoint, checkpoint_identity_, config.steps)),
+      saved_(open_saved(runtime, config, checkpoint_identity_)),
       loaded_(first_weights_of(config, runtime)),
       imported_(import(runtime.imported, shape_, layers_, world_.ranks)),
-      stack_(ground(runtime.resume),
-             TierStack::Model{shape_, numerics_, layers_, {}, exchange_.get()}),
+      stack_(ground(runtime.resume), TierStack::Model{model::slice_of(shape_, world_.slicing()),
+                                                      numerics_,
+                                                      layers_,
+                                                      {},
+                                                      kernel_exchanges()}),
       machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
     if (!runtime.only_evaluates) require_ranks(config, world_.ranks);
+    if (world_.rank == 0) log_slices(shape_, world_);
     make_plan(runtime);
     prove_first_state();
     stack_.reserve({.host_budget_bytes = share_.budgets.host_bytes});
@@ -89,7 +140,8 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
         log_info(rule);
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, share_.evaluation_micro_batches);
-    if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all(), exchange_ != nullptr);
+    if (ranks_)
+        require_same_exchanges(*ranks_, executor_, schedules_.all(), kernel_exchanges().any());
     stack_.warm(schedules_.steady(), judge_->scalars({}, 1.0));  // of zeros
     stack_.fill([&] { first_contents(runtime); });
 }
@@ -177,7 +229,7 @@ void StartedRun::open(const Runtime& runtime) {
         require_recorded_formats(config_, share_.budgets.nvme, shape_, machine_text_, world_.ranks);
     rows_.emplace(recording_, executor_, config_, share_, world_.ranks, stack_.teams());
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
-    if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
+    if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, sharers_, plan_, *judge_, step_);
     stack_.open({.open_volume = runtime.open_volume,
                  .run_id = numerics_id(),
                  .resume = runtime.resume,

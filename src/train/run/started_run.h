@@ -17,12 +17,12 @@
 #include "outcome.h"
 #include "rank_lane.h"
 #include "rank_planner.h"
+#include "train/kernel_exchange.h"
 #include "train/loader_of.h"
 #include "train/loss_scale.h"
 #include "train/model_of.h"
 #include "train/rank_share.h"
 #include "train/schedules.h"
-#include "train/sequence_exchange.h"
 #include "train/stack/path_rows.h"
 #include "train/stack/tier_stack.h"
 #include "train/state/durable.h"
@@ -58,6 +58,8 @@ protected:
     // Whether ranks have exchanged momentum after so many updates.
     bool has_errors(int64_t moment_updates) const;
 
+    KernelExchanges kernel_exchanges() const { return {of_sequences_.get(), of_tensors_.get()}; }
+
     swap::Store& store() const { return stack_.store(); }
     aio::Volume* volume() const { return stack_.volume(); }
 
@@ -77,7 +79,9 @@ protected:
     const std::shared_ptr<ComputeContext> context_;
     comm::Communicator* const ranks_;  // null: there is only this one
     const World world_;
-    const std::unique_ptr<SequenceExchange> exchange_;  // null: this rank has whole sequences
+    comm::Communicator* const sharers_;  // of state, weights and gradients; null: there are none
+    // Null: this rank has whole sequences, or whole tensors.
+    const std::unique_ptr<KernelExchange> of_sequences_, of_tensors_;
     const zero::Partition partition_;
     const Config config_;
     const RankShare share_;

@@ -95,7 +95,7 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
             .overhead = overhead_of(device),
             .lists = decoder.pattern_bytes(),
             .matrix_scratch = matrix_scratch_bytes(decoder.ops(), decoder.layers()),
-            .exchanged = decoder.exchanged_bytes(),
+            .exchanges = decoder.exchanges(),
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = device.kind() == DeviceKind::cuda};

@@ -21,9 +21,9 @@ TierStack::TierStack(Ground ground, std::optional<Model> model)
     if (!model) return;
     ops_ = ops_on(ground_.device, ground_.config, teams_->all());
     called_ = model->around ? &model->around(*ops_) : ops_.get();
-    sequence_ = model->sequence;
+    exchanges_ = model->exchanges;
     decoder_.emplace(std::move(model->shape), model->numerics, std::move(model->layers), *called_,
-                     sequence_);
+                     exchanges_.ranks());
 }
 
 TierStack::~TierStack() { close(); }
@@ -83,7 +83,7 @@ void TierStack::open(const Opening& opening) {
                                    .device = &ground_.device,
                                    .workers = opening.workers,
                                    .muon = muon_ ? &*muon_ : nullptr,
-                                   .sequence = sequence_});
+                                   .exchanges = exchanges_});
         if (opening.instead) instead_ = opening.instead(*kernels_);
         swap::Kernels& called = instead_ ? *instead_ : *kernels_;
         store_ = swap::Store::make(store_options(opening), ground_.executor, ground_.device,

@@ -31,8 +31,8 @@
 #include "start_up.h"
 #include "swap/store.h"
 #include "topology/topology.h"
+#include "train/kernel_exchange.h"
 #include "train/rank_share.h"
-#include "train/sequence_exchange.h"
 #include "train/step_kernels.h"
 #include "train/step_state.h"
 #include "warm_up.h"
@@ -57,8 +57,7 @@ public:
         // Optional: what decoder and kernels call instead of the stack's own operations, such as a
         // layer that times these. It outlives the stack.
         std::function<ops::Ops&(ops::Ops& own)> around{};
-        SequenceExchange* sequence =
-            nullptr;  // with the ranks that have the sequences' other parts
+        KernelExchanges exchanges{};  // with the ranks that share sequences or tensors
     };
 
     // Starts the team's threads and takes nothing else. Without a model there are no operations and
@@ -166,7 +165,7 @@ private:
     std::unique_ptr<NodeTeams> teams_;
     std::unique_ptr<ops::Ops> ops_{};
     ops::Ops* called_ = nullptr;  // ops_, or what is around them
-    SequenceExchange* sequence_ = nullptr;
+    KernelExchanges exchanges_{};
     std::optional<model::Decoder> decoder_{};
     planner::Plan plan_{};
     // Each of these uses those before it.

@@ -106,7 +106,7 @@ Exported exported_of(const std::vector<model::Layer>& layers, const Config& conf
                      const ExportOptions& options, const ExportDirectory& claimed) {
     Exported what{.type = options.type.value_or(numerics_of(config, {}).compute)};
     for (const Read& read : in_order(layers))
-        what.tensors.push_back({read.tensor->name, read.tensor->shape});
+        what.tensors.push_back({read.tensor->name, read.tensor->whole_shape()});
     what.description = description_of(config, claimed.description(), what.type);
     return what;
 }
@@ -340,7 +340,8 @@ std::optional<NotWritten> write_weights(Engine& engine,
         if (taking) throw;  // the engine's
         failed = {error, dynamic_cast<const WholeElsewhere*>(&error) != nullptr};
     }
-    while (failed && !Inside(engine).plan().partition.alone() && taken < reads.size()) take({});
+    while (failed && !Inside(engine).plan().partition.decides_alone() && taken < reads.size())
+        take({});
     return failed;
 }
 

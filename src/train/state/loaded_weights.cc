@@ -121,13 +121,14 @@ void LoadedWeights::prove(Team& team, int part, int parts, StartUp& start_up) co
 void LoadedWeights::check(const model::Tensor& tensor,
                           const checkpoint::StoredTensor& stored) const {
     const std::string where = weights_.file_of(stored) + ": " + stored.name;
-    if (stored.shape != tensor.shape) {
-        throw Error(Trouble::usage, {.what = "a tensor's shape is not what config.json says",
-                                     .where = where,
-                                     .measured = fmt::format("[{}]", fmt::join(stored.shape, ", ")),
-                                     .limit = fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
-                                     .remedy = "name the configuration of these weights, or the "
-                                               "weights of this model"});
+    if (stored.shape != tensor.whole_shape()) {
+        throw Error(Trouble::usage,
+                    {.what = "a tensor's shape is not what config.json says",
+                     .where = where,
+                     .measured = fmt::format("[{}]", fmt::join(stored.shape, ", ")),
+                     .limit = fmt::format("[{}]", fmt::join(tensor.whole_shape(), ", ")),
+                     .remedy = "name the configuration of these weights, or the "
+                               "weights of this model"});
     }
     if (!stored.type) {
         throw Error(Trouble::usage, {.what = "weights of a type that ferry does not read",
@@ -203,7 +204,8 @@ void LoadedWeights::begin(const planner::Plan& plan, std::span<const StateIo::Pa
             if (from >= to) continue;
             const checkpoint::StoredTensor& stored = *stored_.at(t.name);
             const int64_t width = size_of(stored.type.value_or(DType::f32));
-            ahead_->want(source_of(stored), (from - t.offset) * width, (to - from) * width);
+            for (const model::SliceRun& run : model::runs_of(t, from - t.offset, to - from))
+                ahead_->want(source_of(stored), run.from * width, run.count * width);
         }
         ahead_->end_step();
     }
@@ -224,12 +226,14 @@ void LoadedWeights::fill(const model::Layer& layer, int64_t first, std::span<flo
         const int64_t from = std::max(first, t.offset), to = std::min(end, t.offset + t.count);
         if (from >= to) continue;
         const checkpoint::StoredTensor& stored = *stored_.at(t.name);
-        const std::span<float> part =
-            out.subspan(static_cast<size_t>(from - first), static_cast<size_t>(to - from));
-        if (ahead_)
-            ahead_->read_floats(stored, from - t.offset, part);
-        else
-            weights_.read(stored, from - t.offset, part);
+        for (const model::SliceRun& run : model::runs_of(t, from - t.offset, to - from)) {
+            const std::span<float> part = out.subspan(
+                static_cast<size_t>(t.offset + run.at - first), static_cast<size_t>(run.count));
+            if (ahead_)
+                ahead_->read_floats(stored, run.from, part);
+            else
+                weights_.read(stored, run.from, part);
+        }
     }
 }
 

@@ -106,6 +106,7 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
     if (ranks > 1 && codecs.gradients.on()) coded += ", gradients " + text_of(codecs.gradients);
     if (ranks > 1 && codecs.weights.on()) coded += ", weights " + text_of(codecs.weights);
     if (n.parts > 1) coded += fmt::format(", sequences over {}", n.parts);
+    if (n.slices > 1) coded += fmt::format(", tensors over {}", n.slices);
     return fmt::format(
         "model {}; sequence {} micro-batch {} x {}; head tile {} mlp tile {}; compute {} residual "
         "{} wire {}{}; ranks {}{}; optimizer {}",
@@ -118,7 +119,9 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
 
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks) {
-    return text_of(config, shape, config.batch.micro_batches * config.parallel.sequence / ranks,
+    return text_of(config, shape,
+                   config.batch.micro_batches * config.parallel.sequence * config.parallel.tensor /
+                       ranks,
                    ranks, operations_of(config)) +
            "; " + machine;
 }

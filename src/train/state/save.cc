@@ -105,7 +105,8 @@ std::vector<Entry> entries_of(const Plan& plan, bool errors) {
                     .tensor = &tensor,
                     .kept = kept,
                     .arrays = std::move(arrays)};
-        for (const StateArray& array : entry.arrays) entry.bytes += array.width.of(tensor.count);
+        for (const StateArray& array : entry.arrays)
+            entry.bytes += array.width.of(tensor.whole_count());
         entries.push_back(std::move(entry));
     };
     for (size_t l = 0; l < plan.layers.size(); ++l) {
@@ -146,8 +147,8 @@ Arrays arrays_of(Group group) {
         for (const StateArray& array : entry.arrays)
             arrays[array.file].push_back({.name = entry.tensor->name + std::string(array.suffix),
                                           .dtype = std::string(array.dtype),
-                                          .shape = array.shape(entry.tensor->shape),
-                                          .bytes = array.width.of(entry.tensor->count)});
+                                          .shape = array.shape(entry.tensor->whole_shape()),
+                                          .bytes = array.width.of(entry.tensor->whole_count())});
     }
     return arrays;
 }
@@ -212,7 +213,7 @@ public:
             for (const Entry& entry : groups_[g]) {
                 if (entry.kept == Kept::errors) continue;
                 object.push_back({entry.tensor->name, name_of("model", g)});
-                bytes += entry.arrays.front().width.of(entry.tensor->count);
+                bytes += entry.arrays.front().width.of(entry.tensor->whole_count());
             }
         }
         const nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}},

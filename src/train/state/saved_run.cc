@@ -122,7 +122,7 @@ void SavedRun::require_errors(const Plan& plan, int64_t freeze_step) const {
 void SavedRun::require(const model::Tensor& tensor, const StateArray& array) const {
     const std::string name = tensor.name + std::string(array.suffix);
     const auto* found = saved_->find(name);
-    const std::vector<int64_t> shape = array.shape(tensor.shape);
+    const std::vector<int64_t> shape = array.shape(tensor.whole_shape());
     if (found && found->stored->dtype == array.dtype && found->stored->shape == shape) return;
     const auto shown_of = [](std::string_view type, const std::vector<int64_t>& sizes) {
         return fmt::format("{} [{}]", type, fmt::join(sizes, ", "));
@@ -180,9 +180,12 @@ void SavedRun::want(const Plan& plan, const StateIo::Part& part) {
                 array.what != StateArray::What::weight && array.what != StateArray::What::master;
             const bool loads = !is_cast && (!is_moment || chunk.trainable);
             if (!loads && !plan.owns(chunk)) continue;
-            const int64_t begin = array.width.of(from - tensor.offset);
-            ahead_->want(saved_->find(tensor.name + std::string(array.suffix))->source(), begin,
-                         array.width.of(to - tensor.offset) - begin);
+            const auto& source = saved_->find(tensor.name + std::string(array.suffix))->source();
+            for (const model::SliceRun& run :
+                 model::runs_of(tensor, from - tensor.offset, to - from)) {
+                const int64_t begin = array.width.of(run.from);
+                ahead_->want(source, begin, array.width.of(run.from + run.count) - begin);
+            }
         }
     }
     ahead_->end_step();
@@ -196,9 +199,11 @@ void SavedRun::each_part(const model::Layer& layer, const StateArray& array, int
     for (const model::Tensor& tensor : layer.tensors) {
         const auto [from, to] = common_of(tensor, first, count);
         if (from >= to) continue;
-        body(*saved_->find(tensor.name + std::string(array.suffix)), width.of(from - tensor.offset),
-             out.subspan(static_cast<size_t>(width.of(from - first)),
-                         static_cast<size_t>(width.of(to - from))));
+        const auto& found = *saved_->find(tensor.name + std::string(array.suffix));
+        for (const model::SliceRun& run : model::runs_of(tensor, from - tensor.offset, to - from))
+            body(found, width.of(run.from),
+                 out.subspan(static_cast<size_t>(width.of(tensor.offset + run.at - first)),
+                             static_cast<size_t>(width.of(run.count))));
     }
 }
 
@@ -222,9 +227,12 @@ StateIo::Contents SavedRun::contents(const Plan& plan, const StateIo::FirstMomen
                         const bool master = narrow && tensor.trainable;
                         const auto* array =
                             saved_->find(master ? tensor.name + ".master" : tensor.name);
-                        ahead_->read_floats(*array->stored, from - tensor.offset,
-                                            out.subspan(static_cast<size_t>(from - first),
-                                                        static_cast<size_t>(to - from)));
+                        for (const model::SliceRun& run :
+                             model::runs_of(tensor, from - tensor.offset, to - from)) {
+                            const auto at = static_cast<size_t>(tensor.offset + run.at - first);
+                            ahead_->read_floats(*array->stored, run.from,
+                                                out.subspan(at, static_cast<size_t>(run.count)));
+                        }
                     }
                 },
             .first_moment = first_moment,
