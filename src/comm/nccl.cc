@@ -129,9 +129,9 @@ public:
             if (transfer.bytes == 0) continue;
             if (host) {
                 std::byte* all = flight.on_device;
-                gather(all + place_.rank * transfer.bytes, all, transfer.bytes);
+                gather(all + place_.rank * transfer.bytes, all, transfer.bytes, flight.stream);
             } else if (operation.kind == Operation::Kind::all_gather) {
-                gather(transfer.out, transfer.in, transfer.bytes);
+                gather(transfer.out, transfer.in, transfer.bytes, flight.stream);
             } else {
                 exchange(operation, transfer, flight.stream);
             }
@@ -275,8 +275,8 @@ private:
         await([this] { return finished(0); });
         return place_among(machines, place_.rank);
     }
-    // A group's first exchange makes connections, takes memory and loads a kernel. That may wait
-    // for all that the GPU does, which may wait for another rank: so it is made while the GPU is
+    // The first of a group's operations make connections, take memory and load kernels. That may
+    // wait for all that the GPU does, which may wait for another rank: so they come while it is
     // idle.
     static std::unique_ptr<Nccl> connected(std::unique_ptr<Nccl> group) {
         constexpr int64_t kBytes = 16;
@@ -287,9 +287,12 @@ private:
         demand(cudaMemsetAsync(memory, 0, static_cast<size_t>(2 * all), group->stream_.get()),
                "cudaMemsetAsync");
         const Exchange parts{both.get(), both.get() + all, kBytes};
-        const Operation first = Operation::exchange({&parts, 1}, kMeeting);
-        group->start(first, 0);
-        group->await([&] { return group->finished(0); });
+        const Gather same{both.get(), both.get() + all, kBytes};
+        for (const Operation& first : {Operation::exchange({&parts, 1}, kMeeting),
+                                       Operation::gather({&same, 1}, kMeeting)}) {
+            group->start(first, 0);
+            group->await([&] { return group->finished(0); });
+        }
         return group;
     }
     template <class Met>
@@ -325,9 +328,8 @@ private:
         if (status == ncclSuccess) ncclCommDestroy(comm_.release());
     }
 
-    void gather(const std::byte* out, std::byte* in, int64_t bytes) {
-        demand(ncclAllGather(out, in, static_cast<size_t>(bytes), ncclInt8, comm_.get(),
-                             stream_.get()),
+    void gather(const std::byte* out, std::byte* in, int64_t bytes, cudaStream_t stream) {
+        demand(ncclAllGather(out, in, static_cast<size_t>(bytes), ncclInt8, comm_.get(), stream),
                "ncclAllGather");
     }
     void exchange(const Operation& operation, const Transfer& transfer, cudaStream_t stream) {

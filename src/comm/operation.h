@@ -23,8 +23,8 @@ struct Operation {
     std::array<Transfer, Communicator::kTransfers> transfers{};
     Topic topic{};
     std::atomic<uint64_t>* counter = nullptr;  // what a signal sets
-    // Of an exchange in the order of a GPU's stream: that stream, and what counts when the exchange
-    // is enqueued there. Null: the communicator's own stream, of which nobody asks.
+    // Where its order is that of a GPU's stream: that stream, and what counts when the operation is
+    // enqueued there. Null: the communicator's own stream, of which nobody asks.
     void* stream = nullptr;
     std::atomic<uint64_t>* enqueued = nullptr;
 
@@ -56,9 +56,7 @@ public:
     void signal(std::atomic<uint64_t>& counter) final { post(Operation::signal(counter)); }
     // In the order of `stream`, a cudaStream_t. Until `enqueued` has counted, or check() throws,
     // nobody else enqueues there.
-    void exchange_on(void* stream, std::atomic<uint64_t>& enqueued, const Exchange& parts,
-                     Topic topic) {
-        Operation operation = Operation::exchange({&parts, 1}, topic);
+    void post_on(void* stream, std::atomic<uint64_t>& enqueued, Operation operation) {
         operation.stream = stream;
         operation.enqueued = &enqueued;
         post(operation);

@@ -54,7 +54,15 @@ public:
     int size() const noexcept override { return group_->size(); }
 
     void exchange(const Exchange& parts, Topic topic) override {
-        queue_->exchange_on(stream_.native(), enqueued_, parts, topic);
+        enqueue(Operation::exchange({&parts, 1}, topic));
+    }
+    void all_gather(const Gather& parts, Topic topic) override {
+        enqueue(Operation::gather({&parts, 1}, topic));
+    }
+
+private:
+    void enqueue(const Operation& operation) {
+        queue_->post_on(stream_.native(), enqueued_, operation);
         ++posted_;
         const Nanos start = executor_.now();
         while (enqueued_.load(std::memory_order_acquire) < posted_) {
@@ -62,15 +70,7 @@ public:
             nap_after(executor_.now() - start);
         }
     }
-    void all_gather(const Gather&, Topic) override {
-        throw Error(Trouble::usage, {.what = "ranks of a GPU do not gather within a kernel",
-                                     .where = "parallel.tensor",
-                                     .measured = std::to_string(group_->size()),
-                                     .limit = "1 where device is cuda",
-                                     .remedy = "set it to 1, or device to cpu"});
-    }
 
-private:
     Stream& stream_;
     Executor& executor_;
     std::atomic<uint64_t> enqueued_ = 0;  // by the group, which ends before it
