@@ -80,9 +80,11 @@ bool is_own_name(std::string_view name) {
         };
         if (std::ranges::equal(numbers, kNumbers, alike)) name.remove_suffix(kNumbers.size());
     }
-    constexpr std::string_view kOfARank = "error_of_rank_";
-    if (name.starts_with(kOfARank) && name.size() > kOfARank.size())
-        return name.find_first_not_of("0123456789", kOfARank.size()) == std::string_view::npos;
+    for (const std::string_view of_a_rank :
+         {"error_of_rank_", "momentum_of_rank_", "moved_of_rank_"}) {
+        if (name.starts_with(of_a_rank) && name.size() > of_a_rank.size())
+            return name.find_first_not_of("0123456789", of_a_rank.size()) == std::string_view::npos;
+    }
     constexpr std::array<std::string_view, 7> kFiles{
         "model",      "master", "exp_avg", "exp_avg_sq", "exp_avg_scales", "exp_avg_sq_scales",
         "owner_error"};

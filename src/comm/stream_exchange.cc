@@ -41,7 +41,8 @@ private:
 };
 
 // Of a GPU: the group's thread enqueues its sends and receives among the compute stream's kernels.
-// The caller's, which enqueues those, waits no longer than that takes.
+// The caller's, which enqueues those, waits until that is done, and is eight exchanges ahead at
+// most.
 class QueuedExchange final : public StreamExchange {
 public:
     QueuedExchange(Stream& stream, Executor& executor, std::unique_ptr<Communicator> group)

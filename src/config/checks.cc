@@ -384,6 +384,10 @@ void check_parallel(const Config& c, const Given& given) {
                     "set batch.sequence to " + std::to_string(round_up(c.batch.sequence, parts)) +
                         ", or parallel.sequence to a divisor"}});
     check_tensor(c, given);
+    const int64_t ranks = int64_t{parts} * c.parallel.tensor;
+    if (ranks > 1 && c.swap.save_projections.value_or(0) > 0)
+        log_warn(given.place_of("swap.save_projections") +
+                 " does nothing where ranks share sequences or tensors");
 }
 
 // Keys of one method alone, with another.

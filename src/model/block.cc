@@ -179,11 +179,17 @@ int64_t Block::op_scratch_bytes() const {
     const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
     const DType compute = numerics_.compute, residual = numerics_.residual;
     int64_t most = std::max(
-        {ops_.attention_forward_scratch_bytes(attention(most_)),
-         ops_.attention_backward_scratch_bytes(attention(most_)),
-         norm1_.scratch_bytes(tokens, ops_), norm2_.scratch_bytes(tile, ops_),
+        {norm1_.scratch_bytes(tokens, ops_), norm2_.scratch_bytes(tile, ops_),
          qkv_.scratch_bytes(ops_, tokens, compute), output_.scratch_bytes(ops_, tokens, residual),
          up_.scratch_bytes(ops_, tile, compute), down_.scratch_bytes(ops_, tile, residual)});
+    // Ranks that share sequences have so many heads each, or one less. All need the same plan, and
+    // fewer heads can need more: they may go in larger calls.
+    for (const int64_t keys : {most_.keys, shape_.kv_heads / numerics_.parts}) {
+        if (keys == 0) continue;
+        const ops::Attention its = attention(heads(keys));
+        most = std::max({most, ops_.attention_forward_scratch_bytes(its),
+                         ops_.attention_backward_scratch_bytes(its)});
+    }
     if (shape_.head_norms)
         most = std::max(most,
                         query_norm_.scratch_bytes(numerics_.whole_tokens() * most_.queries, ops_));

@@ -177,6 +177,11 @@ void import_checkpoint(const ImportOptions& options) {
     if (config.checkpoint.dir.empty())
         refuse("there is no place for the checkpoint", "checkpoint.dir", "not set",
                "set it: --set checkpoint.dir=DIR");
+    if (config.parallel.tensor > 1)
+        refuse("ranks that share tensors import no state", "parallel.tensor",
+               std::to_string(config.parallel.tensor),
+               "import with --set parallel.tensor=1: ranks that share tensors go on from the "
+               "checkpoint");
     const Source source = source_of(options, config);
     if (source.imported.step > config.steps)
         refuse("the state is of a step beyond the run's last", options.source,

@@ -228,10 +228,11 @@ std::optional<NetworkReport> over(const Network& network, const Config& config,
 void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
     const int tensor = plan.partition.slices;
     if (tensor == 1 || count.on_a_host % tensor == 0) return;
-    log_warn(fmt::format(
-        "parallel.tensor {} does not divide the {} ranks of a host: some groups span hosts, and {} "
-        "of each of their ranks cross the network in a step",
-        tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
+    log_warn(
+        fmt::format("parallel.tensor {} does not divide the {} ranks of a host: some groups span "
+                    "hosts, and up to {} "
+                    "of each of their ranks cross the network in a step",
+                    tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
 }
 
 void run_plan(const PlanOptions& options) {

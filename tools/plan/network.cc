@@ -97,7 +97,8 @@ cost::Measurements over(const Network& network, const train::RankCount& count,
     // State and gradients are exchanged by ranks that have the same slice of the tensors.
     measured.comm_bytes_per_s =
         rate(count.ranks / groups.tensor, std::max(1, count.on_a_host / groups.tensor));
-    if (count.ranks > count.on_a_host) measured.comm_overhead_s += latency;
+    if (count.ranks > count.on_a_host && count.ranks > groups.tensor)
+        measured.comm_overhead_s += latency;
     return measured;
 }
 

@@ -278,11 +278,11 @@ private:
         attempt([this] {
             if (steps_ > saved_) begin_save();
             end_save();
-            end_removal();
         });
         // The trained weights go first: nothing that comes after may cost them.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty()) attempt([this] { export_model(); });
+        end_removal();
         train::RunReport report = engine_->report();  // waits for what the steps left under way
         if (traces()) attempt([this] { write_trace(); }, true);
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
@@ -326,9 +326,10 @@ private:
     void begin_save() {
         if (config_.checkpoint.dir.empty()) return;
         end_save();  // the one before ends first
-        end_removal();
         save_.emplace(steps_, *executor_);
         Save& save = *save_;
+        end_removal();
+        save.waited_seconds = save.progress.seconds();
         inside().begin_save(
             {.directory = checkpoints_.get(),
              .held_back_loss = evaluated_ == steps_ ? std::optional(held_back_loss_) : std::nullopt,
@@ -482,7 +483,7 @@ private:
         std::vector<checkpoint::TensorInfo> infos;
         for (const model::Layer& layer : inside().layers()) {
             for (const model::Tensor& tensor : layer.tensors)
-                infos.push_back({tensor.name, tensor.shape});
+                infos.push_back({tensor.name, tensor.whole_shape()});
         }
         CopyProgress progress("weights to " + options_.weights_out, *executor_);
         int64_t bytes = 0, of = 0;

@@ -6,6 +6,7 @@
 
 #include "swap/schedule.h"
 #include "tools/output/output.h"
+#include "train/momentum_schedule.h"
 
 namespace ferry::tools {
 namespace {
@@ -125,10 +126,16 @@ void print_plan(const planner::Plan& plan, const Config& config) {
               format_bytes(sent.bytes), sent.calls);
     const auto& [gradients, weights, momentum, local_steps] = plan.partition.codecs;
     const OptimizerConfig& o = config.optimizer;
-    if (momentum.on())
-        print("after {} updates the second moment stays, and momentum travels as {}{}\n\n",
-              std::max(o.freeze_step, o.var_freeze_step), zero::text_of(momentum),
-              local_steps ? fmt::format(", at most {} updates apart", o.local_step_clipper) : "");
+    if (momentum.on() && o.method == optim::Method::onebit_adam)
+        print("after {} updates the second moment stays, and momentum travels as {}\n\n",
+              o.freeze_step, zero::text_of(momentum));
+    else if (momentum.on())
+        print(
+            "momentum travels as {} from update {} on, and after {} the second moment stays{}\n\n",
+            zero::text_of(momentum), train::MomentumSchedule(o).first(), o.var_freeze_step,
+            local_steps
+                ? fmt::format("; exchanges are at most {} updates apart", o.local_step_clipper)
+                : "");
     if (gradients.on() || weights.on())
         print("between them gradients travel as {}, weights as {}\n\n",
               wire_text(gradients, true, plan), wire_text(weights, false, plan));

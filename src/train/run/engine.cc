@@ -64,8 +64,9 @@ public:
         guarded([&] {
             drain();
             if (saving.begun) saving.begun();
-            const bool meanwhile = !ranks_ && !checkpoint_room_.empty() && reads_meanwhile(plan_);
-            Team& team = meanwhile ? copiers() : stack_.teams().all();
+            const bool may = !ranks_ && !checkpoint_room_.empty() && reads_meanwhile(plan_);
+            Team* const copiers = may ? copiers_or_none() : nullptr;
+            Team& team = copiers ? *copiers : stack_.teams().all();
             state_->begin_arrays(team);
             const auto read = [this](int64_t layer, const model::Tensor& tensor, Kept what,
                                      const ArraySink& sink) {
@@ -82,10 +83,7 @@ public:
                                                      checkpoint_room_, team, rows_->checkpoint);
             waited_ = saving.waited;
             try {
-                if (meanwhile)
-                    save_->begin_reading(read);
-                else
-                    save_->read(read, ranks_ != nullptr);
+                if (!copiers || !save_->begin_reading(read)) save_->read(read, ranks_ != nullptr);
             } catch (...) {
                 save_.reset();
                 throw;
@@ -290,7 +288,10 @@ private:
         manifest.numerics = numerics_record();
         manifest.numerics_hash = numerics_id();
         manifest.ranks = world_.ranks;
-        if (saving.held_back_loss) manifest.held_back = {step_, *saving.held_back_loss};
+        // Behind a local step each rank evaluated weights of its own, and none of them is saved.
+        const bool alone =
+            moment_updates_ > 0 && judge_->travels_after(moment_updates_ - 1) == Travels::nothing;
+        if (saving.held_back_loss && !alone) manifest.held_back = {step_, *saving.held_back_loss};
         return made;
     }
 
@@ -309,13 +310,13 @@ private:
         const bool off = has_errors(moment_updates_);
         momentum_->begin(*state_, off);
         if (world_.rank != 0 || off) return;
-        log_info(fmt::format(
-            "step {}: from here on ranks exchange their momentum as {}{}; getting "
-            "there took {:.2f} s",
-            step_, text_of(partition_.codecs.momentum),
-            config_.optimizer.method == optim::Method::onebit_adam ? ", and the second moment stays"
-                                                                   : "",
-            static_cast<double>(executor_.now() - start) * 1e-9));
+        const bool onebit = config_.optimizer.method == optim::Method::onebit_adam;
+        log_info(
+            fmt::format("step {}: from here on ranks {}exchange their momentum as {}{}; getting "
+                        "there took {:.2f} s",
+                        step_, onebit ? "" : "at times ", text_of(partition_.codecs.momentum),
+                        onebit ? ", and the second moment stays" : "",
+                        static_cast<double>(executor_.now() - start) * 1e-9));
     }
 
     const swap::Schedule& next_schedule(bool speculative) const {
@@ -332,6 +333,7 @@ private:
         state = {.step = step_,
                  .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
         // What a checkpoint is read from is updated no sooner than it must be.
+        if (previous_ != Previous::none) await_reading();
         report.speculative = plan_.speculative && judge_->speculates_now() &&
                              travels_ == Travels::gradients && !(save_ && save_->reads());
         if (report.speculative)
@@ -343,7 +345,6 @@ private:
             rows_->lanes.record(
                 schedule, planned_[static_cast<size_t>(previous_)][report.speculative ? 1 : 0],
                 executor_.now(), step_);
-        if (previous_ != Previous::none) await_reading();
         await_durable();
         store().append(schedule, sequence_, step_);
         if (plan_.durable) store().publish(committed_);
@@ -387,10 +388,15 @@ private:
         if (waited_) waited_(static_cast<double>(executor_.now() - start) * 1e-9);
     }
 
-    Team& copiers() {
-        if (!copiers_)
-            copiers_.emplace(std::min(kMeanwhileThreads, stack_.teams().all().threads()));
-        return *copiers_;
+    // Null: there are no threads for it to be had.
+    Team* copiers_or_none() {
+        try {
+            if (!copiers_)
+                copiers_.emplace(std::min(kMeanwhileThreads, stack_.teams().all().threads()));
+            return &*copiers_;
+        } catch (const Error&) {
+            return nullptr;
+        }
     }
 
     void skip_or_stop(StepReport& report, const Outcome& outcome) {
@@ -453,13 +459,15 @@ private:
     void drain() {
         await_reading();
         const Nanos start = executor_.now();
+        const bool publishes = plan_.durable && durable_step_ != step_;
+        // Behind a skipped step, too: a record goes over the one before the last.
+        if (previous_ != Previous::none || publishes) await_durable();
         if (previous_ != Previous::none) {
-            await_durable();
             kernels().states()[++sequence_] = {.step = step_};
             store().append(schedules_.drain(previous_, travels_), sequence_, step_);
             previous_ = Previous::none;
         }
-        if (plan_.durable && durable_step_ != step_) {
+        if (publishes) {
             store().publish(committed_);
             durable_step_ = step_;
         }

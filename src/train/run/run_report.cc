@@ -10,6 +10,7 @@ Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
                       const cost::Measurements& measured) {
     Timelines planned{};
     for (size_t p = 0; p < kPrevious; ++p) {
+        if (static_cast<Previous>(p) == Previous::alone) continue;  // only momentum comes after it
         for (const bool speculative : {false, true}) {
             if (speculative && !plan.speculative) continue;
             planned[p][speculative ? 1 : 0] =

@@ -57,21 +57,15 @@ void log_slices(const model::Shape& whole, const World& world) {
 }
 
 void refuse_restored(const Runtime& runtime, const Config& config) {
-    if (config.parallel.tensor == 1) return;
-    const auto refuse = [](std::string what, std::string where, std::string measured,
-                           std::string remedy) {
-        throw Error(Trouble::usage, {.what = std::move(what),
-                                     .where = std::move(where),
-                                     .measured = std::move(measured),
-                                     .remedy = std::move(remedy)});
-    };
-    const std::string tensor = fmt::format("parallel.tensor {}", config.parallel.tensor);
-    if (!runtime.imported.directory.empty())
-        refuse("ranks that share tensors import no state", runtime.imported.directory, tensor,
-               "import it with one rank, which writes a checkpoint that all can read");
-    if (!runtime.checkpoint.empty() && config.optimizer.moments == MomentType::int8)
-        refuse("blocks of coded moments are of a slice, and a checkpoint has the whole tensor's",
-               runtime.checkpoint, "moments int8, " + tensor, "set parallel.tensor to 1");
+    const bool slices = config.parallel.tensor > 1;
+    if (!slices || runtime.checkpoint.empty() || config.optimizer.moments != MomentType::int8)
+        return;
+    throw Error(
+        Trouble::usage,
+        {.what = "blocks of coded moments are of a slice, and a checkpoint has the whole tensor's",
+         .where = runtime.checkpoint,
+         .measured = fmt::format("moments int8, parallel.tensor {}", config.parallel.tensor),
+         .remedy = "set parallel.tensor to 1"});
 }
 
 std::unique_ptr<SavedRun> open_saved(const Runtime& runtime, const Config& config,
@@ -86,7 +80,7 @@ std::unique_ptr<SavedRun> open_saved(const Runtime& runtime, const Config& confi
 void warn_of_codecs(const Config& config) {
     const zero::Codecs asked = codecs_of(config);
     if (asked.gradients.on() || asked.weights.on())
-        log_warn("zero.compress does nothing: one rank sends nothing");
+        log_warn("zero.compress does nothing: no two ranks have the same state");
 }
 
 }  // namespace
@@ -134,7 +128,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     open(runtime);
     if (world_.rank == 0) warn_of_text(config_, described_);
     if (world_.rank == 0) warn_of_speculation(config_, world_);
-    if (world_.ranks == 1) warn_of_codecs(config_);
+    if (world_.rank == 0 && world_.sharers() == 1) warn_of_codecs(config_);
     log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
     if (const std::string rule = muon_rule(config_, layers_, world_.ranks); !rule.empty())
         log_info(rule);
@@ -231,8 +225,9 @@ void StartedRun::open(const Runtime& runtime) {
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
     if (world_.rank == 0 && momentum_schedule_.of(config_.steps) == Travels::nothing)
         log_warn(
-            fmt::format("step {}, the last, is a local step: exports will have the weights of "
-                        "the exchange before it; end the run at one (docs/communication.md)",
+            fmt::format("step {}, the last, is a local step unless some are skipped: exports will "
+                        "have the weights of the exchange before it; end the run at one "
+                        "(docs/communication.md)",
                         config_.steps));
     if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, sharers_, plan_, *judge_, step_);
     stack_.open({.open_volume = runtime.open_volume,

@@ -99,7 +99,7 @@ void BackgroundSave::read(const ReadArrays& read, bool together) {
     }
 }
 
-void BackgroundSave::begin_reading(ReadArrays read) {
+bool BackgroundSave::begin_reading(ReadArrays read) {
     try {
         reader_ = std::thread([this, all = std::move(read)] {
             try {
@@ -108,9 +108,9 @@ void BackgroundSave::begin_reading(ReadArrays read) {
                 not_read_ = std::current_exception();
             }
         });
-    } catch (const std::system_error& error) {
-        queue_.close();
-        refuse_thread("reading the state for a checkpoint", error.what());
+        return true;
+    } catch (const std::system_error&) {
+        return false;
     }
 }
 

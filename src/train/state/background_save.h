@@ -31,9 +31,9 @@ public:
     // give as well, so that all is read even where it cannot be written. Throws what `read` throws;
     // then there is no checkpoint.
     void read(const ReadArrays& read, bool together);
-    // The same by a thread of its own: until end_reading() the state stays as it is. Throws
-    // does_not_fit where no thread can be made.
-    void begin_reading(ReadArrays read);
+    // The same by a thread of its own: until end_reading() the state stays as it is. False:
+    // there is no thread to be had, and nothing is read.
+    bool begin_reading(ReadArrays read);
     bool reads() const { return reader_.joinable(); }
     void end_reading();  // throws what `read` threw
     // Whether it was written, or could not be.

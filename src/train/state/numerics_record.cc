@@ -111,9 +111,10 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
                     const std::string& operations) {
     const model::Numerics n = numerics_of(config, s);
     const zero::Codecs codecs = codecs_of(config);
-    std::string coded;  // of one rank nothing travels
-    if (ranks > 1 && codecs.gradients.on()) coded += ", gradients " + text_of(codecs.gradients);
-    if (ranks > 1 && codecs.weights.on()) coded += ", weights " + text_of(codecs.weights);
+    std::string coded;  // where no ranks have the same state nothing travels
+    const bool travel = ranks > config.parallel.tensor;
+    if (travel && codecs.gradients.on()) coded += ", gradients " + text_of(codecs.gradients);
+    if (travel && codecs.weights.on()) coded += ", weights " + text_of(codecs.weights);
     if (n.parts > 1) coded += fmt::format(", sequences over {}", n.parts);
     if (n.slices > 1) coded += fmt::format(", tensors over {}", n.slices);
     return fmt::format(
