@@ -109,12 +109,8 @@ std::unique_ptr<Communicator> CommThread::group(std::span<const int> members) {
                                         std::move(sources));
 }
 
-void CommThread::set_waiting(bool waiting, const std::string& where) {
-    if (sources_.watch) return sources_.watch->set_waiting(waiting, where);
-    {
-        const std::lock_guard lock(mutex_);
-        asked_where_ = where;
-    }
+void CommThread::set_waiting(bool waiting) noexcept {
+    if (sources_.watch) return sources_.watch->set_waiting(waiting);
     asked_waiting_ += waiting ? 1 : -1;
 }
 
@@ -330,16 +326,14 @@ void CommThread::announce(bool waiting) {
     if (waiting == announced_) return;
     announced_ = waiting;
     if (sources_.watch) {
-        sources_.watch->set_waiting(waiting, waiting ? where() : "");
+        sources_.watch->set_waiting(waiting);
     } else if (sources_.wire) {
         sources_.wire->tell(news_of(waiting ? News::Kind::waiting : News::Kind::going_on));
     }
 }
 
 std::string CommThread::where() const {
-    if (first_ < started_) return operations_[first_ % kDepth].text() + among();
-    const std::lock_guard lock(mutex_);
-    return asked_where_;
+    return first_ < started_ ? operations_[first_ % kDepth].text() + among() : "";
 }
 
 // Of a group, who is in it.
