@@ -1,4 +1,4 @@
-// The codecs of what ranks exchange. A configuration only names them; src/zero/codec.h has the
+// The codecs of what ranks exchange. A configuration only names them; docs/numerics.md has the
 // formats.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace ferry {
 
-// sign: of the moments that 1-bit Adam exchanges; nobody asks for it by name.
+// sign: of the momentum that 1-bit and 0/1 Adam exchange; nobody asks for it by name.
 enum class CodecKind : uint8_t { none, int8, int4, sign };
 
 }  // namespace ferry

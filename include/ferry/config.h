@@ -110,7 +110,7 @@ struct OptimizerConfig {
     std::optional<double> adamw_lr{};
     std::vector<std::string> adamw_tensors{};
     int64_t freeze_step = 0;  // onebit_adam: updates before its second moment stays as it is
-    // zeroone_adam (src/train/momentum_schedule.h): the last update that may change its second
+    // zeroone_adam (docs/configuration.md): the last update that may change its second
     // moment, changes at each interval between them, and then updates at each interval between
     // exchanges, which is this at the most.
     int64_t var_freeze_step = 0, var_update_scaler = 16;
@@ -211,7 +211,7 @@ struct NumericsConfig {
     std::optional<DType> residual{};                      // empty: bf16 for bf16, else fp32
     std::optional<DType> wire{};                          // of gradients; empty: the compute type
     AttentionKernels attention = AttentionKernels::best;  // on a GPU
-    std::optional<int64_t> head_tile{};  // tokens; empty: by the model, train/model_of.h
+    std::optional<int64_t> head_tile{};  // tokens; empty: by the model, docs/numerics.md
     std::optional<int64_t> mlp_tile{};   // empty: by the micro-batch
     std::string products{};  // file of a table of a GPU's products; empty: the library chooses
 };

@@ -107,14 +107,14 @@ public:
     //   io            the read failed, or its bytes were not those written: nothing is leased, and
     //                 another acquire() reads again; or an earlier write of this object failed:
     //                 until overwritten or reverted
-    //   usage         no such object; it is leased, and one of both leases is no read; nothing was
-    //                 ever written to it and this is no overwrite
+    //   usage         no such object; it is already leased, and one of the two is for writing;
+    //                 nothing was ever written to it and this is no overwrite
     //   does_not_fit  every buffer is held by a lease
     Lease acquire(ObjectId object, Access access);
 
     // A hint: starts the read if a buffer is free, or holds what can be had again and was not
-    // itself prefetched for an acquire() to come; else does nothing. Never waits. Of a read that
-    // fails nothing is heard: acquire() tries again. Throws usage: no such object.
+    // itself prefetched for an acquire() to come; else does nothing. Never waits. A failed
+    // read is not reported: acquire() reads again. Throws usage: no such object.
     void prefetch(ObjectId object);
     void prefetch(std::span<const ObjectId> objects) {  // the first needed first
         for (const ObjectId object : objects) prefetch(object);

@@ -60,7 +60,7 @@ struct Hyper {
 // Method that update() takes. It is two passes of SGD about an orthogonalisation:
 //   m' = m * momentum + g                             g carries the factor 1 - momentum
 //   u  = nesterov ? g + m' * momentum : m'
-//   o  = u, orthogonalised by Newton-Schulz           train/muon.h
+//   o  = u, orthogonalised by Newton-Schulz           docs/numerics.md
 //   p' = p - flush(o + p * (weight_decay / f)) * (lr * f)
 //   f  = adjust_lr_factor(...) of the matrix's shape. So p' = p * (1 - lr * weight_decay) - o * lr
 //   * f: the decay is decoupled.

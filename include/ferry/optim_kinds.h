@@ -7,7 +7,7 @@
 namespace ferry::optim {
 
 // onebit_adam and zeroone_adam are AdamW that exchanges its first moment as signs
-// (src/zero/feedback.h).
+// (docs/numerics.md).
 enum class Method : uint8_t { adamw, adam, sgd, lion, adagrad, muon, onebit_adam, zeroone_adam };
 constexpr bool sends_momentum(Method method) {
     return method == Method::onebit_adam || method == Method::zeroone_adam;

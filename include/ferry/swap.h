@@ -1,5 +1,5 @@
 // The objects of the tiered store, each at home on one tier. An embedder leases them (lease.h). A
-// training run's store replays the schedules that move them (swap/store.h).
+// training run's store replays the schedules that move them.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 
 namespace ferry {
 
-// The cores, NUMA nodes and memory that this process may use (src/topology/topology.h).
+// The cores, NUMA nodes and memory that this process may use.
 struct Topology;
 std::shared_ptr<const Topology> this_machine();
 

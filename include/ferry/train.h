@@ -63,7 +63,7 @@ struct Reserved {
 struct RunReport {
     int64_t steps = 0, tokens = 0;
     double seconds = 0;  // in steps, evaluation left out
-    // The model's operations in a step, recomputation left out (src/cost/traffic.h), and the best
+    // The model's operations in a step, recomputation left out, and the best
     // rate of a product; 0: not known. A step's MFU is the first over its seconds and the second.
     double model_flops = 0, gemm_flops_per_s = 0;
     int64_t steps_committed = 0, steps_rolled_back = 0, clipped_steps = 0, skipped_steps = 0;

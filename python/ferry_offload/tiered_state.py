@@ -20,7 +20,7 @@ _ELEMENTS_MIN, _ELEMENTS_MAX = 4096, 16 << 20
 # An update holds the old version and the new one; two are read ahead, two written behind.
 _BUFFERS = 6
 _PAGE = 4096  # bytes: what NVMe moves
-_GRAIN = 64  # elements: every row of a piece begins at a line of the cache
+_GRAIN = 64  # elements: every row of a part begins at a line of the cache
 MOMENT_BLOCK = 256  # elements that have a scale together, with moments in int8
 
 
@@ -54,7 +54,7 @@ def rows_of(moments: int, moment_type: str = "fp32", master: str = "fp32") -> li
 
 
 @dataclasses.dataclass
-class Piece:
+class Part:
     """Elements [start, start + count) of a parameter, at `offset` of their chunk's rows."""
 
     parameter: int
@@ -65,15 +65,15 @@ class Piece:
 
 @dataclasses.dataclass
 class Chunk:
-    pieces: list[Piece]
+    parts: list[Part]
     home: str = "host"
     object: int = -1  # with the committed version
     next: int = -1  # with a speculative one
     side: int = 0  # of what is kept twice beside the chunk: which one belongs to the committed version
 
 
-# Called for each piece, with the rows to read from and the rows to write by name, which may be the same.
-Update = Callable[[Piece, dict[str, Any], dict[str, Any]], None]
+# Called for each part, with the rows to read from and the rows to write by name, which may be the same.
+Update = Callable[[Part, dict[str, Any], dict[str, Any]], None]
 
 
 def cut(counts: Sequence[int], elements: int, grain: int = _GRAIN) -> list[Chunk]:
@@ -86,11 +86,11 @@ def cut(counts: Sequence[int], elements: int, grain: int = _GRAIN) -> list[Chunk
             if used == elements:
                 chunks.append(Chunk([]))
                 used = 0
-            part = min(count - start, elements - used)
-            chunks[-1].pieces.append(Piece(parameter, start, part, used))
-            start += part
-            used = min(elements, -(-(used + part) // grain) * grain)
-    return [chunk for chunk in chunks if chunk.pieces]
+            here = min(count - start, elements - used)
+            chunks[-1].parts.append(Part(parameter, start, here, used))
+            start += here
+            used = min(elements, -(-(used + here) // grain) * grain)
+    return [chunk for chunk in chunks if chunk.parts]
 
 
 @dataclasses.dataclass
@@ -128,7 +128,7 @@ class TieredState:
                  speculative: bool = True, chunk_elements: int | None = None, threads: int = 0) -> None:
         budget = to_bytes(host_bytes)
         self.rows = rows
-        # Pieces begin at multiples of the grain. Random bits of stochastic rounding come for 32 elements at a time.
+        # Parts begin at multiples of the grain. Random bits of stochastic rounding come for 32 elements at a time.
         grain = max(_GRAIN, *(row.per for row in rows))
         self.elements = -(-(chunk_elements or self._elements_for(sum(counts), budget)) // grain) * grain
         self.chunks = cut(counts, self.elements, grain)
@@ -168,36 +168,36 @@ class TieredState:
             start = end
         return found
 
-    def _part(self, view: dict[str, Any], piece: Piece) -> dict[str, Any]:
-        first = {row.name: row.items(piece.offset) for row in self.rows}
-        return {row.name: view[row.name][first[row.name]:first[row.name] + row.items(piece.count)] for row in self.rows}
+    def _rows_of(self, view: dict[str, Any], part: Part) -> dict[str, Any]:
+        first = {row.name: row.items(part.offset) for row in self.rows}
+        return {row.name: view[row.name][first[row.name]:first[row.name] + row.items(part.count)] for row in self.rows}
 
     def write(self, chunk: Chunk, apply: Update, access: str = "write") -> None:
         """Changes the committed version."""
         with self._store.acquire(chunk.object, access) as lease:
             rows = self._view(lease)
-            for piece in chunk.pieces:
-                part = self._part(rows, piece)
-                apply(piece, part, part)
+            for part in chunk.parts:
+                values = self._rows_of(rows, part)
+                apply(part, values, values)
 
-    def read(self, chunk: Chunk, apply: Callable[[Piece, dict[str, Any]], None]) -> None:
+    def read(self, chunk: Chunk, apply: Callable[[Part, dict[str, Any]], None]) -> None:
         with self._store.acquire(chunk.object) as lease:
             rows = self._view(lease)
-            for piece in chunk.pieces:
-                apply(piece, self._part(rows, piece))
+            for part in chunk.parts:
+                apply(part, self._rows_of(rows, part))
 
     def can_speculate(self, chunk: Chunk) -> bool:
         return chunk.next >= 0 or bool(self._spares[chunk.home])
 
     def speculate(self, chunk: Chunk, apply: Update) -> None:
-        """Writes a new version of all pieces; the committed one stays. One that was there is overwritten."""
+        """Writes a new version of all parts; the committed one stays. One that was there is overwritten."""
         if chunk.next < 0:
             chunk.next = self._spares[chunk.home].pop()
         try:
             with self._store.acquire(chunk.object) as old, self._store.acquire(chunk.next, "overwrite") as new:
                 before, after = self._view(old), self._view(new)
-                for piece in chunk.pieces:
-                    apply(piece, self._part(before, piece), self._part(after, piece))
+                for part in chunk.parts:
+                    apply(part, self._rows_of(before, part), self._rows_of(after, part))
         except BaseException:
             self.roll_back(chunk)
             raise

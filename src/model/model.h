@@ -247,7 +247,7 @@ struct Documents {
 // Ranks that a block's kernels talk to, in the order of the compute stream. Those that share a
 // micro-batch's sequences: between its products of tokens and its attention a block gives each of
 // them the heads that are theirs, and gets all tokens of its own. Those that share its tensors:
-// they add up what attention and the MLP give.
+// they add up what attention and the MLP give. Declared here so that `model` need not see `comm`.
 class KernelRanks {
 public:
     virtual ~KernelRanks() = default;

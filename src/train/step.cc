@@ -121,7 +121,7 @@ public:
     }
 
     // The head goes forward and backward in one visit, so the logits of a batch never exist.
-    void turn(const Group& group) {
+    void visit_head(const Group& group) {
         const Weights weights = first_weights(head(), group);
         const Table table = tied_table();
         const bool trains = trainable(head()), table_trains = plan_.tied && trainable(0);
@@ -351,7 +351,7 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
         for (int64_t g = 0; g < groups; ++g) {
             const Group group{g * size, size, g == 0, g == groups - 1};
             step.forward(group);
-            step.turn(group);
+            step.visit_head(group);
             step.backward(group);
         }
         step.send_report();

@@ -74,9 +74,9 @@ def arrays(folder):
     """All arrays of a directory: name to tensor."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
-        for name, (shape, _, pieces) in _tensors_in(path):
+        for name, (shape, _, parts) in _tensors_in(path):
             assert name not in found
-            found[name] = torch.cat(pieces()).reshape(shape).clone()
+            found[name] = torch.cat(parts()).reshape(shape).clone()
     return found
 
 
@@ -134,8 +134,8 @@ def test_masters_that_are_not_the_weights(copy_of, made, tmp_path):
     refused(source, tmp_path / "out", "is not its weight", "model.norm.weight", "3 of 40", error=ferry_offload.StorageError)
 
 
-def test_shards_and_pieces(made, tmp_path, converted, monkeypatch):
-    """Small files and small pieces: the same arrays, and an index that transformers reads."""
+def test_shards_and_parts(made, tmp_path, converted, monkeypatch):
+    """Small files and small parts: the same arrays, and an index that transformers reads."""
     from ferry_offload.convert import directory
 
     monkeypatch.setattr(directory, "_PART_ELEMENTS", 100)

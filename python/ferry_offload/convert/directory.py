@@ -161,9 +161,9 @@ def _write_file(path: Path, file: Written, progress: Progress) -> None:
 
 def _write_array(out: BinaryIO, name: str, array: Array, progress: Progress) -> int:
     written = 0
-    for piece in array.pieces():
-        for part in piece.split(_PART_ELEMENTS):
-            rounded = part.to(array.dtype).contiguous()
+    for part in array.parts():
+        for some in part.split(_PART_ELEMENTS):
+            rounded = some.to(array.dtype).contiguous()
             if array.same_as is not None:
                 _require_same(rounded, array.same_as[written:written + rounded.numel()], name)
             out.write(rounded.view(torch.uint8).numpy().data)

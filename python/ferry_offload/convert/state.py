@@ -17,14 +17,14 @@ MASTER, FIRST, SECOND = "master", "exp_avg", "exp_avg_sq"
 MOMENTS = {"exp_avg": FIRST, "exp_avg_sq": SECOND, "momentum_buffer": FIRST, "sum": FIRST}
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
-Pieces = Callable[[], Sequence[torch.Tensor]]
+Parts = Callable[[], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Array:
-    """Values of one tensor: flat pieces, one behind the other, that are read when asked for."""
+    """Values of one tensor: flat parts, one behind the other, that are read when asked for."""
 
-    pieces: Pieces
+    parts: Parts
     dtype: torch.dtype  # to be written, rounded once
     same_as: torch.Tensor | None = None  # what that comes to, where the checkpoint has it too
 

@@ -27,7 +27,7 @@ from .files import (
 )
 from .model import Model
 from .pickles import load, number
-from .state import TYPES, Array, Pieces, State, Tensor, damaged, kept_moments, one_step, unsupported
+from .state import TYPES, Array, Parts, State, Tensor, damaged, kept_moments, one_step, unsupported
 
 _DTYPES = {name: dtype for dtype, name in TYPES.items()}
 
@@ -46,10 +46,10 @@ def is_trainer(folder: Path) -> bool:
 def read(folder: Path, model: Model, *, moments: bool, trust: bool, names: Path | None) -> State:
     weights = dict(_weights(folder))
     tensors = {}
-    for name, (shape, dtype, pieces) in weights.items():
+    for name, (shape, dtype, parts) in weights.items():
         if not (model.tied and model.is_head(model.name_of(name))):
             plain = model.name_of(name)
-            tensors[plain] = Tensor(plain, shape, Array(pieces, dtype))
+            tensors[plain] = Tensor(plain, shape, Array(parts, dtype))
     model.require({name: tensor.shape for name, tensor in tensors.items()}, folder)
     step = _global_step(folder / "trainer_state.json")
     about = {"format": "trainer"}
@@ -147,14 +147,14 @@ def _names_in(path: Path) -> list[str]:
     return found
 
 
-def _flat(value: torch.Tensor) -> Pieces:
+def _flat(value: torch.Tensor) -> Parts:
     return lambda: [value.detach().reshape(-1)]
 
 
 # ---------------------------------------------------------------- the weights
 
 
-def _weights(folder: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype, Pieces]]]:
+def _weights(folder: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype, Parts]]]:
     index = folder / "model.safetensors.index.json"
     if is_there(index):
         names = sorted(set(shards_of(index).values()))
@@ -168,7 +168,7 @@ def _weights(folder: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.d
         yield from _tensors_in(path)
 
 
-def _tensors_in(path: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype, Pieces]]]:
+def _tensors_in(path: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.dtype, Parts]]]:
     header, begin = _header(path)
     size = path.stat().st_size
     for name, entry in header.items():
@@ -191,10 +191,10 @@ def _tensors_in(path: Path) -> Iterator[tuple[str, tuple[tuple[int, ...], torch.
         yield name, (shape, dtype, _values(path, first, last, dtype))
 
 
-def _values(path: Path, first: int, last: int, dtype: torch.dtype) -> Pieces:
+def _values(path: Path, first: int, last: int, dtype: torch.dtype) -> Parts:
     """Read, not mapped: a file that is cut meanwhile is an error, and no signal."""
 
-    def pieces() -> list[torch.Tensor]:
+    def parts() -> list[torch.Tensor]:
         room = bytearray(last - first)
         if not room:
             return [torch.empty(0, dtype=dtype)]
@@ -210,7 +210,7 @@ def _values(path: Path, first: int, last: int, dtype: torch.dtype) -> Pieces:
             raise damaged("a file of weights ends while it is read", path, f"{len(at)} bytes are missing", f"{last} bytes")
         return [torch.frombuffer(room, dtype=dtype)]
 
-    return pieces
+    return parts
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

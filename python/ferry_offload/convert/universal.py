@@ -11,7 +11,7 @@ import torch
 from .files import is_there
 from .model import Model
 from .pickles import load, number
-from .state import MASTER, MOMENTS, Pieces, State, damaged, kept_moments, one_step, unsupported
+from .state import MASTER, MOMENTS, Parts, State, damaged, kept_moments, one_step, unsupported
 from .zero import Flat, assemble, files_in, frozen_in, model_states
 
 _NEWEST = 0.4  # universal_checkpoint_version
@@ -31,7 +31,7 @@ def read(folder: Path, model: Model, *, moments: bool, trust: bool) -> State:
         raise unsupported("a universal checkpoint of a version that is not known", folder, version, f"at most {_NEWEST}")
     found = {path.name: path for path in sorted((folder / "zero").iterdir()) if path.is_dir()}
     shapes = {name: tuple(shape) for group in states["param_shapes"] for name, shape in group.items()}
-    trained: dict[str, dict[str, Pieces]] = {MASTER: {}}
+    trained: dict[str, dict[str, Parts]] = {MASTER: {}}
     steps: set[int] = set()
     frozen = frozen_in(models, files)
     for name, place in found.items():
@@ -43,11 +43,11 @@ def read(folder: Path, model: Model, *, moments: bool, trust: bool) -> State:
             value = states["module"].get(name)
             dtype = value.dtype if isinstance(value, torch.Tensor) else torch.float32
             if not (name in (states.get("shared_params") or {}) or (model.tied and model.is_head(model.name_of(name)))):
-                frozen[name] = (shape, _pieces(place / "fp32.pt", shape, trust), dtype)
+                frozen[name] = (shape, _parts(place / "fp32.pt", shape, trust), dtype)
             continue
         shapes[name] = shape
         for what, file in kind.items():
-            trained.setdefault(what, {})[name] = _pieces(place / f"{file}.pt", shape, trust)
+            trained.setdefault(what, {})[name] = _parts(place / f"{file}.pt", shape, trust)
         if moments and is_there(place / "step.pt"):
             steps.add(_step(place / "step.pt", trust))
     _require_all(folder, shapes, trained)
@@ -64,10 +64,10 @@ def _moments_in(place: Path) -> list[str]:
     return [path.stem for path in sorted(place.glob("*.pt")) if path.stem not in ("fp32", "step")]
 
 
-def _require_all(folder: Path, shapes: dict[str, Any], trained: dict[str, dict[str, Pieces]]) -> None:
-    for what, pieces in trained.items():
+def _require_all(folder: Path, shapes: dict[str, Any], trained: dict[str, dict[str, Parts]]) -> None:
+    for what, parts in trained.items():
         for name in shapes:
-            if name not in pieces:
+            if name not in parts:
                 file = "fp32" if what == MASTER else next(key for key, kind in MOMENTS.items() if kind == what)
                 raise damaged("a file of a parameter is missing", folder / "zero" / name / f"{file}.pt", "", "",
                               "make the universal checkpoint again")
@@ -89,15 +89,15 @@ def _shape(path: Path, said: tuple[int, ...] | None, trust: bool) -> tuple[int, 
     return said if said is not None and value.numel() == math.prod(said) else tuple(value.shape)
 
 
-def _pieces(path: Path, shape: tuple[int, ...], trust: bool) -> Pieces:
-    def pieces() -> list[torch.Tensor]:
+def _parts(path: Path, shape: tuple[int, ...], trust: bool) -> Parts:
+    def parts() -> list[torch.Tensor]:
         value = Flat([_value(path, trust)])
         if value.count != math.prod(shape):
             raise damaged("a file has not the elements of its parameter", path, f"{value.count} elements",
                           f"{math.prod(shape)}, as fp32.pt has", "make the universal checkpoint again")
         return value.parts
 
-    return pieces
+    return parts
 
 
 def _step(path: Path, trust: bool) -> int:

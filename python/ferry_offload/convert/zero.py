@@ -18,7 +18,7 @@ import torch
 
 from .model import Model
 from .pickles import attribute, load, number
-from .state import MASTER, TYPES, Array, Pieces, State, Tensor, damaged, kept_moments, one_step, unsupported
+from .state import MASTER, TYPES, Array, Parts, State, Tensor, damaged, kept_moments, one_step, unsupported
 
 _OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
 _MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -241,10 +241,10 @@ class _Reader:
         known = {step for step in steps if step is not None}
         return one_step(known, str(self.files.folder)) if known else None
 
-    def _of_groups(self, kind: str, of_ranks: Sequence[Sequence[torch.Tensor]]) -> dict[str, Pieces]:
+    def _of_groups(self, kind: str, of_ranks: Sequence[Sequence[torch.Tensor]]) -> dict[str, Parts]:
         """Stages 1 and 2: a group is one vector."""
         paddings = self.optimizers[0].get("param_alignment_paddings")
-        found: dict[str, Pieces] = {}
+        found: dict[str, Parts] = {}
         for rank, groups in enumerate(of_ranks):
             self._require_groups(kind, rank, len(groups))
         for index, shapes in enumerate(self.groups):
@@ -258,16 +258,16 @@ class _Reader:
                 self._refuse_count(kind, f"group {index}", flat.count, at)
         return found
 
-    def _of_ranks(self, kind: str, of_ranks: Sequence[Sequence[torch.Tensor]]) -> dict[str, Pieces]:
+    def _of_ranks(self, kind: str, of_ranks: Sequence[Sequence[torch.Tensor]]) -> dict[str, Parts]:
         """Stage 3: each rank has a part of each parameter, its groups one behind the other."""
         flats = [Flat(groups) for groups in of_ranks]
-        found: dict[str, Pieces] = {}
+        found: dict[str, Parts] = {}
         at = 0
         for name, shape in (item for shapes in self.groups for item in shapes.items()):
             count = math.prod(shape)
-            part = -(-count // self.ranks)
-            found[name] = _cut_each(flats, at, part, count)
-            at += part
+            share = -(-count // self.ranks)
+            found[name] = _cut_each(flats, at, share, count)
+            at += share
         for rank, flat in enumerate(flats):
             if flat.count != at:
                 self._refuse_count(kind, f"rank {rank}", flat.count, at)
@@ -284,7 +284,7 @@ class _Reader:
                       "files of several checkpoints are mixed, or state was on NVMe and is not in them")
 
 
-Frozen = dict[str, tuple[tuple[int, ...], Pieces, torch.dtype]]
+Frozen = dict[str, tuple[tuple[int, ...], Parts, torch.dtype]]
 
 
 def frozen_in(models: Sequence[dict[str, Any]], files: Files) -> Frozen:
@@ -299,7 +299,7 @@ def frozen_in(models: Sequence[dict[str, Any]], files: Files) -> Frozen:
     return found
 
 
-def assemble(states: dict[str, Any], model: Model, trained: dict[str, dict[str, Pieces]], frozen: Frozen, *, where: Path,
+def assemble(states: dict[str, Any], model: Model, trained: dict[str, dict[str, Parts]], frozen: Frozen, *, where: Path,
              about: dict[str, Any], global_step: int, optimizer_step: int) -> State:
     """The model's tensors, of what the optimizer has and of the module beside it. Where the module has a weight too
     (stages 1 and 2) it must be the master, rounded: whatever laid masters out in another way is found out."""
@@ -312,15 +312,15 @@ def assemble(states: dict[str, Any], model: Model, trained: dict[str, dict[str, 
         if name in trained[MASTER]:
             kept = module.get(name)
             dtype = _type(kept.dtype if isinstance(kept, torch.Tensor) else torch.float32, where, name)
-            state = {kind: Array(pieces[name], torch.float32) for kind, pieces in trained.items()}
+            state = {kind: Array(parts[name], torch.float32) for kind, parts in trained.items()}
             whole = isinstance(kept, torch.Tensor) and tuple(kept.shape) == shapes[name]
             weight = Array(trained[MASTER][name], dtype, kept.detach().reshape(-1) if whole else None)
             if dtype == torch.float32:
                 del state[MASTER]  # the weight itself
             tensors.append(Tensor(plain, shapes[name], weight, state))
         elif name in frozen:
-            shape, pieces, dtype = frozen[name]
-            tensors.append(Tensor(plain, shape, Array(pieces, _type(dtype, where, name))))
+            shape, parts, dtype = frozen[name]
+            tensors.append(Tensor(plain, shape, Array(parts, _type(dtype, where, name))))
         elif name in shared or name in buffers or (model.tied and model.is_head(plain)):
             left_out.append(name)
         elif isinstance(module[name], torch.Tensor) and module[name].numel() > 0:
@@ -346,18 +346,18 @@ def _type(dtype: torch.dtype, where: Path, name: str) -> torch.dtype:
     return dtype
 
 
-def _whole(value: torch.Tensor) -> Pieces:
+def _whole(value: torch.Tensor) -> Parts:
     return lambda: [value.detach().reshape(-1)]
 
 
-def _cut(flat: Flat, first: int, count: int) -> Pieces:
+def _cut(flat: Flat, first: int, count: int) -> Parts:
     return lambda: flat.cut(first, count)
 
 
-def _cut_each(flats: Sequence[Flat], first: int, part: int, count: int) -> Pieces:
-    def pieces() -> list[torch.Tensor]:
+def _cut_each(flats: Sequence[Flat], first: int, share: int, count: int) -> Parts:
+    def parts() -> list[torch.Tensor]:
         """Of each rank its part, without the padding of the last."""
-        return [piece for rank, flat in enumerate(flats)
-                for piece in flat.cut(first, min(part, max(count - rank * part, 0)))]
+        return [part for rank, flat in enumerate(flats)
+                for part in flat.cut(first, min(share, max(count - rank * share, 0)))]
 
-    return pieces
+    return parts

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import usage
-from ..tiered_state import MOMENT_BLOCK, Chunk, Piece, TieredState, Update
+from ..tiered_state import MOMENT_BLOCK, Chunk, Part, TieredState, Update
 from ._format import Format, Rows, blocks_in, of_elements, scales_of, tensor_of
 from ._records import Record, local
 from ._transfers import Transfers
@@ -20,8 +20,8 @@ class Tier:
     def __init__(self, records: list[Record], state: TieredState) -> None:
         self.records, self.state = records, state
         for chunk in state.chunks:
-            for piece in chunk.pieces:
-                records[piece.parameter].chunks.append((self, chunk))
+            for part in chunk.parts:
+                records[part.parameter].chunks.append((self, chunk))
 
 
 class Masters:
@@ -53,10 +53,10 @@ class Masters:
 
         for chunk in tier.state.chunks:
 
-            def apply(piece: Piece, _: dict[str, Any], new: dict[str, Any], chunk: Chunk = chunk) -> None:
-                record = tier.records[piece.parameter]
-                rows = self._rows(new, record, piece, chunk)
-                self._format.set_master(rows, _weights_of(record, piece))
+            def apply(part: Part, _: dict[str, Any], new: dict[str, Any], chunk: Chunk = chunk) -> None:
+                record = tier.records[part.parameter]
+                rows = self._rows(new, record, part, chunk)
+                self._format.set_master(rows, _weights_of(record, part))
                 for name in self._format.moments:
                     self._format.set_moment(rows, name, None)
 
@@ -71,10 +71,10 @@ class Masters:
                 self._format.take_over(r.resident.rows, r.weights.reshape(-1))
         for tier, chunk in chunks_of(changed):
 
-            def apply(piece: Piece, _: dict[str, Any], new: dict[str, Any], tier: Tier = tier, chunk: Chunk = chunk) -> None:
-                r = tier.records[piece.parameter]
+            def apply(part: Part, _: dict[str, Any], new: dict[str, Any], tier: Tier = tier, chunk: Chunk = chunk) -> None:
+                r = tier.records[part.parameter]
                 if r in wanted:
-                    self._format.take_over(self._rows(new, r, piece, chunk), _weights_of(r, piece))
+                    self._format.take_over(self._rows(new, r, part, chunk), _weights_of(r, part))
 
             self._write(tier, chunk, apply)
 
@@ -86,14 +86,14 @@ class Masters:
                 row.copy_(record.resident.rows[name])
         for tier, chunk in record.chunks:
 
-            def apply(piece: Piece, values: dict[str, Any], tier: Tier = tier, chunk: Chunk = chunk) -> None:
-                if tier.records[piece.parameter] is record:
-                    theirs = self._rows({name: value.copy() for name, value in values.items()}, record, piece, chunk)
+            def apply(part: Part, values: dict[str, Any], tier: Tier = tier, chunk: Chunk = chunk) -> None:
+                if tier.records[part.parameter] is record:
+                    theirs = self._rows({name: value.copy() for name, value in values.items()}, record, part, chunk)
                     for row in self._format.rows:
-                        first = row.items(piece.start)
-                        rows[row.name][first:first + row.items(piece.count)] = theirs[row.name]
+                        first = row.items(part.start)
+                        rows[row.name][first:first + row.items(part.count)] = theirs[row.name]
                     if self._format.is_split:
-                        rows["weight"][piece.start:piece.start + piece.count] = theirs["weight"]
+                        rows["weight"][part.start:part.start + part.count] = theirs["weight"]
 
             self._worker.submit(lambda t=tier, c=chunk, a=apply: t.state.read(c, a)).result()
         return self._named(record, rows)
@@ -111,11 +111,11 @@ class Masters:
                 made[f"{name}_scale"] = scales
         return made
 
-    def _rows(self, arrays: dict[str, Any], record: Record, piece: Piece, chunk: Chunk) -> Rows:
-        """Tensors of a piece's rows, and of a split master the committed weights too."""
+    def _rows(self, arrays: dict[str, Any], record: Record, part: Part, chunk: Chunk) -> Rows:
+        """Tensors of a part's rows, and of a split master the committed weights too."""
         rows = {name: tensor_of(array) for name, array in arrays.items()}
         if self._format.is_split:
-            rows["weight"] = self._transfers.staged(record, chunk.side)[piece.start:piece.start + piece.count]
+            rows["weight"] = self._transfers.staged(record, chunk.side)[part.start:part.start + part.count]
         return rows
 
     def load(self, given: dict[torch.Tensor, Any], residents: list[Record]) -> None:
@@ -124,26 +124,26 @@ class Masters:
         for tier in self.tiers:
             for chunk in tier.state.chunks:
 
-                def apply(piece: Piece, _: dict[str, Any], new: dict[str, Any], tier: Tier = tier, chunk: Chunk = chunk) -> None:
-                    record = tier.records[piece.parameter]
-                    self._load(record, given, piece, self._rows(new, record, piece, chunk))
+                def apply(part: Part, _: dict[str, Any], new: dict[str, Any], tier: Tier = tier, chunk: Chunk = chunk) -> None:
+                    record = tier.records[part.parameter]
+                    self._load(record, given, part, self._rows(new, record, part, chunk))
 
                 self._write(tier, chunk, apply)
         for r in residents:
             assert r.resident is not None
-            self._load(r, given, Piece(r.index, 0, r.count, 0), r.resident.rows)
+            self._load(r, given, Part(r.index, 0, r.count, 0), r.resident.rows)
 
-    def _load(self, record: Record, given: dict[torch.Tensor, Any], piece: Piece, rows: Rows) -> None:
+    def _load(self, record: Record, given: dict[torch.Tensor, Any], part: Part, rows: Rows) -> None:
         values = given.get(record.parameter, {})
 
-        def part(name: str) -> torch.Tensor | None:
+        def values_of(name: str) -> torch.Tensor | None:
             value = values.get(name)
             if value is None:
                 return None
             if local(value).numel() != record.count:
                 raise usage(f"{name} has another size than its parameter", where=record.name,
                             measured=tuple(value.shape), limit=tuple(record.weights.shape))
-            return local(value).reshape(-1)[piece.start:piece.start + piece.count]
+            return local(value).reshape(-1)[part.start:part.start + part.count]
 
         def scales(name: str) -> torch.Tensor | None:
             value = values.get(name) if self._format.is_coded else None
@@ -153,13 +153,13 @@ class Masters:
             if found is None:
                 raise usage(f"{name} has another size than its parameter's blocks", where=record.name,
                             measured=tuple(value.shape), limit=f"{blocks_in(record.count)} blocks of {MOMENT_BLOCK}")
-            first = piece.start // MOMENT_BLOCK
-            return found[first:first + blocks_in(piece.count)]
+            first = part.start // MOMENT_BLOCK
+            return found[first:first + blocks_in(part.count)]
 
-        master = part("master")
-        self._format.set_master(rows, _weights_of(record, piece) if master is None else master)
+        master = values_of("master")
+        self._format.set_master(rows, _weights_of(record, part) if master is None else master)
         for short, name in self._format.moments.items():
-            self._format.set_moment(rows, short, part(name), scales(f"{name}_scale"))
+            self._format.set_moment(rows, short, values_of(name), scales(f"{name}_scale"))
 
     def _wait_until_sent(self) -> None:
         """Before a split master's weights change that a GPU may still read."""
@@ -175,8 +175,8 @@ def chunks_of(records: list[Record]) -> list[tuple[Tier, Chunk]]:
     return list(found.values())
 
 
-def _weights_of(record: Record, piece: Piece) -> torch.Tensor:
-    return record.weights.reshape(-1)[piece.start:piece.start + piece.count].cpu()
+def _weights_of(record: Record, part: Part) -> torch.Tensor:
+    return record.weights.reshape(-1)[part.start:part.start + part.count].cpu()
 
 
 def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -110,8 +110,8 @@ class Record:
     @property
     def stops(self) -> list[int]:
         """Where chunks of it end: so far a copy brings it at a time."""
-        pieces = [piece for tier, chunk in self.chunks for piece in chunk.pieces if tier.records[piece.parameter] is self]
-        return sorted(piece.start + piece.count for piece in pieces)
+        parts = [part for tier, chunk in self.chunks for part in chunk.parts if tier.records[part.parameter] is self]
+        return sorted(part.start + part.count for part in parts)
 
     def wait(self, stop: int | None = None) -> None:
         """Until the gradient is on the host, the elements before `stop` at least."""

@@ -163,8 +163,8 @@ class Transfers:
         """Its chunks may be on different sides."""
         if record.index not in self.others:
             return self.weights[record.index]
-        parts = [self.staged(record, chunk.side)[piece.start:piece.start + piece.count]
-                 for tier, chunk in record.chunks for piece in chunk.pieces if tier.records[piece.parameter] is record]
+        parts = [self.staged(record, chunk.side)[part.start:part.start + part.count]
+                 for tier, chunk in record.chunks for part in chunk.parts if tier.records[part.parameter] is record]
         return torch.cat(parts)
 
     def wait_until_sent(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._core import Hyper, update
-from ..tiered_state import Chunk, Piece
+from ..tiered_state import Chunk, Part
 from ._masters import Tier
 from ._records import Record, wait_for
 
@@ -30,16 +30,16 @@ class Work:
         self.left = {index: r.count for index, r in records.items()}  # elements without new weights yet
         self.after: dict[torch.device, Any] = {}  # events: weights may change on their GPU
 
-    def apply(self, tier: Tier, chunk: Chunk, speculative: bool) -> Callable[[Piece, Any, Any], None]:
-        def one(piece: Piece, old: dict[str, Any], new: dict[str, Any]) -> None:
-            r = tier.records[piece.parameter]
+    def apply(self, tier: Tier, chunk: Chunk, speculative: bool) -> Callable[[Part, Any, Any], None]:
+        def one(part: Part, old: dict[str, Any], new: dict[str, Any]) -> None:
+            r = tier.records[part.parameter]
             if r.index not in self.records:
                 return
             gradient, step = self.given[r.index]
             assert gradient is not None
-            here = slice(piece.start, piece.start + piece.count)
+            here = slice(part.start, part.start + part.count)
             weights = {name: w[here] for name, w in self.transfers.target(r, chunk.side, speculative).items()}
-            update(self.hypers[r.group], step, gradient[here], gradient_scale=self.scale, layer=r.number, element=piece.start,
+            update(self.hypers[r.group], step, gradient[here], gradient_scale=self.scale, layer=r.number, element=part.start,
                    team=self.team, **weights, **new, **{f"{name}_in": row for name, row in old.items()})
 
         return one
@@ -55,22 +55,22 @@ class Version:
     work: Work
     job: Any = None
 
-    def _pieces(self) -> Iterator[tuple[Record, int]]:
-        for piece in self.chunk.pieces:
-            yield self.tier.records[piece.parameter], piece.start + piece.count
+    def _parts(self) -> Iterator[tuple[Record, int]]:
+        for part in self.chunk.parts:
+            yield self.tier.records[part.parameter], part.start + part.count
 
     def has_arrived(self) -> bool:
-        return all(r.has_arrived(stop) for r, stop in self._pieces())
+        return all(r.has_arrived(stop) for r, stop in self._parts())
 
     def wait(self) -> None:
-        for r, stop in self._pieces():
+        for r, stop in self._parts():
             r.wait(stop)
 
     def make(self) -> None:
         self.work.transfers.wait_until_sent()
-        for piece in self.chunk.pieces:
-            r = self.tier.records[piece.parameter]
-            if piece.count == r.count:  # of a larger one step() makes it
+        for part in self.chunk.parts:
+            r = self.tier.records[part.parameter]
+            if part.count == r.count:  # of a larger one step() makes it
                 r.square(self.work.team)
         self.tier.state.speculate(self.chunk, self.work.apply(self.tier, self.chunk, speculative=True))
 
@@ -88,7 +88,7 @@ class Finish:
     next_ones: list[Finish] = dataclasses.field(default_factory=list)
 
     def records(self) -> list[Record]:
-        records = [self.tier.records[piece.parameter] for piece in self.chunk.pieces]
+        records = [self.tier.records[part.parameter] for part in self.chunk.parts]
         return [r for r in records if r.index in self.work.records]
 
     def __call__(self) -> list[tuple[torch.device, Any]]:
@@ -115,25 +115,25 @@ class Finish:
     def _update(self) -> None:
         for later in self.next_ones:
             later.tier.state.prefetch([later.chunk])
-        for piece in self.chunk.pieces:  # so far as it is used: what comes behind is still on its way
-            r = self.tier.records[piece.parameter]
+        for part in self.chunk.parts:  # so far as it is used: what comes behind is still on its way
+            r = self.tier.records[part.parameter]
             if r.index in self.work.records:
-                wait_for(self.work.arriving[r.index], piece.start + piece.count)
+                wait_for(self.work.arriving[r.index], part.start + part.count)
         self.tier.state.write(self.chunk, self.work.apply(self.tier, self.chunk, speculative=False))
         self.work.stats.updates_in_step += 1
 
     def _send(self, committed: bool) -> list[tuple[torch.device, Any]]:
         sent = []
-        for piece in self.chunk.pieces:
-            r = self.tier.records[piece.parameter]
+        for part in self.chunk.parts:
+            r = self.tier.records[part.parameter]
             if r.index not in self.work.records:
                 continue
-            self.work.left[r.index] -= piece.count
+            self.work.left[r.index] -= part.count
             if not committed and self.work.transfers.is_direct(r.weights):
                 continue
             if r.weights.is_contiguous() or self.work.left[r.index] == 0:
                 # What is made now may be needed before what was made ahead.
-                event = self.work.transfers.send(r, piece.start, piece.count, self.chunk.side, self.work.after,
+                event = self.work.transfers.send(r, part.start, part.count, self.chunk.side, self.work.after,
                                                  "weights" if committed else "late weights")
                 if event is not None:
                     sent.append((r.weights.device, event))

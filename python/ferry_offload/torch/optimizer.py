@@ -285,7 +285,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         for tier, chunk in record.chunks:
             if not tier.state.can_speculate(chunk):
                 continue
-            records = [tier.records[piece.parameter] for piece in chunk.pieces]
+            records = [tier.records[part.parameter] for part in chunk.parts]
             with self._lock:
                 if id(chunk) in self._versions or any(r.arrivals < self.accumulation_steps for r in records):
                     continue
@@ -419,7 +419,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             if version is None or self._worker.take_back(version):
                 others.append(Finish(work, tier, chunk))
             else:
-                records = [tier.records[piece.parameter] for piece in chunk.pieces]
+                records = [tier.records[part.parameter] for part in chunk.parts]
                 committed.append(Finish(work, tier, chunk, version, self._key(chunk, records, scale)))
         for i, finish in enumerate(others):
             finish.next_ones = others[i + 1:i + 3]
