@@ -345,7 +345,7 @@ class ScriptsTest(FerryTest):
         self.check_slow_network(rows)
         self.assertIn("a delay of 300 us", notes[0])
         self.assertLess(rows["200 Mbit/s: between two ranks"]["value"], 220)
-        self.assertGreater(rows["200 Mbit/s: an exchange of nothing"]["value"], 250)
+        self.assertGreater(rows["200 Mbit/s: an exchange of nothing"]["value"], 0)  # where a line through sizes begins
         gradients = rows["200 Mbit/s: 1-bit Adam, momentum beside gradients, sent by a rank a step"]["reference"]
         self.assertGreater(rows["200 Mbit/s: uncoded, a step"]["value"], 0.9 * gradients * 8 / 200e6)
         with open(picture, encoding="utf-8") as file:

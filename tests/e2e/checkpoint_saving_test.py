@@ -220,6 +220,20 @@ class SavingTest(Saving):
                              *self.command(config), "--resume", self.step(STEPS), through=self.mpi(3))
                 shutil.rmtree(self.dir_)
 
+    def test_checkpoints_of_local_steps_are_removed(self):
+        """All that ranks keep of their own is ferry's: the next one takes its place, and `ckpt rm` the last."""
+        mpi = self.mpi(2)
+        config = self.saving(checkpoint__every=1, checkpoint__keep={"last": 2}, precision="bf16", batch__micro_batches=6,
+                             optimizer__method="zeroone_adam", optimizer__var_freeze_step=3, optimizer__var_update_scaler=2,
+                             optimizer__local_step_scaler=1, optimizer__local_step_clipper=4, zero__stage=0, steps=8)
+        self.ok(self.train(config, through=mpi))
+        self.assertEqual(self.steps(), ["step-00000007", "step-00000008"])
+        self.assertIn("moved_of_rank_1.safetensors", os.listdir(self.step(7)))
+        again = self.ok(self.train(config, "--resume", self.step(7), through=mpi))  # saves step 8 once more
+        self.assertNotIn("not only one", again.err)
+        self.assertEqual(self.ferry("ckpt", "rm", self.step(8)).code, 0)
+        self.assertEqual(self.steps(), ["step-00000007"])
+
     def test_onebit_adam_whose_first_step_by_momentum_is_skipped(self):
         """No code was off by anything yet: such a checkpoint has no errors, and nobody misses them."""
         mpi = self.mpi(2)

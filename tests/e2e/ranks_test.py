@@ -378,10 +378,13 @@ class Ranks(FerryTest):
                            "batch__micro_batch": 2, "batch__micro_batches": 4, "evaluate__micro_batches": 2,
                            "data__held_back": 0.2, "zero__stage": stage}
                 exports = [self.path(f"{name}-{family}") for name in ("one", "several")]
-                one = self.train(self.config(**changes), "--export", exports[0])
-                several = self.ranks(number, self.config(parallel__tensor=shared, **changes), "--export", exports[1])
+                weights = [self.path(f"{name}-{family}.safetensors") for name in ("one", "several")]
+                one = self.train(self.config(**changes), "--export", exports[0], "--weights-out", weights[0])
+                several = self.ranks(number, self.config(parallel__tensor=shared, **changes), "--export", exports[1],
+                                     "--weights-out", weights[1])
                 self.assert_trained(one)
                 self.assert_trained(several)
+                self.assertEqual(*map(os.path.getsize, weights))  # whole tensors
                 self.assertEqual(several.summary["ranks"], number)
                 self.assertAlmostEqual(several.steps[0]["loss"], one.steps[0]["loss"], delta=1e-6)
                 for mine, theirs in zip(several.steps, one.steps):

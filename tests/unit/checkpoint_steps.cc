@@ -81,17 +81,33 @@ TEST(Manifest, OfTheVersionBeforeIsRead) {
     EXPECT_FALSE(read.shards[0].in_stripes());
 }
 
+std::string sealed_anew(std::string text) {
+    const std::string end = "\"\n}\n";
+    text.resize(text.size() - 16 - end.size());
+    return text + fmt::format("{:016x}", checksum(std::as_bytes(std::span(text)))) + end;
+}
+
+// Stripes had another name before the first release.
+TEST(Manifest, OfStripesThatAreCalledPiecesIsRead) {
+    Manifest m = sample_manifest(17);
+    m.shards = {{"a.safetensors", 24, 9, {{"w", 8, sum_of(std::vector<uint64_t>{5}), {5}}}}};
+    std::string text = write_manifest(m);
+    const std::string name = "\"stripes\"";
+    ASSERT_NE(text.find(name), std::string::npos);
+    text.replace(text.find(name), name.size(), "\"pieces\"");
+    const Manifest read = read_manifest(sealed_anew(text), "m");
+    EXPECT_EQ(read.shards[0].arrays[0].stripes, std::vector<uint64_t>{5});
+}
+
 // One of before they were counted apart.
 TEST(Manifest, WithoutACountOfMomentsHasTheWeights) {
     Manifest m = sample_manifest(17);
     m.moment_updates = 5;
     EXPECT_EQ(read_manifest(write_manifest(m), "m").moment_updates, 5);
     std::string text = write_manifest(m);
-    const std::string line = " \"moment_updates\": 5,\n", end = "\"\n}\n";
+    const std::string line = " \"moment_updates\": 5,\n";
     text.erase(text.find(line), line.size());
-    text.resize(text.size() - 16 - end.size());
-    text += fmt::format("{:016x}", checksum(std::as_bytes(std::span(text)))) + end;
-    EXPECT_EQ(read_manifest(text, "m").moment_updates, m.updates);
+    EXPECT_EQ(read_manifest(sealed_anew(text), "m").moment_updates, m.updates);
 }
 
 // Its length is the same, its tensors have other sizes: the checksums are of other stripes.
