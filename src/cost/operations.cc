@@ -73,7 +73,7 @@ bool saves(const Work& w, model::Saved what) { return (w.flags & flag_of(what)) 
 // Two products for each of forward's, and forward again as far as nothing of it was saved.
 double backward(const Work& w) {
     using model::Saved;
-    return 4 * once(w) + (saves(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -
+    return 3 * once(w) + (saves(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -
            (saves(w, Saved::mlp) ? saved(w, Saved::mlp) : 0) -
            (saves(w, Saved::projections) ? saved(w, Saved::projections) : 0);
 }

@@ -228,7 +228,7 @@ TEST(OperationRows, CountTheProductsOfTheModel) {
             double expected = 0;
             if (row.op == Op::forward) expected = kOnce * block + kAttention;
             if (row.op == Op::backward)
-                expected = 4 * kOnce * block +
+                expected = 3 * kOnce * block +
                            (saves(model::Saved::attention) ? 2 : 3) * kAttention -
                            (saves(model::Saved::mlp) ? kMlp : 0) -
                            (saves(model::Saved::projections) ? kProjections : 0);
