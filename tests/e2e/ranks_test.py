@@ -161,7 +161,7 @@ class Ranks(FerryTest):
             sent = {one["collective"]: one for one in run.summary["collectives"]}
             # Updates 4, 5 and 9 send signs, 1 to 3 gradients; the last is of no exchange, and is said to be.
             self.assertEqual(sent["exchange momentum"]["raw_bytes"], sent["exchange gradients"]["raw_bytes"])
-            self.assertIn("a local step: exports will have", run.err)
+            self.assertIn("a local step unless some are skipped: exports will have", run.err)
         self.assertEqual(runs[-1], runs[-2])
         self.assertNotEqual(runs[-1], runs[0])
 
@@ -222,7 +222,7 @@ class Ranks(FerryTest):
         self.assertIn("gradients travel as int8 in blocks of 256, weights as fp32\n", table.out)
         alone = self.ferry(*command)
         self.assertNotIn("collective", alone.out)
-        self.assertIn("zero.compress does nothing: one rank sends nothing", alone.err)
+        self.assertIn("zero.compress does nothing: no two ranks have the same state", alone.err)
         self.assertNotIn("zero.compress", table.err)
 
     def test_all_ranks_skip_a_step_whose_coded_gradient_overflows(self):
@@ -616,7 +616,7 @@ class Ranks(FerryTest):
                 self.assertEqual(run.code, IO, run.err)
                 self.assertIn(os.path.join("rank-1", "ferry.slots0"), run.err)
                 ends["refused"] += 1
-        self.assertGreater(ends["older"], 0, ends)
+        self.assertGreater(ends["older"] + ends["refused"], 0, ends)  # which of them, the moment of the kill decides
 
     def test_what_a_run_of_more_ranks_left_is_told(self):
         config = self.config(budgets__nvme=[self.nvme(name="shared")], swap__state_on_nvme=1, io__direct=False)
@@ -963,6 +963,7 @@ class Ranks(FerryTest):
         config = self.config(parallel__tensor=3, model__heads=6, model__kv_heads=3, model__head_dim=8, steps=1,
                              **self.tight(3))
         command = self.command(config)
+        self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
         messages = self.path("messages-tensors")
         said, codes = self.mortal(command, FERRY_TEST_MESSAGES=messages)
         self.assertEqual(codes, {0: 0, 1: 0, 2: 0}, said)

@@ -828,3 +828,90 @@ def test_the_end_of_the_interpreter_with_updates_under_way(storage):
         print(optimizer.stats.nvme_bytes > 0)
     """), str(storage)], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def gradients_of(model):
+    return [p.grad + 0 for p in model.parameters()]
+
+
+@pytest.mark.parametrize("options", ({}, {"overlap": False}, {"keep_grads": True}))
+def test_a_gradient_that_was_replaced_counts_once(make, options):
+    """A backward that follows adds to what the program has put there."""
+    found = []
+    for own in (False, True):
+        model = make_model()
+        optimizer = make(OffloadAdamW, model, lr=1e-2, **options) if own else torch.optim.AdamW(model.parameters(), lr=1e-2)
+        data = Data()
+        data.loss(model).backward()
+        for p in model.parameters():
+            p.grad = p.grad * 0.5
+        data.loss(model).backward()
+        found.append(gradients_of(model))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        data.loss(model).backward()
+        found.append(gradients_of(model))
+    for mine, torchs in ((found[2], found[0]), (found[3], found[1])):
+        for a, b in zip(mine, torchs):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_gradient_of_before_is_not_the_next_one(make):
+    model = make_model()
+    optimizer = make(OffloadAdamW, model, lr=1e-2)
+    data = Data()
+    data.loss(model).backward()
+    held = [p.grad.detach() for p in model.parameters()]
+    optimizer.zero_grad()
+    with pytest.raises(ferry.UsageError, match="gone"):
+        held[0] + 0
+    data.loss(model).backward()
+    with pytest.raises(ferry.UsageError, match="gone(?s:.*)clone"):
+        held[0] + 0
+    assert torch.isfinite(next(model.parameters()).grad + 0).all()
+
+
+def test_no_change_of_a_gradient_that_left_is_lost(make):
+    model = make_model()
+    optimizer = make(OffloadAdamW, model, lr=1e-2)
+    Data().loss(model).backward()
+    with pytest.raises(ferry.UsageError, match="changed in place"):
+        model[0].weight.grad.data = torch.zeros(96, 64)
+    with pytest.raises(ferry.UsageError, match="shared"):
+        model.share_memory()
+    optimizer.step()
+
+
+def test_a_group_that_does_not_fit_leaves_the_optimizer_as_it_was(make):
+    model = make_model()
+    optimizer = make(OffloadAdamW, model, lr=1e-2, host="4MiB")
+    late = torch.nn.Parameter(torch.zeros(4 << 20))
+    with pytest.raises(ferry.DoesNotFitError):
+        optimizer.add_param_group({"params": [late]})
+    assert len(optimizer.param_groups) == 1
+    Data().loss(model).backward()
+    optimizer.step()
+    with pytest.raises(ferry.DoesNotFitError):
+        optimizer.add_param_group({"params": [late]})
+
+
+def test_a_child_of_fork_is_refused(tmp_path):
+    """It has no thread that updates, and must not wait for one."""
+    code = """
+        import os, sys, torch
+        import ferry_offload as ferry
+        from ferry_offload.torch import OffloadAdamW
+        model = torch.nn.Linear(8, 8)
+        optimizer = OffloadAdamW(model.parameters(), lr=1e-2)
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        child = os.fork()
+        if child == 0:
+            try:
+                optimizer.state_dict()
+            except ferry.ClosedError as error:
+                os._exit(7 if "fork" in str(error) else 8)
+            os._exit(9)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60, check=False).returncode == 7

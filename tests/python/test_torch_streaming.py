@@ -217,3 +217,34 @@ def test_weights_of_files(tmp_path, streamed, change, said):
         return
     streamed(model, weights=tmp_path)
     assert torch.equal(model(tokens(0)), make_model()(tokens(0)))
+
+
+def test_the_models_zero_grad_is_one_of_the_blocks_too(streamed):
+    """Trainer calls it in place of the optimizer's."""
+    plain = make_model()
+    torchs = OffloadAdamW(plain.parameters(), lr=1e-2)
+    model = make_model()
+    stream = streamed(model)
+    optimizer = OffloadAdamW(stream.parameters(), lr=1e-2)
+    stream.train_with(optimizer)
+    for step in range(4):
+        for one, its in ((plain, torchs), (model, optimizer)):
+            torch.nn.functional.cross_entropy(one(tokens(step)).flatten(0, 1), tokens(100 + step).flatten()).backward()
+            if step == 2:  # and nothing is left of it
+                one.zero_grad()
+            its.step()
+            one.zero_grad()
+        assert optimizer.stats.norm == pytest.approx(torchs.stats.norm, rel=1e-5)
+    there = stream.state_dict()
+    for name, value in plain.state_dict().items():
+        if name in there:
+            torch.testing.assert_close(there[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_train_with_an_optimizer_of_ferry_alone(streamed):
+    model = make_model()
+    stream = streamed(model)
+    with pytest.raises(ferry.UsageError, match="AdamW"):
+        stream.train_with(torch.optim.AdamW(stream.parameters()))
+    with pytest.raises(ferry.UsageError, match="train_with"):
+        torch.nn.functional.cross_entropy(model(tokens(0)).flatten(0, 1), tokens(1).flatten()).backward()

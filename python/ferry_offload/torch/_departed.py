@@ -63,6 +63,18 @@ class DepartedGradient(torch.Tensor):
         fetched = _pytree.tree_map(lambda one: one.home.fetch() if isinstance(one, cls) else one, (args, kwargs))
         return func(*fetched[0], **fetched[1])
 
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return self
+
+    @data.setter
+    def data(self, _: torch.Tensor) -> None:
+        _refuse("data", "changed in place")
+
+    def share_memory_(self) -> torch.Tensor:
+        raise usage("a gradient that has left for host memory is shared", where="share_memory_",
+                    remedy="zero_grad() first, or keep_grads=True")
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DepartedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 

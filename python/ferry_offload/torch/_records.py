@@ -25,7 +25,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 class Record:
     """`gradient` is flat and on the host; `arrivals` counts backward passes since step() or zero_grad().
     `generation` tells whether an update was made from what the gradient is now. `landing` are jobs that end with new
-    weights on their way to the parameter."""
+    weights on their way to the parameter. `dropped` tells gradients apart that `.grad` has held."""
 
     def __init__(self, index: int, parameter: torch.nn.Parameter, group: int, name: str) -> None:
         self.index, self.parameter, self.group, self.name = index, parameter, group, name
@@ -33,7 +33,7 @@ class Record:
         self.chunks: list[Any] = []
         self.resident: Resident | None = None  # in place of chunks
         self.gradient: torch.Tensor | None = None
-        self.arrivals = self.generation = 0
+        self.arrivals = self.generation = self.dropped = 0
         self.left: list[tuple[int, Any]] = []  # of a gradient that a stream still copies: how far, and an event
         self.landing: list[Any] = []
         self.departed: DepartedGradient | None = None  # what .grad holds then
@@ -133,7 +133,8 @@ class Record:
         self.changed()
 
     def drop(self) -> None:
-        self.gradient = self.taken = None
+        self.gradient = self.taken = self.departed = None
+        self.dropped += 1
         self.left = []
         self.changed()
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from ..errors import error_of, message
 
 
 class Ahead(Protocol):
@@ -28,9 +31,17 @@ class Worker:
         self._jobs: collections.deque[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = collections.deque()
         self._ahead: list[Ahead] = []
         self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def check_process(self) -> None:
+        """A child of fork() has no such thread."""
+        if os.getpid() != self._process:
+            raise error_of(7, "closed", message("an optimizer does not outlive fork()", f"process {os.getpid()}", "",
+                                                f"process {self._process}, which made it", "make another one in the child"))
 
     def submit(self, job: Callable[[], Any]) -> concurrent.futures.Future[Any]:
         """Before all that is made ahead, and after jobs that were there."""
+        self.check_process()
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
             self._jobs.append((future, job))

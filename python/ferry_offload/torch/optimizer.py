@@ -52,14 +52,19 @@ class _Home:
 
     def __init__(self, optimizer: OffloadOptimizer, record: Record) -> None:
         self._optimizer, self._record = weakref.ref(optimizer), record
+        self._number = record.dropped
 
     def _alive(self) -> OffloadOptimizer:
         optimizer = self._optimizer()
         if optimizer is None:
             raise usage("the optimizer that has this gradient is gone", where=self._record.name)
+        if self._number != self._record.dropped:
+            raise usage("this gradient is gone: zero_grad() or another gradient came after it", where=self._record.name,
+                        remedy="keep a copy: p.grad.clone()")
         return optimizer
 
     def fetch(self) -> torch.Tensor:
+        self._alive()
         return self._record.fetch()
 
     def norm(self) -> float:
@@ -136,11 +141,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
         try:
             refuse_options(self.param_groups)
             self._check_constants()
+            if self._built:
+                self._adopt()
         except BaseException:
-            self.param_groups.pop()
+            for p in self.param_groups.pop()["params"]:
+                record = self._records.pop(p, None) if self._built else None
+                for hook in record.hooks if record is not None else []:
+                    hook.remove()
             raise
-        if self._built:
-            self._adopt()
 
     def _adopt(self) -> None:
         """State for parameters that want gradients and have none: new ones, and those that were frozen."""
@@ -226,6 +234,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
             record.parameter.grad = None
         elif record.gradient is not None and record.parameter.grad is None:
             self._forget(record)  # the model's zero_grad()
+        elif record.gradient is not None and not (self._keep or record.is_sharded):
+            self._withdraw(record)
+            record.drop()  # the program put another one in its place: what arrives is that one and this pass's
 
     def _arrived(self, record: Record) -> None:
         gradient = record.parameter.grad

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import error_of, message, usage
 from ..sizes import to_bytes
+from ._departed import DepartedGradient
 from ._transfers import pinned
 from .optimizer import OffloadOptimizer
 from .tensor_store import NVMeTensorStore, _Layout
@@ -42,6 +43,7 @@ class _Block:
         self.is_frozen = not any(holder._parameters[key].requires_grad for holder, key, _ in self.places)  # type: ignore[union-attr]
         self.home: torch.Tensor | None = None  # all bytes, in host memory; None: on NVMe
         self.homes: dict[str, torch.nn.Parameter] = {}
+        self.trained: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []  # one there, and here
         self.flat = torch.empty(0)
         self.parameters: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # and its view of flat
         self.is_there = False
@@ -142,6 +144,8 @@ class StreamedModel:
             block.parameters.append((new, views[full]))
             if full in block.homes and old.requires_grad:
                 block.homes[full].requires_grad_()
+                block.trained.append((block.homes[full], new))
+                new.register_hook(self._before(block.homes[full], new))
                 new.register_post_accumulate_grad_hook(self._sends(block.homes[full]))
         self._leave(block)
 
@@ -294,14 +298,39 @@ class StreamedModel:
 
     def train_with(self, optimizer: OffloadOptimizer) -> None:
         """Gradients of blocks go to this optimizer, made of parameters(). After its step() the blocks have the new weights."""
+        if not isinstance(optimizer, OffloadOptimizer):
+            raise usage("blocks train with an optimizer that their gradients can be handed to", where="train_with",
+                        measured=type(optimizer).__name__, limit="OffloadAdamW and its like, of stream.parameters()")
         self._optimizer = optimizer
+        self._hooks.append(optimizer.register_step_pre_hook(self._step_begins))
         self._hooks.append(optimizer.register_step_post_hook(self._step_ended))
+
+    def _step_begins(self, *_: Any) -> None:
+        for block in self._blocks:
+            for home, p in block.trained:
+                self._follow(home, p)
+
+    def _follow(self, home: torch.nn.Parameter, p: torch.nn.Parameter) -> None:
+        """The model's zero_grad() is one of what it cannot see."""
+        if p.grad is None:
+            home.grad = None
+
+    def _before(self, home: torch.nn.Parameter, p: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
+        def before(_: torch.Tensor) -> None:
+            self._follow(home, p)
+            p.grad = None  # autograd is to add to nothing: the optimizer adds
+
+        return before
 
     def _sends(self, home: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
         def send(p: torch.Tensor) -> None:
-            if self._optimizer is not None and p.grad is not None:
+            if self._optimizer is None:
+                raise usage("a block's gradient has nowhere to go", where="stream_model",
+                            remedy="call train_with(optimizer), or freeze the blocks")
+            if p.grad is not None:
                 gradient, p.grad = p.grad, None
                 self._optimizer.arrive(home, gradient)
+                p.grad = DepartedGradient(p.detach(), home.grad.home)
 
         return send
 
