@@ -915,3 +915,34 @@ def test_a_child_of_fork_is_refused(tmp_path):
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60, check=False).returncode == 7
+
+
+def _with(change):
+    def changed(state):
+        change(state)
+        return state
+    return changed
+
+
+@pytest.mark.parametrize("change", [
+    _with(lambda state: state["state"][2].update(exp_avg_sq=torch.zeros(3))),
+    _with(lambda state: state["state"][1].update(exp_avg="hello")),
+    _with(lambda state: state["state"][3].update(step=torch.tensor(1e30))),
+    _with(lambda state: state["param_groups"][0].update(lr=-1.0)),
+    _with(lambda state: state["param_groups"][0].update(amsgrad=True)),
+    _with(lambda state: state["param_groups"][0].pop("betas")),
+], ids=["size", "type", "step", "lr", "amsgrad", "betas"])
+def test_a_state_that_is_refused_changes_nothing(make, change):
+    found = []
+    for loads in (False, True):
+        model, data = make_model(), Data()
+        optimizer = make(OffloadAdamW, model, lr=1e-2)
+        for step in range(3):
+            if step == 1 and loads:
+                with pytest.raises(ferry.UsageError):
+                    optimizer.load_state_dict(change(copy.deepcopy({**optimizer.state_dict()})))
+            data.loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append((weights_of(model), optimizer.param_groups[0]["lr"], optimizer.state_dict()["state"][0]["step"]))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -133,26 +134,37 @@ class Masters:
             assert r.resident is not None
             self._load(r, given, Part(r.index, 0, r.count, 0), r.resident.rows)
 
+    def check_state(self, given: dict[torch.Tensor, Any], records: Iterable[Record]) -> None:
+        """Before load() changes anything."""
+        for record in records:
+            values = given.get(record.parameter, {})
+            for name in ("master", *self._format.moments.values()):
+                value = values.get(name)
+                if value is None:
+                    continue
+                if not isinstance(value, torch.Tensor):
+                    raise usage(f"{name} is no tensor", where=record.name, measured=type(value).__name__)
+                if local(value).numel() != record.count:
+                    raise usage(f"{name} has another size than its parameter", where=record.name,
+                                measured=tuple(value.shape), limit=tuple(record.weights.shape))
+            for name in self._format.moments.values() if self._format.is_coded else ():
+                value = values.get(f"{name}_scale")
+                if value is not None and scales_of(local(value), record.count) is None:
+                    raise usage(f"{name}_scale has another size than its parameter's blocks", where=record.name,
+                                measured=tuple(value.shape), limit=f"{blocks_in(record.count)} blocks of {MOMENT_BLOCK}")
+
     def _load(self, record: Record, given: dict[torch.Tensor, Any], part: Part, rows: Rows) -> None:
         values = given.get(record.parameter, {})
 
         def values_of(name: str) -> torch.Tensor | None:
             value = values.get(name)
-            if value is None:
-                return None
-            if local(value).numel() != record.count:
-                raise usage(f"{name} has another size than its parameter", where=record.name,
-                            measured=tuple(value.shape), limit=tuple(record.weights.shape))
-            return local(value).reshape(-1)[part.start:part.start + part.count]
+            return None if value is None else local(value).reshape(-1)[part.start:part.start + part.count]
 
         def scales(name: str) -> torch.Tensor | None:
             value = values.get(name) if self._format.is_coded else None
-            if value is None:
-                return None
-            found = scales_of(local(value), record.count)
+            found = None if value is None else scales_of(local(value), record.count)
             if found is None:
-                raise usage(f"{name} has another size than its parameter's blocks", where=record.name,
-                            measured=tuple(value.shape), limit=f"{blocks_in(record.count)} blocks of {MOMENT_BLOCK}")
+                return None
             first = part.start // MOMENT_BLOCK
             return found[first:first + blocks_in(part.count)]
 

@@ -14,6 +14,7 @@ from .._core import Hyper, update
 from ..errors import usage
 from ._records import Record
 
+_MOST_STEPS = 2.0**53
 _NOT_DONE = ("amsgrad", "maximize", "differentiable", "dampening")
 
 
@@ -47,8 +48,8 @@ def check_constants(method: str, constants: dict[str, Any]) -> None:
 def steps_of(values: dict[str, Any], where: str) -> float:
     """Of a parameter's state that is to be loaded."""
     steps = float(values["step"]) if "step" in values else 1.0
-    if not (steps >= 0 and steps.is_integer()):
-        raise usage("a state to load has no number of steps", where=where, measured=steps, limit="a whole number of 0 or more")
+    if not (0 <= steps < _MOST_STEPS and steps.is_integer()):
+        raise usage("a state to load has no number of steps", where=where, measured=steps, limit="a whole number of 0 or more, below 2^53")
     return steps
 
 

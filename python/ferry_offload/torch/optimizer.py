@@ -509,14 +509,26 @@ class OffloadOptimizer(torch.optim.Optimizer):
         for number, values in loaded.items():
             steps_of(values, f"parameter {number} of the state")
         self.synchronize()
-        self.zero_grad()
+        before, states = self.param_groups, dict(self.state)
         super().load_state_dict({"state": {}, "param_groups": groups})
-        refuse_options(self.param_groups)
-        self._adopt()
         numbers = [number for group in groups for number in group["params"]]
         mine = [p for group in self.param_groups for p in group["params"]]
-        self.state.clear()
         given = {p: loaded[number] for number, p in zip(numbers, mine) if number in loaded}
+        try:
+            for own, group in zip(before, self.param_groups):
+                if missing := own.keys() - group.keys():
+                    raise usage("a group of the state lacks what its optimizer has", measured=", ".join(sorted(missing)))
+            refuse_options(self.param_groups)
+            self._check_constants()
+            self._adopt()
+            self._masters.check_state(given, self._records.values())
+        except BaseException:
+            self.param_groups = before
+            self.state.update(states)
+            raise
+        self._failed = "load_state_dict() did not end"
+        self.zero_grad()
+        self.state.clear()
         self._masters.load(given, [r for r in self._records.values() if r.resident is not None])
         for p, values in given.items():
             if p in self._records:
