@@ -145,19 +145,7 @@ void join_arrays(comm::Communicator& ranks, Executor& executor, const SlicedMode
 void join_slices(comm::Communicator& ranks, Executor& executor, const SlicedModel& model,
                  const model::Tensor& tensor, const Source& mine, const Sink& sink) {
     const Width width{sizeof(float)};
-    const auto as_bytes = [&](const zero::Run& run, const ArraySink& to) {
-        mine(run, [&](std::span<const float> values) {
-            const std::span<const std::byte> bytes = std::as_bytes(values);
-            to({&bytes, 1});
-        });
-    };
-    join_arrays(ranks, executor, model, tensor, {&width, 1}, as_bytes,
-                [&](std::span<const std::span<const std::byte>> arrays) {
-                    std::vector<float> values(arrays.front().size() / sizeof(float));
-                    std::ranges::copy(arrays.front(),
-                                      std::as_writable_bytes(std::span(values)).begin());
-                    sink(values);
-                });
+    join_arrays(ranks, executor, model, tensor, {&width, 1}, as_arrays(mine), of_arrays(sink));
 }
 
 }  // namespace ferry::train

@@ -115,23 +115,29 @@ void share_arrays(comm::Communicator& ranks, Executor& executor, const zero::Par
     }
 }
 
+ArraySource as_arrays(const Source& values) {
+    return [&values](const zero::Run& run, const ArraySink& to) {
+        values(run, [&](std::span<const float> some) {
+            const std::span<const std::byte> bytes = std::as_bytes(some);
+            to({&bytes, 1});
+        });
+    };
+}
+
+ArraySink of_arrays(const Sink& values) {
+    return [&values](std::span<const std::span<const std::byte>> arrays) {
+        std::vector<float> some(arrays.front().size() / sizeof(float));
+        std::ranges::copy(arrays.front(), std::as_writable_bytes(std::span(some)).begin());
+        values(some);
+    };
+}
+
 void share_values(comm::Communicator& ranks, Executor& executor, const zero::Partition& partition,
                   const model::Layer& layer, const zero::Run& run, const Source& mine,
                   const Sink& sink) {
     const Width width{sizeof(float)};
-    const auto narrow = [&](const zero::Run& part, const ArraySink& to) {
-        mine(part, [&](std::span<const float> values) {
-            const std::span<const std::byte> bytes = std::as_bytes(values);
-            to({&bytes, 1});
-        });
-    };
-    share_arrays(ranks, executor, partition, layer, run, {&width, 1}, narrow,
-                 [&](std::span<const std::span<const std::byte>> arrays) {
-                     std::vector<float> values(arrays.front().size() / sizeof(float));
-                     std::ranges::copy(arrays.front(),
-                                       std::as_writable_bytes(std::span(values)).begin());
-                     sink(values);
-                 });
+    share_arrays(ranks, executor, partition, layer, run, {&width, 1}, as_arrays(mine),
+                 of_arrays(sink));
 }
 
 }  // namespace ferry::train

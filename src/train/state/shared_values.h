@@ -15,6 +15,9 @@ using Sink = std::function<void(std::span<const float>)>;
 // Gives a sink the values of a run of elements, in order, part by part.
 using Source = std::function<void(const zero::Run&, const Sink&)>;
 using ArraySource = std::function<void(const zero::Run&, const ArraySink&)>;
+// Values as one array of bytes, and back. What is given must outlive what comes back.
+ArraySource as_arrays(const Source& values);
+ArraySink of_arrays(const Sink& values);
 
 // Elements [first, first + count) of one segment of a layer: each owner reads what lies in its
 // shard by `mine`, and `sink` gets all of them on every rank. Blocking; all ranks alike.
