@@ -70,7 +70,8 @@ struct VolumeOptions {
     bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
     Leftover leftover = Leftover::remove;
     uint64_t run_id = 0;  // hash of the numerics record: tells whose leftovers they are
-    // Fill the slots so that no write converts metadata later: in open(), or by finish_layout().
+    // Writes every slot once, so that later writes change no metadata of the file system: in
+    // open(), or by finish_layout().
     bool write_once = true, lays_out_later = false;
     // Memory to register with the kernel: only I/O slabs, on huge pages (aio/README.md).
     std::vector<std::span<std::byte>> registered{};

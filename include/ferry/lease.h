@@ -101,9 +101,10 @@ public:
     LeasedStore(const LeasedStore&) = delete;
     LeasedStore& operator=(const LeasedStore&) = delete;
 
-    // Waits until the object's bytes are in a buffer, for a writer also until no write of it is
-    // under way. Takes the buffer not used for longest among those whose contents can be had again;
-    // where there is none, waits for a write or a read to make one. Throws
+    // Waits until the object's bytes are in a buffer; for a writer also until no write of it is
+    // under way. It takes the buffer that was not used for longest, of those whose contents are
+    // written or can be read again. Where there is none, it waits for a write or a read to end.
+    // Throws
     //   io            the read failed, or its bytes were not those written: nothing is leased, and
     //                 another acquire() reads again; or an earlier write of this object failed:
     //                 until overwritten or reverted

@@ -95,7 +95,7 @@ struct Imported {
     std::string directory{};  // empty: nothing is imported
     int64_t step = 0;         // the last one done
     int64_t updates = 0;      // how often its weights were updated: not in skipped steps
-    // That its moments have taken in (docs/numerics.md). Where it has none, none.
+    // How many of them its moments have seen (docs/numerics.md); 0 where it has no moments.
     int64_t moment_updates = 0;
     // Of fp16, and the good steps in a row since it changed. 0: it begins as in a new run.
     double loss_scale = 0;
