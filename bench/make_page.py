@@ -8,6 +8,8 @@
 bench/targets.json names each target, what was asked, and which rows answer it. A file of bench/results/ is one run: what
 `ferry bench ... --json` or a script in bench/ printed, {"machine", "command", "date", "rows"}. For a newer result replace
 the file, or add one and name it in targets.json. A run without a "date" has its machine's.
+"readme" and "gaps" of targets.json are the two tables of README.md: a gap is a row of a run, of several the least ratio, or
+"measured" in words.
 
 An outcome is a row's ratio beside what the target asks: met where the median reaches it, missed where the whole spread
 falls short, else open.
