@@ -152,8 +152,8 @@ public:
 
     // ---- with record_bytes: a record of what the slots hold, in two copies
     virtual std::span<std::byte> record() noexcept = 0;  // to fill while none is published
-    // Flushes on every path what was written and polled until now; then writes the first `bytes` of
-    // record() over the older copy; then flushes that. poll() moves it on; it never blocks.
+    // Flushes on every path what was written and polled until now. Then the first `bytes` of
+    // record() replace the older copy, and are flushed. poll() moves it on; it never blocks.
     virtual void publish(int64_t bytes) noexcept = 0;
     // False: it is under way. Throws Error where it failed: the copy before stands.
     virtual bool published() = 0;
