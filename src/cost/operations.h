@@ -39,9 +39,9 @@ enum class Op : uint8_t {
     encode_weights,
     gather_codes,
     decode_weights,
-    // Where momentum travels instead of gradients (zero/feedback.h): the gradients that wait for
-    // the outcome, the signs of every rank's share of a turn, and of what its owner made of them.
-    // Or a rank goes on alone, and sends nothing.
+    // Where momentum is exchanged instead of gradients (zero/feedback.h): the gradients that wait
+    // for the outcome, the signs of every rank's share of a turn, and of what its owner made of
+    // them. Or a rank goes on alone, and sends nothing.
     keep,
     compress,
     move_alone,

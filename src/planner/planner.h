@@ -40,8 +40,9 @@ struct Chunk {
     int32_t run = 1;  // of so many chunks it is the first (Plan::run_of); 0: it is another one
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
-    // Of its turn, where momentum travels as signs: this rank's gradient until the outcome, and
-    // what it keeps from step to step (zero/feedback.h). A chunk of this rank's shards has them.
+    // Of its turn, where momentum is exchanged as signs: this rank's gradient until the outcome,
+    // and what it keeps from step to step (zero/feedback.h). A chunk of this rank's shards has
+    // them.
     swap::ObjectId kept = swap::kNoObject, feedback = swap::kNoObject;
 };
 
@@ -186,7 +187,7 @@ struct Plan {
     }
     // Whether the chunk is in this rank's shard: a sum over the ranks counts it once.
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
-    // Whether momentum travels instead of gradients, sooner or later.
+    // Whether momentum is exchanged instead of gradients, sooner or later.
     bool has_feedback() const { return partition.codecs.momentum.on(); }
     // State, weights and gradient all lie there: its update is the device's, after the outcome.
     bool updates_on_device(const Chunk& chunk) const {

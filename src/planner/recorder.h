@@ -169,8 +169,8 @@ public:
     // receive_gradient() takes in what has come: the later, the less anyone waits for it.
     void send_gradient(int64_t layer, const Gradient& gradient);
     void receive_gradient();
-    // The same where momentum travels: this rank's gradient stays, with norms, until the outcome.
-    // update_by_momentum() then exchanges the momentum of a layer and updates its chunks.
+    // The same where momentum is exchanged: this rank's gradient stays, with norms, until the
+    // outcome. update_by_momentum() then exchanges the momentum of a layer and updates its chunks.
     void keep_gradient(int64_t layer, const Gradient& gradient);
     void update_by_momentum(int64_t layer);
     // Or, of a local step, moves this rank's weights alone.

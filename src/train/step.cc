@@ -34,12 +34,13 @@ struct Group {
 
 class Step {
 public:
-    Step(Recorder& recorder, Previous previous, bool speculative, Travels what = Travels::gradients)
+    Step(Recorder& recorder, Previous previous, bool speculative,
+         Exchanged what = Exchanged::gradients)
         : r_(recorder),
           plan_(recorder.plan()),
           previous_(previous),
           speculative_(speculative),
-          by_momentum_(what != Travels::gradients),
+          by_momentum_(what != Exchanged::gradients),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
           saved_(plan_.layers.size() * at(plan_.group_size())) {}
@@ -342,7 +343,7 @@ private:
 namespace {
 
 void describe_step(Recorder& recorder, Previous previous, bool speculative,
-                   Travels what = Travels::gradients) {
+                   Exchanged what = Exchanged::gradients) {
     {
         Step step(recorder, previous, speculative, what);
         step.start_report();
@@ -359,7 +360,7 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
     recorder.mark_outcome();
 }
 
-void describe_drain(Recorder& recorder, Previous previous, Travels what = Travels::gradients) {
+void describe_drain(Recorder& recorder, Previous previous, Exchanged what = Exchanged::gradients) {
     Step step(recorder, previous, false, what);
     step.finish_previous();
     for (int64_t layer = 0; layer < step.layers(); ++layer) {
@@ -382,14 +383,14 @@ std::string name_of_step(Previous previous, bool speculative) {
            (speculative ? ", speculative" : "");
 }
 
-swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative, Travels what) {
-    const char* momentum = what != Travels::gradients ? ", momentum travels" : "";
+swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative, Exchanged what) {
+    const char* momentum = what != Exchanged::gradients ? ", exchanges momentum" : "";
     Recorder recorder(plan, name_of_step(previous, speculative) + momentum);
     describe_step(recorder, previous, speculative, what);
     return recorder.finish();
 }
 
-swap::Schedule record_drain(const Plan& plan, Previous previous, Travels what) {
+swap::Schedule record_drain(const Plan& plan, Previous previous, Exchanged what) {
     Recorder recorder(plan, "drain");
     describe_drain(recorder, previous, what);
     return recorder.finish();

@@ -127,11 +127,12 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     const auto& [gradients, weights, momentum, local_steps] = plan.partition.codecs;
     const OptimizerConfig& o = config.optimizer;
     if (momentum.on() && o.method == optim::Method::onebit_adam)
-        print("after {} updates the second moment stays, and momentum travels as {}\n\n",
+        print("after {} updates the second moment stays, and momentum is exchanged as {}\n\n",
               o.freeze_step, zero::text_of(momentum));
     else if (momentum.on())
         print(
-            "momentum travels as {} from update {} on, and after {} the second moment stays{}\n\n",
+            "momentum is exchanged as {} from update {} on, and after {} the second moment "
+            "stays{}\n\n",
             zero::text_of(momentum), train::MomentumSchedule(o).first(), o.var_freeze_step,
             local_steps
                 ? fmt::format("; exchanges are at most {} updates apart", o.local_step_clipper)

@@ -128,10 +128,10 @@ struct Predictor::ModelOnDevice {
                                    most_saved_flops(decoder),
                                    {flops_per_s, cost::kAssumedDeviceBytesPerS});
     }
-    // Of a step where momentum travels: kernels that only it has were not measured.
+    // Of a step where momentum is exchanged: kernels that only it has were not measured.
     swap::Schedule momentum_step(const Plan& plan, Previous previous,
                                  cost::Measurements& measurements) const {
-        swap::Schedule step = record_step(plan, previous, false, Travels::momentum);
+        swap::Schedule step = record_step(plan, previous, false, Exchanged::momentum);
         for (const auto& [kind, seconds] :
              assumed_times_of(step, plan, measurements.assumed_flops_per_s).seconds)
             measurements.kernels.seconds.try_emplace(kind, seconds);
@@ -256,14 +256,14 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
 }
 
 Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& plan,
-                              const cost::Measurements& measured, Travels what) const {
+                              const cost::Measurements& measured, Exchanged what) const {
     cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
     Prediction found;
-    found.speculative = plan.speculative && what == Travels::gradients;
+    found.speculative = plan.speculative && what == Exchanged::gradients;
     const Previous steady = found.speculative ? Previous::committed : Previous::not_speculative;
     const auto step = [&](Previous previous) {
-        return what == Travels::momentum ? model_->momentum_step(plan, previous, measurements)
-                                         : record_step(plan, previous, found.speculative);
+        return what == Exchanged::momentum ? model_->momentum_step(plan, previous, measurements)
+                                           : record_step(plan, previous, found.speculative);
     };
     const swap::Schedule first = step(Previous::none);
     found.schedule = step(steady);

@@ -120,7 +120,8 @@ public:
     enum class Memory : uint8_t { of_plan, of_machine };
     cost::Measurements measure(const planner::Plan& plan, Memory memory);
     Prediction predict(const planner::PlanRequest& request, const planner::Plan& plan,
-                       const cost::Measurements& measured, Travels what = Travels::gradients) const;
+                       const cost::Measurements& measured,
+                       Exchanged what = Exchanged::gradients) const;
     // Whether a step of this plan can be predicted by these times.
     bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const;
     // The things that the kernels' times depend on.
