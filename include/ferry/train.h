@@ -71,8 +71,9 @@ struct RunReport {
     std::vector<CollectiveReport> collectives{};  // of several ranks
     std::vector<aio::PathCounters> paths{};
     Reserved reserved{};
-    double bound_seconds = 0;  // lower bound of a step; 0: not measured
-    std::string binding{};     // the link that sets it
+    // Lower bound of a step; 0: not measured, or some steps exchange momentum in place of gradients.
+    double bound_seconds = 0;
+    std::string binding{};  // the link that sets it
     // The same of kernels that multiply and move at the machine's peaks; 0: not measured.
     double peak_bound_seconds = 0;
     // A step's seconds as its schedule and what is measured with the bound give them: without

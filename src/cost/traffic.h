@@ -40,9 +40,9 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
 
 // Bytes that must reach a rank from the others in a step, wherever its state and weights lie. Stage
 // 3 sends a layer's weights at each visit, stages 1 and 2 those that were updated, once. Gradients
-// go to the rank that updates by them.
+// go to the rank that updates by them, or momentum to its owner and back.
 double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
-                    DType compute, DType wire);
+                    DType compute, DType wire, zero::Exchanged what);
 
 // Keys that a query of this block sees, on average over a sequence.
 double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block);

@@ -925,8 +925,8 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
                 .weights = stage == 3 && ranks == 2 ? CodecKind::int8 : CodecKind::none};
             const planner::Plan plan = Predictor::make(config, {.ranks = ranks, .on_a_host = ranks})
                                            ->plan(request_of(config));
-            const double least =
-                cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+            const double least = cost::comm_traffic(plan.layers, plan.partition, plan.compute,
+                                                    plan.wire, Exchanged::gradients);
             EXPECT_GT(least, 0);
             for (const ScheduleBytes& schedule : schedule_bytes(plan)) {
                 if (schedule.name != "after a step without speculation") continue;
@@ -934,6 +934,33 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
                     << ranks << " ranks, stage " << stage;
             }
         }
+    }
+}
+
+TEST_F(Ranks, MoveInAStepOfMomentumWhatTheBoundCounts) {
+    Config config = this->config();
+    config.optimizer.method = optim::Method::onebit_adam;
+    config.optimizer.freeze_step = 1;
+    for (const int64_t stage : {0, 1, 2, 3}) {
+        config.zero.stage = stage;
+        const auto predictor = Predictor::make(config, {.ranks = 3, .on_a_host = 3});
+        const planner::Plan plan = predictor->plan(request_of(config));
+        int64_t bytes = 0;
+        const swap::Schedule step =
+            record_step(plan, Previous::not_speculative, false, Exchanged::momentum);
+        for (const swap::Task& task : step.tasks)
+            bytes += task.lane == swap::Lane::comm ? task.bytes : 0;
+        EXPECT_EQ(bytes, cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire,
+                                            Exchanged::momentum))
+            << "stage " << stage;
+        // A slow network: the bound of a step of gradients, which are more, is none of this one.
+        cost::Measurements measurements = predictor->assumed(plan);
+        measurements.comm_bytes_per_s = 1e3;
+        const Prediction slow =
+            predictor->predict(request_of(config), plan, measurements, Exchanged::momentum);
+        EXPECT_EQ(slow.bound_link, "comm");
+        EXPECT_DOUBLE_EQ(slow.bound_seconds, static_cast<double>(bytes) / 1e3);
+        EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     }
 }
 
@@ -950,7 +977,8 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
     };
     EXPECT_NE(step(1e15, 0).binding().link, "comm");
     const Prediction slow = step(1e3, 0);
-    const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+    const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire,
+                                            Exchanged::gradients);
     EXPECT_EQ(slow.binding().link, "comm");
     EXPECT_EQ(slow.bound_link, "comm");
     EXPECT_DOUBLE_EQ(slow.bound_seconds, bytes / 1e3);

@@ -226,6 +226,10 @@ void print_run(const train::RunReport& report, const Config& config) {
         print("  predicted by its schedule: {:.4f} s{}; measured step at {:.2f}x of it\n",
               predicted, speculative ? " with speculative updates committed" : "",
               predicted / step_seconds);
+    } else if (report.predicted_seconds > 0) {
+        print(
+            "  no lower bound of a step: some exchange gradients, the others momentum or "
+            "nothing\n");
     }
 }
 

@@ -270,11 +270,11 @@ Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& p
     found.timeline = predict_steps(plan, first, found.schedule, measurements);
     found.links = links_of(found.schedule, plan, measurements);
     const cost::Bound bound = bound_of(model_->possible(request).budgets, plan,
-                                       model_->decoder.shape(), found.schedule, measurements);
+                                       model_->decoder.shape(), found.schedule, measurements, what);
     found.bound_seconds = bound.seconds;
     found.bound_link = bound.binding;
     found.peak_bound_seconds = bound_by_peaks(model_->possible(request).budgets, plan,
-                                              model_->decoder, found.schedule, measurements)
+                                              model_->decoder, found.schedule, measurements, what)
                                    .seconds;
     found.planned = shares_of(plan);
     found.bound = {bound.state_on_device, bound.state_in_host,

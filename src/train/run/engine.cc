@@ -517,7 +517,7 @@ void Engine::Run::measure() {
         judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
     time_storage(config_, plan_, store(), executor_, measured);
     if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
-    if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
+    if (totals_.predicted_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
     predict(measured);
     measure_anew();
 }

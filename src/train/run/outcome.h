@@ -89,7 +89,7 @@ public:
     // rank's own would have.
     Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale,
                   Exchanged what = Exchanged::gradients);
-    // What travels for the update after so many of the moments.
+    // What ranks exchange for the update after so many of the moments.
     Exchanged exchanged_after(int64_t updates) const {
         return plan_.has_feedback() ? momentum_.of(updates + 1) : Exchanged::gradients;
     }

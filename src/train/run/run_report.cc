@@ -57,6 +57,7 @@ void note_predicted(RunReport& report, const Timelines& planned, const BudgetCon
         report.predicted_speculative_seconds =
             planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
     report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
+    if (plan.has_feedback()) return;  // some steps exchange momentum, which is less, or nothing
     const swap::Schedule& step = schedules.steady();
     const double peaks = bound_by_peaks(budgets, plan, decoder, step, measured).seconds;
     if (report.peak_bound_seconds == 0 || peaks < report.peak_bound_seconds)
