@@ -36,6 +36,7 @@ struct Recorder::Part {
         is_home = false;
     }
     LocatedOf<content> located() const { return {{place, resources}}; }
+    WrittenOf<content> written() const { return {{place, resources}}; }
 };
 
 struct Recorder::Impl {
