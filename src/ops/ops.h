@@ -75,10 +75,6 @@ struct Attention {
     }
 };
 
-// Pairs of query and key that are seen in one sequence, of all query heads together, as if it were
-// one document.
-double visible_pairs(const Attention& shape);
-
 // Rotation of pairs (i, i + head_dim / 2) by position * frequencies[i], times `amplitude`, as
 // Hugging Face's rotate_half. Angles are computed in double.
 struct Rope {

@@ -56,11 +56,6 @@ struct Detail {
     std::span<const uint32_t> overwrites{};  // buffers that it uses up, whatever its operands
 };
 
-// As a row's functions count it, but for what the device multiplies to give what blocks may save.
-cost::Work work_of(const Plan& plan, const swap::Task& task);
-// Gives the work of any of the plan's kernels; the plan must outlive it.
-cost::WorkOf work_of(const Plan& plan);
-
 class Recorder;
 
 // A view of a buffer between two points of the program; given back by the destructor.

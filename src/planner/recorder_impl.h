@@ -7,6 +7,7 @@
 
 #include "hazards.h"
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "task_facts.h"
 
 namespace ferry::planner {

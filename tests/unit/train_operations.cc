@@ -4,6 +4,7 @@
 #include <set>
 
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "step.h"
 
 namespace ferry::train {

@@ -9,6 +9,7 @@
 #include "measure.h"
 #include "ops/timed_stream.h"
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "train/from_config.h"
 #include "train/model_of.h"
 #include "train/prediction/predictor.h"

@@ -13,6 +13,7 @@
 #include "measure.h"
 #include "ops/ops.h"
 #include "ops/patterns.h"
+#include "planner/work.h"
 #include "planning_measurements.h"
 #include "step_timeline.h"
 #include "topology/topology.h"

@@ -6,6 +6,7 @@
 
 #include "cost/operands.h"
 #include "measure.h"
+#include "planner/work.h"
 #include "planning_measurements.h"
 #include "step_timeline.h"
 #include "train/from_config.h"

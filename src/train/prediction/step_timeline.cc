@@ -6,6 +6,7 @@
 #include "ferry/aio.h"
 #include "ferry/error.h"
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "train/stack/device_needs.h"
 
 namespace ferry::train {

@@ -1,4 +1,4 @@
-#include "cost/operations.h"
+#include "cost/operation_table.h"
 
 #include <array>
 
