@@ -250,7 +250,7 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
         record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
         stack.machine(), optim::scalars_of(elements_hyper_of(model_->config), 1, 1.0),
         stack.arena(), model_->decoder.shape().vocab,
-        memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
+        memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited);
     stack.store().drain();  // throws what went wrong
     if (model_->world.local_ranks == 1) found.memory_of = cost::Of::host;
     return found;

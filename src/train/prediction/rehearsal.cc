@@ -231,9 +231,10 @@ public:
                                  .memory_of = cost::Of::rank,
                                  .computes_on_host = device_->kind() == DeviceKind::cpu};
         found.copy_bytes_per_s = time_copies(stack_.bench(), buffer(Class::weight_staging));
-        found.dram_bytes_per_s = time_updates(stack_.teams(), as_left_now(machine_), scalars, plan_,
-                                              updated_bytes(plan_), staging_buffers(plan_, arena()))
-                                     .bytes_per_s;
+        found.dram_bytes_per_s =
+            time_updates(stack_.teams(), as_left_now(machine_), scalars, plan_,
+                         footprint_of_updates(plan_), staging_buffers(plan_, arena()))
+                .bytes_per_s;
         found.device_bytes_per_s = found.computes_on_host
                                        ? found.dram_bytes_per_s
                                        : time_device_updates(stack_.bench(), scalars);
@@ -244,7 +245,7 @@ public:
 
     const Plan& plan() const { return plan_; }
 
-    double update_bytes(Pass pass, swap::Lane lane) const {
+    double bytes_of_pass(Pass pass, swap::Lane lane) const {
         double bytes = 0;
         for (const swap::Task& task : schedule(pass).tasks)
             bytes += task.lane == lane ? cost::bytes_of_update(task, planner::work_of(plan_)) : 0;
@@ -383,8 +384,8 @@ std::unique_ptr<Rehearsal> Rehearsal::make(const Config& config, const Rehearsal
 PassReport Rehearsal::run(Pass pass) { return tiers_->run(pass); }
 cost::Measurements Rehearsal::measure() { return tiers_->measure(); }
 const Plan& Rehearsal::plan() const { return tiers_->plan(); }
-double Rehearsal::update_bytes(Pass pass, swap::Lane lane) const {
-    return tiers_->update_bytes(pass, lane);
+double Rehearsal::bytes_of_pass(Pass pass, swap::Lane lane) const {
+    return tiers_->bytes_of_pass(pass, lane);
 }
 double Rehearsal::state_on(swap::Tier tier) const { return tiers_->state_on(tier); }
 uint64_t Rehearsal::state_hash() { return tiers_->state_hash(); }

@@ -514,7 +514,7 @@ void Engine::Run::measure() {
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     cost::Measurements measured = take_measurements(
         schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
-        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
+        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, footprint_of_updates(plan_));
     time_storage(config_, plan_, store(), executor_, measured);
     if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
     if (totals_.predicted_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
