@@ -7,11 +7,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cost/measurements.h"
 #include "ferry/aio.h"
 #include "ferry/dtype.h"
+#include "ferry/error.h"
 #include "ferry/swap.h"
 #include "ferry/units.h"
 #include "model/model.h"
@@ -231,7 +233,27 @@ struct DeviceNeeds {
     int64_t page_tables = 0;  // make_plan's own
 };
 
-// Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
+// A refusal for the sake of one tier.
+class DoesNotFit : public Error {
+public:
+    DoesNotFit(Problem problem, swap::Tier tier, int64_t smallest, std::string larger)
+        : Error(Trouble::does_not_fit, std::move(problem)),
+          tier_(tier),
+          smallest_(smallest),
+          larger_(std::move(larger)) {}
+    swap::Tier tier() const { return tier_; }
+    int64_t smallest() const { return smallest_; }  // budget of that tier that works, in bytes
+    // Of the remedy, which names other ways too, to set that budget.
+    const std::string& larger() const { return larger_; }
+
+private:
+    swap::Tier tier_;
+    int64_t smallest_;
+    std::string larger_;
+};
+
+// Throws DoesNotFit, with the bytes missing and the smallest budget that works; or, where no tier's
+// budget would do alone, does_not_fit.
 // `layers` can be cut by the partition.
 Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs,

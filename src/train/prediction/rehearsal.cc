@@ -101,13 +101,11 @@ private:
                                        .overhead = overhead_of(device_),
                                        .maps_host = device_.kind() == DeviceKind::cuda},
                                       assumed_measurements(request.device, request.budgets.nvme));
-        } catch (const Error& error) {
-            Problem problem = error.problem();
-            if (problem.where != "budgets.device") throw;
-            problem.remedy.erase(std::min(problem.remedy.find(", or "),  // as a model could
-                                          problem.remedy.size()));
-            problem.remedy += ", or spread the parameters over more layers";
-            throw Error(error.trouble(), std::move(problem));
+        } catch (const planner::DoesNotFit& refusal) {
+            if (refusal.tier() != swap::Tier::device) throw;
+            Problem problem = refusal.problem();  // its other ways are a model's
+            problem.remedy = refusal.larger() + ", or spread the parameters over more layers";
+            throw Error(refusal.trouble(), std::move(problem));
         }
     }
 
