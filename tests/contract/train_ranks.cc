@@ -19,6 +19,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
+#include "tests/support/write_tokens.h"
 #include "train/from_config.h"
 #include "train/inside.h"
 #include "train/prediction/predictor.h"

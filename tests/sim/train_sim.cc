@@ -7,6 +7,7 @@
 
 #include "base/threads.h"
 #include "step.h"
+#include "tests/support/plan_for.h"
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"

@@ -411,8 +411,4 @@ std::optional<PatternShare> pattern_share(const Config& config) {
 
 void check_reserved_cores(const Config& config) { require_a_core(machine_for(config)); }
 
-planner::Plan plan_for(const Config& config) {
-    return Predictor::make(config)->plan(request_of(config));
-}
-
 }  // namespace ferry::train

@@ -59,8 +59,6 @@ std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
 ScheduleBytes steady_bytes(
     const planner::Plan& plan);  // of a step without speculative updates among its like
 
-// The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
-planner::Plan plan_for(const Config& config);
 // The step and the end of a search for the longest sequence, in tokens.
 constexpr int64_t kSequenceUnit = 1024, kSequenceMost = int64_t{1} << 20;
 // Refuses tokens that a run would refuse by the header of their file, so that planning reads no
