@@ -45,7 +45,8 @@ public:
           report_(recorder.acquire<Content::report>()),
           saved_(plan_.layers.size() * at(plan_.group_size())) {}
 
-    void finish_previous() {
+    // Of the step before: its speculative updates stand, or go.
+    void end_speculation() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
             if (!plan_.chunks[c].speculative) continue;
             if (previous_ == Previous::committed) r_.commit(static_cast<int64_t>(c));
@@ -61,13 +62,13 @@ public:
 
     // Finishes the step before for the layers up to this one, just before its weights are needed.
     // Several ranks finish a layer more: its weights then travel beside the work on this one.
-    void finish_previous_to(int64_t layer) {
+    void finish_updates_to(int64_t layer) {
         const int64_t last = plan_.partition.alone() ? layer : std::min(layer + 1, head());
-        while (finished_ < last) finish_previous(++finished_);
+        while (finished_ < last) finish_updates(++finished_);
     }
 
     // Finishes the step before for this layer.
-    void finish_previous(int64_t layer) {
+    void finish_updates(int64_t layer) {
         if (by_momentum_) {
             if (previous_ == Previous::not_speculative) r_.update_by_momentum(layer);
             if (previous_ == Previous::alone) r_.update_alone(layer);
@@ -89,10 +90,10 @@ public:
 
     void forward(const Group& group) {
         load_tokens(group, false);
-        if (group.is_first) finish_previous_to(0);
+        if (group.is_first) finish_updates_to(0);
         embed(group);
         for (int64_t layer = 1; layer < head(); ++layer) {
-            if (group.is_first) finish_previous_to(layer);
+            if (group.is_first) finish_updates_to(layer);
             const Weights weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
                 const Input& x = x_[at(i)];
@@ -117,7 +118,7 @@ public:
             }
         }
         if (!group.is_first) return;
-        finish_previous_to(head());
+        finish_updates_to(head());
         r_.mark_committed();
     }
 
@@ -347,7 +348,7 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
     {
         Step step(recorder, previous, speculative, what);
         step.start_report();
-        step.finish_previous();
+        step.end_speculation();
         const int64_t groups = recorder.plan().groups, size = recorder.plan().group_size();
         for (int64_t g = 0; g < groups; ++g) {
             const Group group{g * size, size, g == 0, g == groups - 1};
@@ -362,9 +363,9 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
 
 void describe_drain(Recorder& recorder, Previous previous, Exchanged what = Exchanged::gradients) {
     Step step(recorder, previous, false, what);
-    step.finish_previous();
+    step.end_speculation();
     for (int64_t layer = 0; layer < step.layers(); ++layer) {
-        step.finish_previous(layer);
+        step.finish_updates(layer);
         step.share_updates(layer);
     }
     recorder.mark_committed();
