@@ -118,8 +118,8 @@ struct Runtime {
     // in its process has used CUDA before. A rank that is lost then has no name, and is missed
     // after zero.timeout_seconds.
     std::optional<NcclRanks> nccl{};
-    // Which of the GPUs that this process sees; below 0: ranks of one host share them out.
-    int gpu = -1;
+    // Which of the GPUs that this process sees; none: ranks of one host share them out.
+    std::optional<int> gpu{};
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;
