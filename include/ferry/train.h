@@ -17,6 +17,7 @@
 #include "ferry/dtype.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
+#include "ferry/swap.h"
 
 namespace ferry::train {
 
@@ -38,7 +39,7 @@ struct Evaluation {
 };
 
 struct LinkReport {
-    std::string link{};
+    swap::Lane lane = swap::Lane::compute;
     int64_t bytes = 0;
     double busy_seconds = 0;
     double exposed_seconds = 0;  // seconds of these in which nothing computed
@@ -71,7 +72,8 @@ struct RunReport {
     std::vector<CollectiveReport> collectives{};  // of several ranks
     std::vector<aio::PathCounters> paths{};
     Reserved reserved{};
-    // Lower bound of a step; 0: not measured, or some steps exchange momentum in place of gradients.
+    // Lower bound of a step; 0: not measured, or some steps exchange momentum in place of
+    // gradients.
     double bound_seconds = 0;
     std::string binding{};  // the link that sets it
     // The same of kernels that multiply and move at the machine's peaks; 0: not measured.

@@ -8,17 +8,16 @@
 #include <limits>
 
 namespace ferry::cost {
-namespace {
 
 std::string_view name_of(Link link) {
     static constexpr std::array<std::string_view, 7> kNames{
         "compute", "host to device", "device to host", "nvme", "dram", "cores", "comm"};
     return kNames.at(static_cast<size_t>(link));
+}
 
 namespace {
 
 double all_update_bytes(const BoundInput& in) { return update_bytes(in.parameters, in.element); }
-}
 double weight_bytes(const BoundInput& in) {
     return static_cast<double>(in.element.weight) * in.parameters;
 }
@@ -115,14 +114,14 @@ bool admissible(const BoundInput& in, const Fractions& f) {
 
 struct Term {
     double seconds;
-    const char* link;
+    Link link;
 };
 
 Term compute(const BoundInput& in, const Fractions& f) {
     const double on_device = all_update_bytes(in) * f.state_on_device * in.parts.least_updated;
     return {in.kernel_seconds - savings(in, f).seconds +
                 (on_device > 0 ? on_device / in.measured.device_bytes_per_s : 0),
-            "compute"};
+            Link::compute};
 }
 
 // The slowest of all other links.
@@ -283,7 +282,7 @@ private:
     }
 
     const BoundInput& in_;
-    Term best_{std::numeric_limits<double>::infinity(), ""};
+    Term best_{std::numeric_limits<double>::infinity(), Link::compute};
     Fractions placement_{};
 };
 

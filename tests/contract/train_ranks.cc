@@ -959,7 +959,7 @@ TEST_F(Ranks, MoveInAStepOfMomentumWhatTheBoundCounts) {
         measurements.comm_bytes_per_s = 1e3;
         const Prediction slow =
             predictor->predict(request_of(config), plan, measurements, Exchanged::momentum);
-        EXPECT_EQ(slow.bound_link, "comm");
+        EXPECT_EQ(slow.bound_link, cost::Link::comm);
         EXPECT_DOUBLE_EQ(slow.bound_seconds, static_cast<double>(bytes) / 1e3);
         EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     }
@@ -976,19 +976,19 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
         measurements.comm_overhead_s = overhead_s;
         return predictor->predict(request_of(config), plan, measurements);
     };
-    EXPECT_NE(step(1e15, 0).binding().link, "comm");
+    EXPECT_NE(step(1e15, 0).binding().link, cost::Link::comm);
     const Prediction slow = step(1e3, 0);
     const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire,
                                             Exchanged::gradients);
-    EXPECT_EQ(slow.binding().link, "comm");
-    EXPECT_EQ(slow.bound_link, "comm");
+    EXPECT_EQ(slow.binding().link, cost::Link::comm);
+    EXPECT_EQ(slow.bound_link, cost::Link::comm);
     EXPECT_DOUBLE_EQ(slow.bound_seconds, bytes / 1e3);
     EXPECT_DOUBLE_EQ(slow.binding().seconds, slow.bound_seconds);
     EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     // Calls that take long bind as well, and no placement is to blame for them.
     const Prediction late = step(1e15, 10);
-    EXPECT_EQ(late.binding().link, "comm");
-    EXPECT_NE(late.bound_link, "comm");
+    EXPECT_EQ(late.binding().link, cost::Link::comm);
+    EXPECT_NE(late.bound_link, cost::Link::comm);
     EXPECT_GE(late.timeline.step_seconds, late.binding().seconds);
 }
 

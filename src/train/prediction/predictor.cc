@@ -29,6 +29,7 @@
 
 namespace ferry::train {
 
+using cost::Link;
 using planner::Plan;
 using swap::Lane;
 
@@ -84,14 +85,14 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
                                          static_cast<double>(stored), speeds);
     const auto seconds = [](double moved, double rate) { return moved > 0 ? moved / rate : 0; };
     std::vector<LinkPrediction> links{
-        {"compute", 0, compute_s},
-        {"host to device", up, seconds(double(up), speeds.copy_bytes_per_s)},
-        {"device to host", down, seconds(double(down), speeds.copy_bytes_per_s)},
-        {"nvme", stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
-        {"dram", static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
-        {"cores", 0, cores_s}};
+        {Link::compute, 0, compute_s},
+        {Link::host_to_device, up, seconds(double(up), speeds.copy_bytes_per_s)},
+        {Link::device_to_host, down, seconds(double(down), speeds.copy_bytes_per_s)},
+        {Link::nvme, stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
+        {Link::dram, static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
+        {Link::cores, 0, cores_s}};
     if (!plan.partition.decides_alone())
-        links.push_back({"comm", on(Lane::comm),
+        links.push_back({Link::comm, on(Lane::comm),
                          cost::comm_seconds(static_cast<double>(on(Lane::comm)),
                                             tasks[static_cast<size_t>(Lane::comm)], speeds)});
     return links;

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cost/bound.h"
 #include "cost/measurements.h"
 #include "ferry/config.h"
 #include "ops/block_lists.h"
@@ -24,7 +25,7 @@ namespace ferry::train {
 
 // A link of a plan: what a step moves over it, and the seconds that takes with nothing beside it.
 struct LinkPrediction {
-    std::string link{};
+    cost::Link link = cost::Link::compute;
     int64_t bytes = 0;
     double seconds = 0;
 };
@@ -41,7 +42,7 @@ struct Prediction {
     std::vector<LinkPrediction> links{};
     // The lower bound over all placements that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
-    std::string bound_link{};
+    cost::Link bound_link = cost::Link::compute;
     double peak_bound_seconds = 0;   // the same of kernels at the machine's peaks; 0: not known
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
     // How many of the blocks that backward visits save each activation for it.

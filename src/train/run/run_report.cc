@@ -26,7 +26,7 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
     links.resize(swap::lanes_of(ranks));
     for (size_t lane = 0; lane < links.size(); ++lane) {
         LinkReport& link = links[lane];
-        link.link = swap::name_of(static_cast<swap::Lane>(lane));
+        link.lane = static_cast<swap::Lane>(lane);
         link.bytes += lanes[lane].bytes;
         link.busy_seconds += static_cast<double>(lanes[lane].busy_ns) * 1e-9;
         link.exposed_seconds += static_cast<double>(lanes[lane].exposed_ns) * 1e-9;
@@ -65,7 +65,7 @@ void note_predicted(RunReport& report, const Timelines& planned, const BudgetCon
     const cost::Bound bound = bound_of(budgets, plan, decoder.shape(), step, measured);
     if (report.bound_seconds > 0 && bound.seconds >= report.bound_seconds) return;
     report.bound_seconds = bound.seconds;
-    report.binding = bound.binding;
+    report.binding = cost::name_of(bound.binding);
 }
 
 }  // namespace ferry::train
