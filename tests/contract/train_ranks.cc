@@ -1019,6 +1019,25 @@ std::vector<Problem> problems(int ranks, const std::function<Config(int)>& confi
     return found;
 }
 
+TEST_F(Ranks, HaveNoBoundWhereSomeStepsExchangeMomentum) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    config.steps = 4;
+    for (const auto method : {optim::Method::adamw, optim::Method::onebit_adam}) {
+        config.optimizer.method = method;
+        config.optimizer.freeze_step = method == optim::Method::adamw ? 0 : 1;
+        const auto measure = [&](int, Engine& engine) {
+            engine.measure_bound();
+            const RunReport report = engine.report();
+            EXPECT_GT(report.predicted_seconds, 0);
+            EXPECT_EQ(report.bound_seconds > 0, method == optim::Method::adamw);
+        };
+        for (const Problem& problem : problems(
+                 2, [&](int) { return config; }, measure))
+            EXPECT_EQ(problem.what, "");
+    }
+}
+
 TEST_F(Ranks, NameTheOneThatWasStartedOtherwiseAndTheKey) {
     const auto differing = [&](const std::function<void(Config&)>& change) {
         const auto found = problems(3, [&](int rank) {
