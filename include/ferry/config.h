@@ -264,7 +264,4 @@ std::vector<KeyValue> describe_values(const Config& config);
 // of budgets, of how state travels and of evaluation decide none; a path is not its contents.
 std::string describe_training(const Config& config);
 
-// docs/configuration.md: every key with its type, range, default and meaning.
-std::string describe_config_markdown();
-
 }  // namespace ferry

@@ -17,6 +17,7 @@
 #include "ferry/dtype.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
+#include "ferry/swap.h"
 
 namespace ferry::train {
 
@@ -38,7 +39,7 @@ struct Evaluation {
 };
 
 struct LinkReport {
-    std::string link{};
+    swap::Lane lane = swap::Lane::compute;
     int64_t bytes = 0;
     double busy_seconds = 0;
     double exposed_seconds = 0;  // seconds of these in which nothing computed
@@ -71,8 +72,10 @@ struct RunReport {
     std::vector<CollectiveReport> collectives{};  // of several ranks
     std::vector<aio::PathCounters> paths{};
     Reserved reserved{};
-    double bound_seconds = 0;  // lower bound of a step; 0: not measured
-    std::string binding{};     // the link that sets it
+    // Lower bound of a step; 0: not measured, or some steps exchange momentum in place of
+    // gradients.
+    double bound_seconds = 0;
+    std::string binding{};  // the link that sets it
     // The same of kernels that multiply and move at the machine's peaks; 0: not measured.
     double peak_bound_seconds = 0;
     // A step's predicted seconds, by its schedule and by what is measured with the bound: without
@@ -117,8 +120,8 @@ struct Runtime {
     // in its process has used CUDA before. A rank that is lost then has no name, and is missed
     // after zero.timeout_seconds.
     std::optional<NcclRanks> nccl{};
-    // Which of the GPUs that this process sees; below 0: ranks of one host share them out.
-    int gpu = -1;
+    // Which of the GPUs that this process sees; none: ranks of one host share them out.
+    std::optional<int> gpu{};
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;

@@ -58,6 +58,18 @@ OpCall call_of(const Gemm& g) {
                      bytes_of(g.c) * (g.accumulate ? 2 : 1)};
 }
 
+// Pairs of query and key that are seen in one sequence, of all query heads together, as if it were
+// one document.
+double visible_pairs(const Attention& s) {
+    const auto heads = static_cast<double>(s.heads);
+    if (s.pattern != nullptr)
+        return s.pattern->visible_pairs(s.sequence, s.window) * heads / s.pattern->heads;
+    const auto sequence = static_cast<double>(s.sequence);
+    const auto hidden = static_cast<double>(s.window == 0 ? 0 : s.sequence - s.window);
+    const double beyond = hidden > 0 ? hidden * (hidden + 1) / 2 : 0;
+    return heads * (sequence * (sequence + 1) / 2 - beyond);
+}
+
 // Scores and weighted values: two products over the pairs of query and key that are seen.
 double attention_flops(const Attention& s) {
     return 4 * visible_pairs(s) * static_cast<double>(s.sequences * s.head_dim);

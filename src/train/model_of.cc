@@ -206,7 +206,7 @@ void require_rates(const Config& config) {
              .where = "schedule, update " + std::to_string(update),
              .measured = "optimizer.lr " + std::to_string(config.optimizer.lr) +
                          ", final_fraction " + std::to_string(config.schedule.final_fraction),
-             .limit = "above 0 where momentum travels",
+             .limit = "above 0 where momentum is exchanged",
              .remedy = "raise what is 0, or end the run at schedule.total_steps"});
     }
 }
