@@ -248,6 +248,12 @@ struct Documents {
 // micro-batch's sequences: between its products of tokens and its attention a block gives each of
 // them the heads that are theirs, and gets all tokens of its own. Those that share its tensors:
 // they add up what attention and the MLP give. Declared here so that `model` need not see `comm`.
+struct Shift {  // as comm's: to the rank `by` places behind, from the one as far before
+    const std::byte* to = nullptr;
+    std::byte* from = nullptr;
+    int64_t to_bytes = 0, from_bytes = 0;
+    int by = 0;
+};
 class KernelRanks {
 public:
     virtual ~KernelRanks() = default;
@@ -256,6 +262,7 @@ public:
     virtual void exchange(const std::byte* to, std::byte* from, int64_t bytes, int64_t block) = 0;
     // Every rank's `bytes` come to its place of `all`; `mine` may be there.
     virtual void gather(const std::byte* mine, std::byte* all, int64_t bytes, int64_t block) = 0;
+    virtual void shift(const Shift& parts, int64_t block) = 0;
 };
 struct Neighbours {
     KernelRanks* sequence = nullptr;  // null: none, or nothing but time and memory is asked for
