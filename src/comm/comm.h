@@ -40,8 +40,9 @@ struct Exchange {
     int64_t bytes = 0;  // each part's; 0 is allowed
 };
 
-// In a circle: `to` goes to the rank `by` places behind this one, and what the rank as far before it
-// gives arrives in `from`. 0 < by < size(), the same on all ranks; 0 bytes: nothing goes that way.
+// In a circle: `to` goes to the rank `by` places behind this one, and what the rank as far before
+// it gives arrives in `from`. 0 < by < size(), the same on all ranks; 0 bytes: nothing goes that
+// way.
 struct Shift {
     const std::byte* to = nullptr;
     std::byte* from = nullptr;

@@ -101,18 +101,18 @@ void Block::save(Saved what, std::byte* memory, bool known) {
     known_[at(what)] = known;
 }
 
-int64_t Block::mlp_tile() const {
+int64_t Block::tile() const {
     const int64_t tokens = numerics_.tokens();
     return numerics_.mlp_tile > 0 ? std::min(numerics_.mlp_tile, tokens) : tokens;
 }
 
 Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
-    const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
+    const int64_t tokens = numerics_.tokens(), tile = this->tile();
     const int64_t hidden = shape_.hidden;
     const int64_t normed = shape_.head_norms ? numerics_.whole_tokens() : 0;
     const DType compute = numerics_.compute;
     Buffers b;
-    b.n1 = qkv_.input(carver, tokens);
+    b.n1 = qkv_.input(carver, tile);
     b.qkv = of_heads(carver, own_.all(), most_.all());
     if (shape_.head_norms) b.normed = of_heads(carver, own_.seen(), most_.seen());
     cut_attention(carver, b);
@@ -129,9 +129,9 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     carver.rewind(std::max(behind, carver.mark()));
     b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
     // A norm's output is read for the last time before the gradient of it is written.
-    b.dn1 = View::of(b.n1.data, compute, tokens, hidden);
+    b.dn1 = View::of(b.n1.data, compute, tile, hidden);
     if (slices()) cut_slices(carver, b);
-    b.stats1 = carver.floats(norm1_.stats_floats(tokens));
+    b.stats1 = carver.floats(norm1_.stats_floats(tile));
     b.query_rstd = carver.floats(normed * most_.queries);
     b.key_rstd = carver.floats(normed * most_.keys);
     if (shape_.head_norms)
@@ -155,7 +155,7 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
 }
 
 void Block::cut_slices(Carver& carver, Buffers& b) const {
-    const int64_t tokens = numerics_.tokens(), tile = mlp_tile(), hidden = shape_.hidden;
+    const int64_t tokens = numerics_.tokens(), tile = this->tile(), hidden = shape_.hidden;
     const int64_t width = std::max(size_of(numerics_.compute), size_of(numerics_.residual));
     const int64_t row = hidden * width, rows = rows_of_sum(tokens);
     const auto even = [this](int64_t count) { return count % numerics_.slices == 0; };
@@ -176,11 +176,11 @@ void Block::cut_slices(Carver& carver, Buffers& b) const {
 }
 
 int64_t Block::op_scratch_bytes() const {
-    const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
+    const int64_t tokens = numerics_.tokens(), tile = this->tile();
     const DType compute = numerics_.compute, residual = numerics_.residual;
     int64_t most = std::max(
-        {norm1_.scratch_bytes(tokens, ops_), norm2_.scratch_bytes(tile, ops_),
-         qkv_.scratch_bytes(ops_, tokens, compute), output_.scratch_bytes(ops_, tokens, residual),
+        {norm1_.scratch_bytes(tile, ops_), norm2_.scratch_bytes(tile, ops_),
+         qkv_.scratch_bytes(ops_, tile, compute), output_.scratch_bytes(ops_, tokens, residual),
          up_.scratch_bytes(ops_, tile, compute), down_.scratch_bytes(ops_, tile, residual)});
     // Ranks that share sequences have so many heads each, or one less. All need the same plan, and
     // fewer heads can need more: they may go in larger calls.
@@ -398,9 +398,13 @@ void Block::add_up_norms() {
 // ---------------------------------------------------------------- passes
 
 void Block::attend(ConstView x_in, View x_mid) {
-    norm1_.forward(ops_, x_in, b_.n1, b_.stats1);
     const bool known = known_[at(Saved::projections)];
-    if (!known) qkv_.apply(ops_, b_.n1, qkv_of_tokens(), {}, b_.ops);
+    for_tiles(x_in.rows, [&](int64_t first, int64_t count) {
+        if (known && x_in.rows > tile()) return;  // backward makes it again
+        const View n1 = b_.n1.row_range(0, count);
+        norm1_.forward(ops_, x_in.row_range(first, count), n1, b_.stats1);
+        if (!known) qkv_.apply(ops_, n1, qkv_of_tokens().row_range(first, count), {}, b_.ops);
+    });
     if (shares()) share_heads(b_.all_heads, b_.qkv, Columns::queries_keys_values);
     // Without norms heads are turned where they lie.
     if (!known || shape_.head_norms) turn_heads();
@@ -414,11 +418,18 @@ void Block::attend(ConstView x_in, View x_mid) {
 // To be timed: all of it that backward leaves out where it is known.
 void Block::compute_projections() {
     if (exchanges()) return;
-    qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
+    const int64_t tokens = numerics_.tokens();
+    for_tiles(tokens, [&](int64_t first, int64_t count) {
+        qkv_.apply(ops_, b_.n1.row_range(0, count), b_.qkv.row_range(first, count), {}, b_.ops);
+    });
     if (!shape_.head_norms) turn_heads();
     // Added in place 16-bit products would copy it first, which no pass of a block does.
     const bool apart = b_.dn1.type == b_.x_mid.type;
-    output_.apply(ops_, b_.attended, b_.x_mid, apart ? b_.dn1 : b_.x_mid, b_.ops);
+    for_tiles(tokens, [&](int64_t first, int64_t count) {
+        const View x_mid = b_.x_mid.row_range(first, count);
+        output_.apply(ops_, b_.attended.row_range(first, count), x_mid,
+                      apart ? b_.dn1.row_range(0, count) : x_mid, b_.ops);
+    });
 }
 
 void Block::attention_forward() {
@@ -434,10 +445,9 @@ View Block::inner_of(int64_t first, int64_t tokens) const {
 void Block::compute(Saved what) {
     if (what == Saved::attention) return attention_forward();
     if (what == Saved::projections) return compute_projections();
-    for (int64_t first = 0; first < numerics_.tokens(); first += mlp_tile()) {
-        const int64_t count = std::min(mlp_tile(), numerics_.tokens() - first);
+    for_tiles(numerics_.tokens(), [&](int64_t first, int64_t count) {
         up_.apply(ops_, b_.n2.row_range(0, count), inner_of(first, count), {}, b_.ops);
-    }
+    });
 }
 
 // n2 and what the MLP's first matrices make of it, of a tile of x_mid.
@@ -468,8 +478,7 @@ void Block::activate_backward(View active, View inner) {
 
 void Block::forward(ConstView x_in, View x_out) {
     attend(x_in, b_.x_mid);
-    for (int64_t first = 0; first < x_out.rows; first += mlp_tile()) {
-        const int64_t count = std::min(mlp_tile(), x_out.rows - first);
+    for_tiles(x_out.rows, [&](int64_t first, int64_t count) {
         const ConstView x_mid = b_.x_mid.row_range(first, count);
         mlp(x_mid, first);
         activate(inner_of(first, count));
@@ -478,7 +487,7 @@ void Block::forward(ConstView x_in, View x_out) {
         down_.apply(ops_, b_.active.row_range(0, count), out, slices() ? ConstView{} : x_mid,
                     b_.ops);
         if (slices()) add_up(out, x_mid);
-    }
+    });
 }
 
 void Block::backward(ConstView x_in, View dx, bool needs_dx) {
@@ -486,11 +495,10 @@ void Block::backward(ConstView x_in, View dx, bool needs_dx) {
     const bool into_qkv = into_heads || query_norm_.trains() || key_norm_.trains();
     const bool needs_mid = into_qkv || output_.trains();
     attend(x_in, b_.x_mid);
-    for (int64_t first = 0; first < dx.rows; first += mlp_tile()) {
-        const int64_t count = std::min(mlp_tile(), dx.rows - first);
+    for_tiles(dx.rows, [&](int64_t first, int64_t count) {
         mlp_backward(b_.x_mid.row_range(first, count), first, dx.row_range(first, count),
                      needs_mid);
-    }
+    });
     if (needs_mid) attention_backward(x_in, dx, needs_dx, into_qkv);
 }
 
@@ -537,14 +545,24 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into
     add_up_keys();
     turn_heads_back();
     if (shares()) share_tokens(b_.dqkv, b_.all_heads, Columns::queries_keys_values);
-    const View dqkv = shares() ? b_.all_heads : b_.dqkv;
-    qkv_.add_gradient(ops_, dqkv, b_.n1, b_.ops);
-    if (!needs_dx && !norm1_.trains()) return;
-    drop_keys(dqkv);
-    qkv_.apply_transposed(ops_, dqkv, b_.dn1, b_.ops);
-    if (slices()) add_up(b_.dn1, {});
-    norm1_.backward(ops_, b_.dn1, x_in, b_.stats1, needs_dx ? ConstView(dx) : ConstView{},
-                    needs_dx ? dx : View{}, b_.ops);
+    projections_backward(x_in, shares() ? b_.all_heads : b_.dqkv, dx, needs_dx);
+}
+
+// Of norm1 as well, tile by tile. dx holds d(x_mid) and receives d(x_in).
+void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_dx) {
+    for_tiles(dqkv.rows, [&](int64_t first, int64_t count) {
+        const ConstView x = x_in.row_range(first, count);
+        const View n1 = b_.n1.row_range(0, count), dn1 = b_.dn1.row_range(0, count);
+        const View part = dqkv.row_range(first, count), d = dx.row_range(first, count);
+        if (dqkv.rows > tile()) norm1_.forward(ops_, x, n1, b_.stats1);  // another tile's is there
+        qkv_.add_gradient(ops_, part, n1, b_.ops);
+        if (!needs_dx && !norm1_.trains()) return;
+        drop_keys(part);
+        qkv_.apply_transposed(ops_, part, dn1, b_.ops);
+        if (slices()) add_up(dn1, {});
+        norm1_.backward(ops_, dn1, x, b_.stats1, needs_dx ? ConstView(d) : ConstView{},
+                        needs_dx ? d : View{}, b_.ops);
+    });
 }
 
 }  // namespace ferry::model

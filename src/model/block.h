@@ -4,7 +4,8 @@
 //   n2 = norm(x_mid); gate, up = n2 W [+ b]; x_out = x_mid + (silu(gate) * up) Wd [+ b]
 //   or, without a gate, gelu(up) Wd
 // The shape decides on the parts in brackets. T tokens, H hidden, Q = heads * head_dim,
-// K = kv_heads * head_dim, I intermediate, M tokens of a tile of the MLP.
+// K = kv_heads * head_dim, I intermediate, M tokens of a tile: of the MLP, and of the norms
+// before it and before attention.
 //
 // Ranks that share the tensors have some of the heads each, and a part of I; Q, K and I are a
 // rank's own. x_mid and x_out, and in backward the gradients of n1 and n2, are sums over them
@@ -42,7 +43,7 @@ private:
     // Buffers of a pass; the two groups below share memory, for they are never alive together. So
     // do n1 and dn1, n2 and dn2, x_mid and dattended.
     struct Buffers {
-        ops::View n1{}, qkv{}, attended{}, x_mid{};  // [T, H], [T, Q + 2 K], [T, Q], [T, H]
+        ops::View n1{}, qkv{}, attended{}, x_mid{};  // [M, H], [T, Q + 2 K], [T, Q], [T, H]
         // Of ranks that share sequences, which have the two before of their own heads and W tokens:
         // the same of all heads.
         ops::View all_heads{}, all_attended{};
@@ -54,9 +55,9 @@ private:
         ops::View own_keys{};
         std::byte* all_keys = nullptr;
         float *norm_gradient = nullptr, *all_norm_gradients = nullptr;
-        ops::View normed{};                                // [T, Q + K], where heads have norms
-        ops::View dy{}, dn1{};                             // [T, H] both, in the compute type
-        float *stats1 = nullptr, *lse = nullptr;           // norm1's; log-sum-exp, [heads * T]
+        ops::View normed{};                       // [T, Q + K], where heads have norms
+        ops::View dy{}, dn1{};                    // [T, H], [M, H], in the compute type
+        float *stats1 = nullptr, *lse = nullptr;  // norm1's of a tile; log-sum-exp, [heads * T]
         float *query_rstd = nullptr, *key_rstd = nullptr;  // [T, heads], [T, kv_heads]
         float* angles = nullptr;                           // of norm_rope, likewise
         // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is saved, [M, I], of
@@ -77,7 +78,13 @@ private:
     void cut_attention(Carver& carver, Buffers& b) const;
     void cut_saved(Saved what, Carver& carver, Buffers& b) const;
     int64_t op_scratch_bytes() const;
-    int64_t mlp_tile() const;
+    int64_t tile() const;
+    // body(first, tokens) for each tile of so many.
+    template <class Body>
+    void for_tiles(int64_t tokens, const Body& body) const {
+        for (int64_t first = 0; first < tokens; first += tile())
+            body(first, std::min(tile(), tokens - first));
+    }
     // Of this rank's heads.
     ops::View queries(const ops::View& of) const { return of.col_range(0, own_.query); }
     ops::View keys(const ops::View& of) const { return of.col_range(own_.query, own_.key); }
@@ -130,6 +137,7 @@ private:
     void activate_backward(ops::View active, ops::View inner);
     void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx, bool needs_mid);
     void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx, bool into_qkv);
+    void projections_backward(ops::ConstView x_in, ops::View dqkv, ops::View dx, bool needs_dx);
     ops::Rope rope(int64_t heads, bool inverse) const;
     void turn_heads();
     void turn_heads_back();

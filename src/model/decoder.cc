@@ -231,8 +231,8 @@ BlockExchanges of_sequence(const Shape& shape, const Numerics& numerics) {
     return {bytes, 2 * bytes, 2, 4};
 }
 
-// To the other slices: attention's sum and the MLP's, tile by tile. Backward makes attention's
-// again, and sums the gradients that go into both.
+// To the other slices: attention's sum and, tile by tile, the MLP's. Backward makes attention's
+// again, and sums the gradients that go into both, tile by tile.
 BlockExchanges of_slices(const Shape& shape, const Numerics& numerics) {
     if (numerics.slices == 1) return {};
     const int64_t others = numerics.slices - 1, tokens = numerics.tokens();
@@ -241,15 +241,14 @@ BlockExchanges of_slices(const Shape& shape, const Numerics& numerics) {
     };
     const int64_t tile = numerics.mlp_tile > 0 ? std::min(numerics.mlp_tile, tokens) : tokens;
     const int64_t tiles = ceil_div(tokens, tile);
-    const auto of_mlp = [&](DType type) {
+    const auto of_tiles = [&](DType type) {
         return (tokens / tile) * sum(tile, type) + sum(tokens % tile, type);
     };
     BlockExchanges found{
-        .forward_bytes = sum(tokens, numerics.residual) + of_mlp(numerics.residual),
-        .backward_bytes = sum(tokens, numerics.residual) + of_mlp(numerics.compute) +
-                          sum(tokens, numerics.compute),
+        .forward_bytes = sum(tokens, numerics.residual) + of_tiles(numerics.residual),
+        .backward_bytes = sum(tokens, numerics.residual) + 2 * of_tiles(numerics.compute),
         .forward_calls = 2 + 2 * tiles,
-        .backward_calls = 4 + 2 * tiles};
+        .backward_calls = 2 + 4 * tiles};
     if (shape.head_norms) {
         found.backward_bytes += others * 2 * shape.head_dim * size_of(DType::f32);
         ++found.backward_calls;
