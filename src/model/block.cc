@@ -18,6 +18,7 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
     : Block(shape, numerics, rope, ops, memory, mask, names_of(shape.family).input_major) {
     Carver carver(scratch);
     b_ = cut(carver, 0);
+    if (ring_) ring_->use(b_.ring);
 }
 
 Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
@@ -29,8 +30,8 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
       mask_(mask),
       index_(memory.layer().index),
       all_(heads(shape.kv_heads)),
-      own_(heads(head_share(shape.kv_heads, numerics.parts, numerics.part).count)),
-      most_(heads(ceil_div(shape.kv_heads, numerics.parts))),
+      own_(heads_of(head_share(shape.kv_heads, numerics.parts, numerics.part))),
+      most_(heads_of({0, ceil_div(shape.kv_heads, int64_t{numerics.parts})})),
       norm1_{memory(Role::attention_norm), memory(Role::attention_norm_bias), shape.norm_eps},
       norm2_{memory(Role::mlp_norm), memory(Role::mlp_norm_bias), shape.norm_eps},
       query_norm_{memory(Role::query_norm), {}, shape.norm_eps},
@@ -39,7 +40,9 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
            {Role::query_bias, Role::key_bias, Role::value_bias, Role::query_key_value_bias}),
       output_(memory, input_major, {Role::output}, {Role::output_bias}, numerics.slice == 0),
       up_(memory, input_major, {Role::gate, Role::up}, {Role::gate_bias, Role::up_bias}),
-      down_(memory, input_major, {Role::down}, {Role::down_bias}, numerics.slice == 0) {}
+      down_(memory, input_major, {Role::down}, {Role::down_bias}, numerics.slice == 0) {
+    if (numerics.ring) ring_.emplace(numerics, attention(all_), ops, mask.ranks.sequence, index_);
+}
 
 int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
                              ops::Ops& ops, const Layer& layer) {
@@ -57,21 +60,22 @@ Block::Heads Block::heads(int64_t of_keys) const {
 }
 
 View Block::of_heads(Carver& carver, int64_t columns, int64_t most) const {
-    const View room = carver.matrix(numerics_.compute, numerics_.whole_tokens(), most);
+    const View room = carver.matrix(numerics_.compute, numerics_.attended_tokens(), most);
     return View::of(room.data, room.type, room.rows, columns);
 }
 
 void Block::cut_attention(Carver& carver, Buffers& b) const {
     b.attended = shares() ? of_heads(carver, own_.query, most_.query)
                           : output_.input(carver, numerics_.tokens());
-    b.lse = carver.floats(most_.queries * numerics_.whole_tokens());
+    b.lse = carver.floats(most_.queries * numerics_.attended_tokens());
 }
 
 void Block::cut_saved(Saved what, Carver& carver, Buffers& b) const {
     const int64_t tokens = numerics_.tokens();
     switch (what) {
         case Saved::attention:
-            return cut_attention(carver, b);
+            if (!ring_) cut_attention(carver, b);
+            return;
         case Saved::mlp:
             b.inner = carver.matrix(numerics_.compute, tokens, up_.outputs());
             return;
@@ -95,6 +99,7 @@ int64_t Block::saved_bytes(const Shape& shape, const Numerics& numerics, const R
 void Block::save(Saved what, std::byte* memory, bool known) {
     // Every rank takes part in the exchanges between them, so none has their results already.
     if (what == Saved::projections && exchanges()) return;
+    if (what == Saved::attention && ring_) return;
     Carver carver(memory);
     cut_saved(what, carver, b_);
     saved_[at(what)] = true;
@@ -109,7 +114,7 @@ int64_t Block::tile() const {
 Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     const int64_t tokens = numerics_.tokens(), tile = this->tile();
     const int64_t hidden = shape_.hidden;
-    const int64_t normed = shape_.head_norms ? numerics_.whole_tokens() : 0;
+    const int64_t normed = shape_.head_norms ? numerics_.attended_tokens() : 0;
     const DType compute = numerics_.compute;
     Buffers b;
     b.n1 = qkv_.input(carver, tile);
@@ -144,6 +149,7 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     b.stats2 = carver.floats(norm2_.stats_floats(tile));
     carver.rewind(shared);
     b.dqkv = of_heads(carver, own_.all(), most_.all());
+    if (ring_) b.ring = ring_->cut(carver);
     if (shares()) {
         const int64_t parcels = numerics_.parts * parcel_bytes(Columns::queries_keys_values);
         b.sent = carver.bytes(parcels);
@@ -164,7 +170,7 @@ void Block::cut_slices(Carver& carver, Buffers& b) const {
     b.sum = carver.bytes(all_even ? 0 : numerics_.slices * rows * row);
     int64_t most = rows * hidden;
     if (numerics_.key_holders > 1) {
-        b.own_keys = carver.matrix(numerics_.compute, numerics_.whole_tokens(), 2 * most_.key);
+        b.own_keys = carver.matrix(numerics_.compute, numerics_.attended_tokens(), 2 * most_.key);
         const int64_t elements = b.own_keys.rows * b.own_keys.cols;
         b.all_keys = carver.bytes(numerics_.slices * elements * size_of(numerics_.compute));
         most = std::max(most, elements);
@@ -184,15 +190,16 @@ int64_t Block::op_scratch_bytes() const {
          up_.scratch_bytes(ops_, tile, compute), down_.scratch_bytes(ops_, tile, residual)});
     // Ranks that share sequences have so many heads each, or one less. All need the same plan, and
     // fewer heads can need more: they may go in larger calls.
+    if (ring_) most = std::max(most, ring_->scratch_bytes());
     for (const int64_t keys : {most_.keys, shape_.kv_heads / numerics_.parts}) {
-        if (keys == 0) continue;
+        if (keys == 0 || ring_) continue;
         const ops::Attention its = attention(heads(keys));
         most = std::max({most, ops_.attention_forward_scratch_bytes(its),
                          ops_.attention_backward_scratch_bytes(its)});
     }
     if (shape_.head_norms)
-        most = std::max(most,
-                        query_norm_.scratch_bytes(numerics_.whole_tokens() * most_.queries, ops_));
+        most = std::max(
+            most, query_norm_.scratch_bytes(numerics_.attended_tokens() * most_.queries, ops_));
     return most;
 }
 
@@ -223,13 +230,14 @@ ops::Attention Block::attention(const Heads& heads) const {
 }
 
 ops::Rope Block::rope(int64_t heads, bool inverse) const {
-    return {.sequence = numerics_.whole_sequence(),
+    // In ring order positions begin behind those of the parts before it.
+    return {.sequence = numerics_.ring ? numerics_.sequence : numerics_.whole_sequence(),
             .heads = heads,
             .head_dim = shape_.head_dim,
             .frequencies = rope_.frequencies.data(),
             .amplitude = rope_.amplitude,
             .inverse = inverse,
-            .document_start = mask_.documents.start};
+            .document_start = numerics_.ring ? mask_.documents.part_start : mask_.documents.start};
 }
 
 // Norms of queries' and keys' heads, where the family has them, and their rotation.
@@ -434,6 +442,9 @@ void Block::compute_projections() {
 
 void Block::attention_forward() {
     if (own_.keys == 0) return;
+    if (ring_)
+        return ring_->forward(queries(seen()), keys(seen()), values(b_.qkv), b_.attended, b_.lse,
+                              b_.ops);
     ops_.attention_forward(attention(own_), queries(seen()), keys(seen()), values(b_.qkv),
                            b_.attended, b_.lse, b_.ops);
 }
@@ -538,10 +549,14 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into
                                : b_.dattended;
     output_.apply_transposed(ops_, dy, dattended, b_.ops);
     if (shares()) share_heads(dattended, b_.dattended, Columns::queries);
-    if (own_.keys > 0)
+    if (ring_) {
+        ring_->backward(queries(seen()), keys(seen()), values(b_.qkv), b_.attended, b_.dattended,
+                        b_.lse, queries(b_.dqkv), keys(b_.dqkv), values(b_.dqkv), b_.ops);
+    } else if (own_.keys > 0) {
         ops_.attention_backward(attention(own_), queries(seen()), keys(seen()), values(b_.qkv),
                                 b_.attended, b_.dattended, b_.lse, queries(b_.dqkv), keys(b_.dqkv),
                                 values(b_.dqkv), b_.ops);
+    }
     add_up_keys();
     turn_heads_back();
     if (shares()) share_tokens(b_.dqkv, b_.all_heads, Columns::queries_keys_values);

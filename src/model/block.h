@@ -13,11 +13,15 @@
 //
 // Ranks that share the sequences have T tokens each of W = T * ranks. Attention, with the norms and
 // rotation of heads, is of W tokens and the rank's own heads; all else is of its T tokens and all
-// heads. Exchanges lie between (share_heads, share_tokens).
+// heads. Exchanges lie between (share_heads, share_tokens). In ring order attention is of T tokens
+// and all heads as well, and keys and queries of other parts come and go within it.
 #pragma once
+
+#include <optional>
 
 #include "carver.h"
 #include "model/model.h"
+#include "ring_attention.h"
 #include "tensors.h"
 
 namespace ferry::model {
@@ -68,6 +72,7 @@ private:
         ops::View dqkv{}, dattended{};
         // What ranks of a sequence send and receive, around the attention of both passes.
         std::byte *sent = nullptr, *received = nullptr;
+        RingAttention::Room ring{};
         std::byte* ops = nullptr;
     };
 
@@ -103,7 +108,10 @@ private:
         int64_t all() const { return query + 2 * key; }
     };
     Heads heads(int64_t of_keys) const;
-    bool shares() const { return numerics_.parts > 1; }
+    bool shares() const { return numerics_.parts > 1 && !numerics_.ring; }
+    Heads heads_of(HeadShare share) const {
+        return heads(numerics_.ring ? shape_.kv_heads : share.count);
+    }
     // Rows of heads, with room for as many as any rank has: a plan is every rank's.
     ops::View of_heads(Carver& carver, int64_t columns, int64_t most) const;
     enum class Columns : uint8_t { queries_keys_values, queries };
@@ -111,7 +119,7 @@ private:
     void for_heads(int part, Columns columns, const Each& each) const;
     int64_t parcel_bytes(Columns columns) const;
     bool slices() const { return numerics_.slices > 1; }
-    bool exchanges() const { return shares() || slices(); }
+    bool exchanges() const { return numerics_.parts > 1 || slices(); }
     void cut_slices(Carver& carver, Buffers& b) const;
     // y holds this rank's part of a sum, and receives round(addend + all ranks').
     void add_up(ops::View y, ops::ConstView addend);
@@ -152,6 +160,7 @@ private:
     OfSaved<bool> saved_{}, known_{};
     int64_t index_;           // of the block
     Heads all_, own_, most_;  // most_: of any rank
+    std::optional<RingAttention> ring_{};
     Norm norm1_, norm2_, query_norm_, key_norm_;
     Projection qkv_, output_, up_, down_;
     Buffers b_;
