@@ -202,9 +202,15 @@ struct ZeroConfig {
 };
 
 // What several ranks do together beside sharing the state.
+// What ranks that share a sequence send each other for attention: heads, so that each has all
+// tokens of some, or keys and queries in a ring, so that each has its tokens of all heads.
+// automatic: heads where the ranks divide them, and on a GPU.
+enum class SequenceOrder : uint8_t { automatic, heads, ring };
+
 struct ParallelConfig {
     int sequence = 1;  // ranks that share each sequence: docs/attention.md
-    int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
+    SequenceOrder sequence_order = SequenceOrder::automatic;
+    int tensor = 1;  // ranks that share the tensors of each block: docs/parallelism.md
 };
 
 struct NumericsConfig {

@@ -335,13 +335,20 @@ TEST_F(Ranks, GiveTheSameBitsWhateverTheySaveForBackward) {
 
 struct Sharing {
     int ranks, sequence;
+    SequenceOrder order = SequenceOrder::heads;
     friend void PrintTo(const Sharing& sharing, std::ostream* out) {
-        *out << sharing.ranks << "By" << sharing.sequence;
+        *out << sharing.ranks << "By" << sharing.sequence
+             << (sharing.order == SequenceOrder::ring ? "InARing" : "");
     }
 };
 
 class Sequences : public Ranks, public testing::WithParamInterface<Sharing> {
 protected:
+    void SetUp() override {
+        Ranks::SetUp();
+        if (GetParam().order == SequenceOrder::ring && comm::device_of_ranks() == DeviceKind::cuda)
+            GTEST_SKIP() << "kernels of a GPU have no attention in a ring";
+    }
     int ranks() const override { return GetParam().ranks; }
 
     // Two rows a micro-batch, and heads that two and three ranks divide but four do not.
@@ -354,6 +361,7 @@ protected:
         config.evaluate.micro_batches = 3;
         config.steps = 3;
         config.parallel.sequence = sequence;
+        config.parallel.sequence_order = GetParam().order;
         return config;
     }
     static Outcome alone(Config config) {
@@ -403,7 +411,9 @@ TEST_P(Sequences, FollowTheRunOfOneWhateverTheHeadsAndTheMask) {
     config.model.kv_heads = 3;
     compare("three heads of keys");
     config.model.kv_heads = 1;
-    compare("one head of keys: the other ranks have none");
+    compare("one head of keys: fewer than ranks");
+    config.model.kv_heads = 2;
+    compare("two heads of keys");
     config.model.heads = 5;
     config.model.kv_heads = 5;
     config.model.head_dim = 4;
@@ -460,15 +470,22 @@ TEST_P(Sequences, AreNamedByTheRecord) {
         return record;
     };
     const int sequence = GetParam().sequence;
+    const bool ring = GetParam().order == SequenceOrder::ring;
     EXPECT_THAT(record_of(sequence),
                 testing::HasSubstr("; ranks " + std::to_string(ranks()) + ", sequences over " +
-                                   std::to_string(sequence) + ";"));
+                                   std::to_string(sequence) + (ring ? " in a ring;" : ";")));
     EXPECT_THAT(record_of(1), testing::Not(testing::HasSubstr("sequences over")));
 }
 
 INSTANTIATE_TEST_SUITE_P(shared, Sequences,
                          testing::Values(Sharing{2, 2}, Sharing{3, 3}, Sharing{4, 2},
                                          Sharing{4, 4}),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(ring, Sequences,
+                         testing::Values(Sharing{2, 2, SequenceOrder::ring},
+                                         Sharing{3, 3, SequenceOrder::ring},
+                                         Sharing{4, 2, SequenceOrder::ring},
+                                         Sharing{4, 4, SequenceOrder::ring}),
                          testing::PrintToStringParamName());
 
 // ---------------------------------------------------------------- ranks that share tensors

@@ -22,7 +22,7 @@ OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "bas
           "streams": "base", "user_files": "aio", "lease": "swap", "learning_rate": "optim", "export": "train", "team": "topology", "ferry": "capi"}
 # The contract headers in a module's folder beside <module>.h.
 CONTRACTS = {"base": "bugs checksum files json_reader log median philox-inl process_limits progress random simd_dispatch simd_targets text threads widen-inl words",
-             "aio": "published_run", "ops": "attention_tiles blas_kernels block_lists matrix_kernels patterns product_table slow_paths stopwatch timed_ops timed_stream view",
+             "aio": "published_run", "ops": "attention_tiles blas_kernels block_lists matrix_kernels part_attention patterns product_table slow_paths stopwatch timed_ops timed_stream view",
              "model": "huggingface saved_activations", "planner": "recorder request work",
              "checkpoint": "array_file file_writer io_memory manifest stripe_sums saved steps tensors_ahead",
              "zero": "codec feedback", "cost": "bound drives estimate kernel_times measurements operands operation_table operations simulator traffic",
