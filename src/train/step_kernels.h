@@ -46,8 +46,8 @@ public:
     int64_t& evaluation_targets() { return evaluation_targets_; }
     // Where evaluation puts the logits of its first tokens, as many as there is room for, in fp32.
     void keep_logits(std::span<float> room) { logits_ = room; }
-    // Who hears of what the team updates in schedules that are appended from here on; null: nobody.
-    // Only while no kernel runs: behind an error it stays.
+    // Who hears of what the team updates after the outcome, in schedules that are appended from
+    // here on; null: nobody. Only while no such kernel runs: behind an error it stays.
     void tell_of_updates(std::shared_ptr<UpdatedChunks> listener) {
         listener_ = std::move(listener);
     }
