@@ -305,7 +305,7 @@ class ReadingTest(Saving):
     def test_what_takes_long_says_how_far_it_is(self):
         """On a terminal: bytes, rate and time left, on a line that is wiped in the end."""
         self.ok(self.train(self.saving(checkpoint__every=6)))
-        env = {**os.environ, "LD_PRELOAD": BAD_SECTOR, "FERRY_TEST_READ_TAKES": "0.3",
+        env = {**os.environ, "LD_PRELOAD": BAD_SECTOR, "FERRY_TEST_READ_TAKES": "0.1",
                "FERRY_TEST_BAD_FILE": os.path.join(self.step(STEPS), "exp_avg.safetensors")}
         ours, terminal = pty.openpty()
         with subprocess.Popen([FERRY, "ckpt", "verify", self.step(STEPS)], stdout=subprocess.DEVNULL, stderr=terminal,
