@@ -174,19 +174,21 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
         return std::nullopt;
     const int64_t bytes = train::checkpoint_bytes(plan, {.errors = plan.has_feedback()});
     const int64_t left = std::max<int64_t>(config.budgets.host_bytes - plan.host_bytes, 0);
+    const bool passes = train::passes_by(plan);
+    const int64_t on_drives = train::stored_checkpoint_bytes(plan);
     CheckpointCost cost{.bytes = bytes,
                         .held = std::min(saved.memory_bytes.value_or(left), bytes),
-                        .stored = train::stored_checkpoint_bytes(plan)};
+                        .stored = passes ? 0 : on_drives};
     const bool predicts = report && report->found.missing.empty();
     // Above a directory that is not there nobody would remove what a killed plan leaves.
     const bool knows = predicts && kind_of(saved.dir) == FileKind::directory &&
-                       (cost.stored == 0 || report->found.measurements.nvme_bytes_per_s > 0);
+                       (on_drives == 0 || report->found.measurements.nvme_bytes_per_s > 0);
     if (!knows) return cost;
     const bool meanwhile =
         cost.held > 0 && config.parallel.tensor == 1 && train::reads_meanwhile(plan);
     const int threads = config.threads.value_or(
         static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
-    Team team(meanwhile ? std::min(threads, train::kMeanwhileThreads) : threads);
+    Team team(meanwhile || passes ? std::min(threads, train::kMeanwhileThreads) : threads);
     const auto rate = rate_at(saved.dir, bytes, team);
     if (!rate) return cost;
     const auto all = static_cast<double>(bytes);
@@ -194,10 +196,13 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
                                                          plan, {.errors = plan.has_feedback()})) *
                                                          rate->file_seconds,
                   .rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s};
-    if (cost.held > 0) takes.copy = all / copied_per_second(bytes, team);
+    if (cost.held > 0 && !passes) takes.copy = all / copied_per_second(bytes, team);
     if (cost.stored > 0)
         takes.read = static_cast<double>(cost.stored) / report->found.measurements.nvme_bytes_per_s;
-    takes.together = cost.stored > 0 && shares_drive(config);
+    takes.together = on_drives > 0 && shares_drive(config);
+    // Updates that come by hand it over: another drive writes it beside them.
+    if (passes && !takes.together)
+        takes.rest = std::max(takes.rest - seconds_of(report->prediction, "nvme"), 0.0);
     const double step = report->prediction.timeline.step_seconds;
     cost.write_seconds = takes.write;
     cost.waited_seconds = std::max(takes.waited() - (meanwhile ? step : 0), 0.0);

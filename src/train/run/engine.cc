@@ -62,17 +62,15 @@ public:
     void begin_save(const Saving& saving) {
         FERRY_CHECK(!save_, "a checkpoint is on its way");
         guarded([&] {
+            if (begin_passing(saving)) return;
             drain();
+            if (saving.started) saving.started();
             if (saving.begun) saving.begun();
             const bool may = !ranks_ && !checkpoint_room_.empty() && reads_meanwhile(plan_);
             Team* const copiers = may ? copiers_or_none() : nullptr;
             Team& team = copiers ? *copiers : stack_.teams().all();
             state_->begin_arrays(team);
-            const auto read = [this](int64_t layer, const model::Tensor& tensor, Kept what,
-                                     const ArraySink& sink) {
-                if (what == Kept::errors) return momentum_->read_errors(layer, tensor, sink);
-                read_arrays(layer, tensor, sink);
-            };
+            const ReadArrays read = reader();
             Saving whole = saving;
             whole.errors = has_errors(moment_updates_);
             if (world_.rank != 0)
@@ -274,6 +272,51 @@ private:
         join_arrays(*ranks_, executor_, {shape_, world_.slicing()}, tensor, widths, of_slice, sink);
     }
 
+    ReadArrays reader() {
+        return
+            [this](int64_t layer, const model::Tensor& tensor, Kept what, const ArraySink& sink) {
+                if (what == Kept::errors) return momentum_->read_errors(layer, tensor, sink);
+                read_arrays(layer, tensor, sink);
+            };
+    }
+
+    // Whether the updates that are still to come are those of all chunks.
+    bool updates_all() const {
+        return previous_ == Previous::not_speculative || previous_ == Previous::rolled_back;
+    }
+
+    // A checkpoint of state that lies in storage, all or some of it: the updates that finish its
+    // step hand it over, so that nothing is read for it. False: it cannot be had so.
+    bool begin_passing(const Saving& saving) {
+        if (ranks_ || executor_.simulated() || !updates_all() || !passes_by(plan_)) return false;
+        Team* const copiers = copiers_or_none();
+        if (!copiers) return false;
+        const auto passing = std::make_shared<PassingState>(plan_);
+        save_ = std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving, checkpoint_room_,
+                                                 *copiers, rows_->checkpoint, passing);
+        state_->begin_arrays(*copiers, passing.get());
+        if (!save_->begin_reading(reader())) {
+            save_->stop();
+            save_.reset();
+            return false;
+        }
+        if (saving.started) saving.started();
+        kernels().tell_of_updates(passing);
+        try {
+            finish_last_step();
+        } catch (...) {
+            save_->stop();
+            save_.reset();
+            throw;
+        }
+        kernels().tell_of_updates(nullptr);
+        passing->end();
+        waited_ = saving.waited;
+        if (saving.begun) saving.begun();
+        if (waited_) waited_(save_->held_back_seconds());
+        return true;
+    }
+
     Unwritten unwritten(const Saving& saving) const {
         Unwritten made{.description = description_};
         note_run(run_state(), made.manifest);
@@ -336,7 +379,8 @@ private:
         // What a checkpoint is read from is updated no sooner than it must be.
         if (previous_ != Previous::none) await_reading();
         report.speculative = plan_.speculative && judge_->speculates_now() &&
-                             exchanged_ == Exchanged::gradients && !(save_ && save_->reads());
+                             exchanged_ == Exchanged::gradients && !(save_ && save_->reads()) &&
+                             !hands_over();
         if (report.speculative)
             state.speculative = judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
         const swap::Schedule& schedule = next_schedule(report.speculative);
@@ -387,6 +431,14 @@ private:
         const Nanos start = executor_.now();
         save_->end_reading();
         if (waited_) waited_(static_cast<double>(executor_.now() - start) * 1e-9);
+    }
+
+    // Whether a checkpoint follows this step and gets its state from the updates: all of them then
+    // come behind it.
+    bool hands_over() const {
+        const CheckpointConfig& saved = config_.checkpoint;
+        return !saved.dir.empty() && saved.every.steps > 0 && step_ % saved.every.steps == 0 &&
+               !ranks_ && passes_by(plan_);
     }
 
     // Null: there are no threads for it to be had.
@@ -459,6 +511,10 @@ private:
     // Finishes the last step, to the last byte that is to be durable; its time is the steps'.
     void drain() {
         await_reading();
+        finish_last_step();
+    }
+
+    void finish_last_step() {
         const Nanos start = executor_.now();
         const bool publishes = plan_.durable && durable_step_ != step_;
         // Behind a skipped step, too: a record goes over the one before the last.
