@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "ferry/device.h"
+#include "ferry/error.h"
 #include "ferry/executor.h"
 #include "ferry/units.h"
 
@@ -137,6 +139,12 @@ struct Fact {
 // The same keys in the same order on every rank. Throws usage on every rank, naming each rank that
 // differs from rank 0, the first key in which it does, and both values.
 void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts);
+
+// In place of the end of the process where a library does not return (docs/ranks.md): called once
+// for each such call, on a watchdog's thread, of all communicators of the process. The library's
+// call stays where it is. Empty: the process ends.
+using Stuck = std::function<void(const Error&)>;
+void on_stuck(Stuck instead);
 
 // Ranks of one machine that see the same of something there (a hash of what they see) share it out.
 // Those to which the launcher gave different things do not. The parts go by `place`, ranks of the

@@ -27,7 +27,7 @@ namespace ferry::train {
 struct StepModel {
     const model::Decoder* decoder = nullptr;
     ops::Ops* ops = nullptr;
-    const TokenLoader* loader = nullptr;
+    const Batches* loader = nullptr;
     int64_t evaluation_micro_batches = 0;  // over all ranks; beyond them there are no targets
     Device* device = nullptr;              // whose compute stream updates what lies there
     WorkerRows* workers = nullptr;         // rows of a trace; null: none

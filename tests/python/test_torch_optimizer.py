@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from ferry_offload.torch import OffloadAdam, OffloadAdamW, OffloadLion, OffloadSGD  # noqa: E402
+from ferry_offload.torch._format import Format  # noqa: E402
 from ferry_offload.torch._worker import Worker  # noqa: E402
 
 
@@ -946,3 +947,20 @@ def test_a_state_that_is_refused_changes_nothing(make, change):
             optimizer.zero_grad()
         found.append((weights_of(model), optimizer.param_groups[0]["lr"], optimizer.state_dict()["state"][0]["step"]))
     assert torch.equal(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]
+
+
+@pytest.mark.parametrize("name", ["host", "nvme"])
+def test_a_load_that_failed_keeps_nothing_from_closing(monkeypatch, storage, name):
+    model = make_model()
+    optimizer = OffloadAdamW(model.parameters(), lr=1e-3, **placed(name, storage))
+    train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    with monkeypatch.context() as patched:
+        def fail(*_):
+            raise RuntimeError("no room for a temporary")
+
+        patched.setattr(Format, "set_moment", fail)
+        with pytest.raises(RuntimeError, match="no room") as caught:
+            optimizer.load_state_dict(state)
+    optimizer.close()  # while the error lives, with the frames that it came through
+    assert caught.traceback

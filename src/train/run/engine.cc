@@ -49,6 +49,7 @@ public:
     }
 
     StepReport step() {
+        load(step_ + 1);
         return guarded([this] { return next_step(); });
     }
 
@@ -56,6 +57,7 @@ public:
     const StepReport* resumed_step() const { return resumed_.step > 0 ? &resumed_ : nullptr; }
 
     Evaluation evaluate(std::span<float> logits) {
+        load(0);
         return guarded([&] { return held_back(logits); });
     }
 
@@ -73,6 +75,7 @@ public:
             const ReadArrays read = reader();
             Saving whole = saving;
             whole.errors = has_errors(moment_updates_);
+            if (!whole.progress && progress_) whole.progress = told_progress();
             if (world_.rank != 0)
                 return read_checkpoint(
                     plan_, whole.errors, read, [](std::span<const std::span<const std::byte>>) {},
@@ -163,6 +166,22 @@ private:
         }
     }
 
+    // Before a step or, with 0, an evaluation begins: what a program's batches run into leaves one
+    // rank as it was. Of several the others could not go on.
+    void load(int64_t step) {
+        try {
+            loader_->load(step);
+        } catch (const std::exception& error) {
+            context_->abandon(error.what());
+            throw;
+        } catch (...) {
+            context_->abandon("its program's batch failed");
+            throw;
+        }
+        if (!ranks_ || loader_->info().count > 0) return;
+        guarded([&] { require_same_batch(*ranks_, executor_, step, loader_->loaded_sum()); });
+    }
+
     void measure_anew() {
         store().reset_report();
         if (lane_) lane_->count_anew();
@@ -194,7 +213,7 @@ private:
         const Nanos start = executor_.now();
         StepReport report{.step = ++step_,
                           .tokens = plan_.micro_batches * world_.sharers() * numerics_.tokens()};
-        report.targets = loader_.count_targets(step_);
+        report.targets = loader_->count_targets(step_);
         report.lr = judge_->learning_rate(updates_ + 1);
         if (report.targets == 0) {
             log_warn("step " + std::to_string(step_) + " has no real target and is skipped");
@@ -315,6 +334,16 @@ private:
         if (saving.begun) saving.begun();
         if (waited_) waited_(save_->held_back_seconds());
         return true;
+    // Of a checkpoint, to the runtime's program.
+    std::function<void(int64_t, int64_t)> told_progress() {
+        return [this, told = Nanos{}, last = int64_t{-1}](int64_t bytes, int64_t of) mutable {
+            constexpr Nanos kBetween = 100'000'000;
+            const Nanos now = executor_.now();
+            if (bytes == last || (bytes < of && now - told < kBetween)) return;
+            told = now;
+            last = bytes;
+            progress_("checkpoint", bytes, of);
+        };
     }
 
     Unwritten unwritten(const Saving& saving) const {
@@ -599,6 +628,8 @@ std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
         throw;
     }
 }
+
+void on_stuck(std::function<void(const Error&)> instead) { comm::on_stuck(std::move(instead)); }
 
 bool Engine::any(bool mine) { return run_->any(mine); }
 void Engine::abandon(const char* why) noexcept { run_->abandon(why); }

@@ -90,13 +90,14 @@ protected:
     Executor& executor_;
     Device& device_;
     trace::Recording* recording_;
+    const Progress progress_;
     const cost::Measurements* measurements_;
     const optim::Hyper hyper_;
     const optim::LrSchedule schedule_;
     const model::Description described_;
     const model::Shape& shape_ = described_.shape;
     const model::Numerics numerics_;
-    TokenLoader loader_;
+    const std::unique_ptr<Batches> loader_;
     const std::vector<model::Layer> layers_;
     const std::string checkpoint_identity_;
     // The model's config.json, where checkpoints are written: the model's directory may be gone
@@ -124,7 +125,7 @@ protected:
     RunState found_{.loss_scale = first_loss_scale().state()};  // where the run goes on
 
 private:
-    TierStack::Ground ground(bool resumes);
+    TierStack::Ground ground(const Runtime& runtime);
     std::unique_ptr<LoadedWeights> first_weights_of(const Config& config,
                                                     const Runtime& runtime) const;
     void make_plan(const Runtime& runtime);
