@@ -154,13 +154,13 @@ def test_a_split_master_is_the_fp32_one(make):
     assert torch.equal(runs[0][0][~half_way], runs[1][0][~half_way])
 
 
-def test_codes_of_a_loaded_state_are_those_of_an_update():
+def test_codes_of_a_loaded_state_are_those_of_an_update_but_close_to_half_way():
     from ferry_offload.torch._format import Format
     format = Format("sgd", ["momentum_buffer"], "int8", "fp32")
     shares = torch.tensor(ferry.moment_shares("sgd"))
     assert len(shares) == 256 and torch.equal(shares, shares.sort().values)
-    half_way = torch.cat([shares, (shares[1:] + shares[:-1]) / 2])
-    values = torch.cat([half_way[:256], torch.ones(1), half_way[256:], torch.zeros(256),
+    around_half_way = [torch.cat([torch.ones(1), shares[:-1] + shares.diff() * (0.5 + off)]) for off in (-2**-11, 2**-11)]
+    values = torch.cat([shares, *around_half_way, torch.zeros(256),
                         torch.randn(1000, generator=torch.Generator().manual_seed(1)).exp()])
     made, loaded = (format.empty(len(values), torch.device("cpu")) for _ in range(2))
     format.set_moment(made, "m", None)
