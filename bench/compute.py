@@ -9,6 +9,7 @@ cubed, measured by ferry in the same run.
 
     bench/compute.py                                  all of them
     bench/compute.py --shapes 1b 0.5b --peers eager   some
+    bench/compute.py --llmq PROGRAM                   and the 3 B with four micro-batches a step, beside LLMQ all on the GPU
 """
 import array
 import contextlib
@@ -17,6 +18,7 @@ import json
 import os
 import queue
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,12 +26,15 @@ import threading
 import time
 
 import common
+import peers as others
 from common import SideFailed, compared, judged, plain
 from training import GIB, NEVER_CLIPPED, GpuWatch, Timing, train
 
 CHILD = common.ROOT / "bench/transformers_train.py"
 PEERS = ("eager", "compiled")
 BESIDE = 1.10  # of the best of transformers
+BESIDE_LLMQ = 1.0
+BESIDE_LLMQ_SHAPE, MICRO_BATCHES = "3b", 4
 
 
 def llama(hidden, layers, heads, kv_heads, head, inner, vocab, kind="llama", **more):
@@ -75,22 +80,25 @@ def flops_a_token(config, sequence):
 class Shape:
     """A model, its batch, and the files that all sides read."""
 
-    def __init__(self, options, name, directory):
-        self.name, self.options = name, options
+    def __init__(self, options, name, directory, micro_batches=1):
+        self.name, self.options, self.micro_batches = name, options, micro_batches
         self.model, self.sequences, self.sequence, self.mfu = (TINY if options.tiny else SHAPES)[name]
-        self.directory = directory / name
+        if micro_batches > 1:
+            self.name = f"{name}, {micro_batches} micro-batches"
+        self.directory = directory / f"{name}-{micro_batches}"
         self.directory.mkdir()
         (self.directory / "config.json").write_text(json.dumps(self.model))
         self.config = self.directory / "ferry.json"
         self.config.write_text(json.dumps({
             "model": {"path": str(self.directory), "load": False}, "data": {"tokens": self._tokens()},
-            "batch": {"sequence": self.sequence, "micro_batch": self.sequences, "micro_batches": 1},
+            "batch": {"sequence": self.sequence, "micro_batch": self.sequences,
+                      "micro_batches": micro_batches},
             "precision": "bf16", "device": "cpu" if options.tiny else "cuda", "steps": options.steps,
             "optimizer": {"weight_decay": 0.1, "betas": [0.9, 0.95]}, "budgets": {"host": options.host}}))
         self.peers = None  # transformers' process
 
     def _tokens(self):
-        count = self.sequences * self.sequence * (self.options.steps + 2) * 2
+        count = self.tokens * (self.options.steps + 2) * 2
         draw = random.Random(1)
         ids = array.array("I", (draw.randrange(self.model["vocab_size"]) for _ in range(count)))
         (self.directory / "ids.bin").write_bytes(ids.tobytes())
@@ -101,10 +109,25 @@ class Shape:
 
     @property
     def tokens(self):
-        return self.sequences * self.sequence
+        return self.sequences * self.sequence * self.micro_batches
 
     def flops(self):
         return self.tokens * flops_a_token(self.model, self.sequence)
+
+    def llmq(self):
+        """LLMQ with nothing in the host's memory."""
+        model = self.model
+        workload = {"model": {"hidden": model["hidden_size"], "layers": model["num_hidden_layers"],
+                              "heads": model["num_attention_heads"], "kv_heads": model["num_key_value_heads"],
+                              "intermediate": model["intermediate_size"], "vocab": model["vocab_size"],
+                              "tie_embeddings": model["tie_word_embeddings"]},
+                    "batch": {"sequence": self.sequence, "micro_batch": self.sequences,
+                              "micro_batches": self.micro_batches},
+                    "optimizer": {"lr": 1e-5}, "clip_norm": 1e6, "tokens": str(self.directory / "tokens.bin")}
+        directory = self.directory / "llmq"
+        directory.mkdir(exist_ok=True)
+        return others.llmq(self.options.llmq, workload, self.options.steps, directory, warmup=self.options.warmup,
+                           placed=self.options.llmq_options)
 
     def ferry(self):
         return train(self.options, self.config, NEVER_CLIPPED, warmup=self.options.warmup, bound=False)
@@ -216,6 +239,9 @@ def main():
     parser.add_argument("--host", default="96GiB", help="ferry's host budget, where the GPU does not hold everything")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
                         help="for ferry's side: override a key of the configuration")
+    parser.add_argument("--llmq", metavar="PROGRAM", type=common.program, help="LLMQ's `train`; without it LLMQ is left out")
+    parser.add_argument("--llmq-options", type=shlex.split, default=["--recompute-block"],
+                        help="where it has what, such as --llmq-options=--recompute-ffn; default: all on the GPU, blocks recomputed")
     parser.add_argument("--side-seconds", type=float, default=600, help="at most of a side of transformers, and of compiling")
     options = parser.parse_args()
     common.check_steps(parser, options)
@@ -233,11 +259,25 @@ def main():
             rows += rows_of(shape, common.turns(sides, options.rounds, options.seconds), peak)
             if shape.peers:
                 shape.peers.end()
+        rows += rows_beside_llmq(options, directory, peak)
     if not rows:
         sys.exit("nothing could be measured")
     rows.append(plain("one large product in bf16", peak * 1e-12, "TFLOP/s"))
     common.report(options, rows, ["ferry: fp32 master weights and moments; transformers: bf16 weights and moments",
                                   *([why] if why else [])])
+
+
+def rows_beside_llmq(options, directory, peak):
+    if not options.llmq:
+        return []
+    shape = Shape(options, BESIDE_LLMQ_SHAPE, directory, MICRO_BATCHES)
+    runs = common.turns({"ferry": shape.ferry, "LLMQ": shape.llmq}, options.rounds, options.seconds)
+    rows = rows_of(shape, {name: of for name, of in runs.items() if name == "ferry"}, peak)
+    if len(runs) == 2:
+        rows.append(compared(f"{shape.name}: tokens a second, beside LLMQ", *([run.tokens_per_second for run in runs[side]]
+                                                                              for side in ("ferry", "LLMQ")),
+                             "1/s", BESIDE_LLMQ, less_is_better=False))
+    return rows
 
 
 def start_peers(shapes, peers, gate, processes):
