@@ -9,7 +9,7 @@ cubed, measured by ferry in the same run.
 
     bench/compute.py                                  all of them
     bench/compute.py --shapes 1b 0.5b --peers eager   some
-    bench/compute.py --llmq PROGRAM                   and the 3 B with four micro-batches a step, beside LLMQ all on the GPU
+    bench/compute.py --llmq PROGRAM                   and the 3 B with four micro-batches, beside LLMQ on the GPU
 """
 import array
 import contextlib
@@ -239,10 +239,12 @@ def main():
     parser.add_argument("--host", default="96GiB", help="ferry's host budget, where the GPU does not hold everything")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
                         help="for ferry's side: override a key of the configuration")
-    parser.add_argument("--llmq", metavar="PROGRAM", type=common.program, help="LLMQ's `train`; without it LLMQ is left out")
+    parser.add_argument("--llmq", metavar="PROGRAM", type=common.program,
+                        help="LLMQ's `train`; without it LLMQ is left out")
     parser.add_argument("--llmq-options", type=shlex.split, default=["--recompute-block"],
-                        help="where it has what, such as --llmq-options=--recompute-ffn; default: all on the GPU, blocks recomputed")
-    parser.add_argument("--side-seconds", type=float, default=600, help="at most of a side of transformers, and of compiling")
+                        help="what it saves and offloads; default: --llmq-options=--recompute-block, all on the GPU")
+    parser.add_argument("--side-seconds", type=float, default=600,
+                        help="at most of a side of transformers, and of compiling")
     options = parser.parse_args()
     common.check_steps(parser, options)
     why = why_no_peers(options)
@@ -274,9 +276,9 @@ def rows_beside_llmq(options, directory, peak):
     runs = common.turns({"ferry": shape.ferry, "LLMQ": shape.llmq}, options.rounds, options.seconds)
     rows = rows_of(shape, {name: of for name, of in runs.items() if name == "ferry"}, peak)
     if len(runs) == 2:
-        rows.append(compared(f"{shape.name}: tokens a second, beside LLMQ", *([run.tokens_per_second for run in runs[side]]
-                                                                              for side in ("ferry", "LLMQ")),
-                             "1/s", BESIDE_LLMQ, less_is_better=False))
+        rates = {side: [run.tokens_per_second for run in of_side] for side, of_side in runs.items()}
+        rows.append(compared(f"{shape.name}: tokens a second, beside LLMQ", rates["ferry"], rates["LLMQ"], "1/s",
+                             BESIDE_LLMQ, less_is_better=False))
     return rows
 
 
