@@ -106,7 +106,7 @@ struct Letter {
 
 // MPI is initialised for one call at a time, and every communicator has a thread.
 std::mutex one_call;
-using Turn = std::lock_guard<std::mutex>;
+using OneCall = std::lock_guard<std::mutex>;
 
 // Operations as messages between the ranks of an MPI communicator, or some of them.
 class Messages : public Transport {
@@ -118,7 +118,7 @@ public:
     Place place() const noexcept override { return place_; }
 
     void start(const Operation& operation, size_t slot) override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         Flight& flight = flights_[slot];
         flight.parts.clear();
         flight.requests.clear();
@@ -138,7 +138,7 @@ public:
     }
 
     bool finished(size_t slot) override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         Flight& flight = flights_[slot];
         int count = 0;
         const int status =
@@ -168,7 +168,7 @@ public:
 
     // A receive that has not begun never will: its memory may be given back.
     void abort() noexcept override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         broken = true;
         for (Flight& flight : flights_)
             for (size_t i = 0; i < flight.requests.size(); ++i)
@@ -287,7 +287,7 @@ public:
         for (const pollfd& process : processes_) close(process.fd);
         if (broken) return;
         flush();
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         cancel(hearing_);
         MPI_Comm_free(&world_);
     }
@@ -305,12 +305,12 @@ public:
 
     void abort() noexcept override {
         Messages::abort();
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         cancel(hearing_);
     }
 
     void tell(const News& news) noexcept override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         for_others([&](int rank) {
             Letter& letter = letters_.emplace_back(Letter{.news = news});
             MPI_Isend(&letter.news, sizeof(News), MPI_BYTE, rank, kNewsTag, world_,
@@ -321,7 +321,7 @@ public:
 
     void flush() noexcept override {
         const auto under_way = [this] {
-            const Turn turn(one_call);
+            const OneCall guard(one_call);
             return forget_sent();
         };
         const Nanos start = executor_.now();
@@ -330,7 +330,7 @@ public:
     }
 
     std::optional<Heard> hear() override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         int arrived = 0;
         MPI_Status status{};
         demand(MPI_Test(&hearing_, &arrived, &status), "MPI_Test for news");

@@ -342,7 +342,7 @@ private:
 
     std::string_view name() const override { return "comm"; }
     Nanos next_event() const override { return endings_.empty() ? kForever : endings_.front().at; }
-    void turn(Nanos now) override {
+    void run_once(Nanos now) override {
         while (!endings_.empty() && endings_.front().at <= now) {
             Ending ending = std::move(endings_.front());
             endings_.pop_front();
