@@ -3,27 +3,38 @@
 
 Same shape, same number of random tokens, random weights. ferry keeps master weights and moments in fp32 where the
 GPU holds them; transformers has bf16 weights, fused AdamW on them, SDPA, and checkpointing only where a step does
-not fit without. Model FLOPs count no recomputation and the causal half of attention; MFU is their rate over that of
-one bf16 product of 8,192 cubed, measured by ferry in the same run.
+not fit without. Its models are built and compiled ahead, side by side; what is measured then runs alone. Model FLOPs
+count no recomputation and the causal half of attention; MFU is their rate over that of one bf16 product of 8,192
+cubed, measured by ferry in the same run.
 
     bench/compute.py                                  all of them
     bench/compute.py --shapes 1b 0.5b --peers eager   some
+    bench/compute.py --llmq PROGRAM                   and the 3 B with four micro-batches, beside LLMQ on the GPU
 """
 import array
+import contextlib
 import importlib.util
 import json
+import os
+import queue
 import random
+import shlex
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 
 import common
+import peers as others
 from common import SideFailed, compared, judged, plain
-from training import GIB, NEVER_CLIPPED, Child, Timing, train
+from training import GIB, NEVER_CLIPPED, GpuWatch, Timing, train
 
 CHILD = common.ROOT / "bench/transformers_train.py"
 PEERS = ("eager", "compiled")
-NO_ROOM = 77  # that child's exit code where the GPU's memory does not hold a step
 BESIDE = 1.10  # of the best of transformers
+BESIDE_LLMQ = 1.0
+BESIDE_LLMQ_SHAPE, MICRO_BATCHES = "3b", 4
 
 
 def llama(hidden, layers, heads, kv_heads, head, inner, vocab, kind="llama", **more):
@@ -69,22 +80,25 @@ def flops_a_token(config, sequence):
 class Shape:
     """A model, its batch, and the files that all sides read."""
 
-    def __init__(self, options, name, directory):
-        self.name, self.options = name, options
+    def __init__(self, options, name, directory, micro_batches=1):
+        self.name, self.options, self.micro_batches = name, options, micro_batches
         self.model, self.sequences, self.sequence, self.mfu = (TINY if options.tiny else SHAPES)[name]
-        self.directory = directory / name
+        if micro_batches > 1:
+            self.name = f"{name}, {micro_batches} micro-batches"
+        self.directory = directory / f"{name}-{micro_batches}"
         self.directory.mkdir()
         (self.directory / "config.json").write_text(json.dumps(self.model))
         self.config = self.directory / "ferry.json"
         self.config.write_text(json.dumps({
             "model": {"path": str(self.directory), "load": False}, "data": {"tokens": self._tokens()},
-            "batch": {"sequence": self.sequence, "micro_batch": self.sequences, "micro_batches": 1},
+            "batch": {"sequence": self.sequence, "micro_batch": self.sequences,
+                      "micro_batches": micro_batches},
             "precision": "bf16", "device": "cpu" if options.tiny else "cuda", "steps": options.steps,
             "optimizer": {"weight_decay": 0.1, "betas": [0.9, 0.95]}, "budgets": {"host": options.host}}))
-        self.checkpointed = {}  # by peer: whether a step fits only with checkpointing
+        self.peers = None  # transformers' process
 
     def _tokens(self):
-        count = self.sequences * self.sequence * (self.options.steps + 2) * 2
+        count = self.tokens * (self.options.steps + 2) * 2
         draw = random.Random(1)
         ids = array.array("I", (draw.randrange(self.model["vocab_size"]) for _ in range(count)))
         (self.directory / "ids.bin").write_bytes(ids.tobytes())
@@ -95,44 +109,88 @@ class Shape:
 
     @property
     def tokens(self):
-        return self.sequences * self.sequence
+        return self.sequences * self.sequence * self.micro_batches
 
     def flops(self):
         return self.tokens * flops_a_token(self.model, self.sequence)
 
+    def llmq(self):
+        """LLMQ with nothing in the host's memory."""
+        model = self.model
+        workload = {"model": {"hidden": model["hidden_size"], "layers": model["num_hidden_layers"],
+                              "heads": model["num_attention_heads"], "kv_heads": model["num_key_value_heads"],
+                              "intermediate": model["intermediate_size"], "vocab": model["vocab_size"],
+                              "tie_embeddings": model["tie_word_embeddings"]},
+                    "batch": {"sequence": self.sequence, "micro_batch": self.sequences,
+                              "micro_batches": self.micro_batches},
+                    "optimizer": {"lr": 1e-5}, "clip_norm": 1e6, "tokens": str(self.directory / "tokens.bin")}
+        directory = self.directory / "llmq"
+        directory.mkdir(exist_ok=True)
+        return others.llmq(self.options.llmq, workload, self.options.steps, directory, warmup=self.options.warmup,
+                           placed=self.options.llmq_options)
+
     def ferry(self):
         return train(self.options, self.config, NEVER_CLIPPED, warmup=self.options.warmup, bound=False)
 
-    def peer(self, name):
-        """With checkpointing once a step did not fit without."""
-        if not self.checkpointed.get(name):
-            found = self._transformers(name, False)
-            if found:
-                return found
-            self.checkpointed[name] = True
-        found = self._transformers(name, True)
-        if not found:
-            raise SideFailed(f"{self.name} does not fit this GPU, not even with checkpointing")
-        return found
 
-    def _transformers(self, name, checkpointing):
-        file = self.directory / "peer.json"
-        file.write_text(json.dumps({"model": str(self.directory), "sequences": self.sequences,
-                                    "sequence": self.sequence, "steps": self.options.steps,
-                                    "compiled": name == "compiled", "checkpointing": checkpointing}))
-        timing = Timing(self.tokens, warmup=self.options.warmup)
-        with Child([sys.executable, str(CHILD), str(file)]) as child:
-            for text, _ in child.lines():
-                if text.startswith('{"step"'):
-                    timing.seconds.append(json.loads(text)["seconds"])
-            try:
-                child.end()
-            except SideFailed:
-                if child.process.returncode == NO_ROOM:
-                    return None
-                raise
-            timing.gpu_peak = child.gpu_peak
+class Peers:
+    """transformers' process of one shape: it begins to build and compile its model at once; run() then has it train."""
+
+    def __init__(self, shape, sides, gate, threads):
+        self.shape, self.checkpointed, self._failure = shape, {}, ""  # by side; of the compiler
+        self._lines = queue.Queue()
+        workload = shape.directory / "peer.json"
+        workload.write_text(json.dumps({"model": str(shape.directory), "sequences": shape.sequences, "gate": str(gate),
+                                        "sequence": shape.sequence, "steps": shape.options.steps, "sides": sides}))
+        self._said = tempfile.TemporaryFile("w+", errors="replace")
+        self.process = subprocess.Popen([sys.executable, str(CHILD), str(workload)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=self._said, text=True,
+                                        env={"TORCHINDUCTOR_COMPILE_THREADS": str(threads), **os.environ})
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for text in self.process.stdout:
+            if text.startswith("{"):
+                self._lines.put(json.loads(text))
+        self._lines.put(None)
+
+    def _line(self, until):
+        """The next line of its output. `until`: of time.monotonic()."""
+        try:
+            line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            self.end()
+            raise SideFailed(f"{self.shape.name}: transformers took too long") from None
+        if line is None:
+            self._lines.put(None)  # for whoever asks next
+            self._said.seek(0)
+            raise SideFailed(f"{self.shape.name}: transformers ended: {self._said.read()[-2000:].strip()}")
+        return line
+
+    def wait_until_ready(self, until):
+        line = self._line(until)
+        self._failure = line["failure"]
+        print(f"{self.shape.name}: transformers is ready after {line['ready']:.0f} s {self._failure}", file=sys.stderr,
+              flush=True)
+
+    def run(self, side):
+        if side == "compiled" and self._failure:
+            raise SideFailed(f"{self.shape.name}: torch.compile: {self._failure}")
+        timing = Timing(self.shape.tokens, warmup=self.shape.options.warmup)
+        until = time.monotonic() + self.shape.options.side_seconds
+        with GpuWatch() as watch:
+            if self.process.poll() is None:
+                print(side, file=self.process.stdin, flush=True)
+            while "end" not in (line := self._line(until)):
+                timing.seconds.append(line["seconds"])
+                print(f"{side}: step {line['step']}: {line['seconds']:.3g} s", file=sys.stderr, flush=True)
+        self.checkpointed[side] = line["checkpointing"]
+        timing.gpu_peak = watch.peak
         return timing
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
 
 
 def peak_of(shape):
@@ -155,7 +213,7 @@ def rows_of(shape, runs, peak):
     for name, of_side in runs.items():
         rates = [run.tokens_per_second for run in of_side]
         mfus = [shape.flops() / run.step_seconds / peak for run in of_side]
-        note = "with checkpointing" if shape.checkpointed.get(name) else ""
+        note = "with checkpointing" if shape.peers and shape.peers.checkpointed.get(name) else ""
         rows.append(plain(f"{shape.name}, {name}: a step", [run.step_seconds for run in of_side], "s", note=note))
         rows.append(judged(f"{shape.name}, {name}: tokens a second, MFU", sum(rates) / len(rates), "1/s", None, mfus,
                            shape.mfu if name == "ferry" else None))
@@ -181,22 +239,64 @@ def main():
     parser.add_argument("--host", default="96GiB", help="ferry's host budget, where the GPU does not hold everything")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
                         help="for ferry's side: override a key of the configuration")
+    parser.add_argument("--llmq", metavar="PROGRAM", type=common.program,
+                        help="LLMQ's `train`; without it LLMQ is left out")
+    parser.add_argument("--llmq-options", type=shlex.split, default=["--recompute-block"],
+                        help="what it saves and offloads; default: --llmq-options=--recompute-block, all on the GPU")
+    parser.add_argument("--side-seconds", type=float, default=600,
+                        help="at most of a side of transformers, and of compiling")
     options = parser.parse_args()
     common.check_steps(parser, options)
     why = why_no_peers(options)
     peers = [] if why else options.peers
-    rows, peak = [], 0
-    with common.scratch() as directory:
-        for name in options.shapes:
-            shape = Shape(options, name, directory)
-            peak = peak or peak_of(shape)
-            sides = {"ferry": shape.ferry, **{peer: lambda peer=peer, of=shape: of.peer(peer) for peer in peers}}
+    with common.scratch() as directory, contextlib.ExitStack() as processes:
+        shapes = [Shape(options, name, directory) for name in options.shapes]
+        start_peers(shapes, peers, directory / "gate", processes)
+        peak = peak_of(shapes[0])
+        rows = []
+        for shape in shapes:
+            sides = {"ferry": shape.ferry}
+            if shape.peers:
+                sides.update({peer: lambda peer=peer, of=shape: of.peers.run(peer) for peer in peers})
             rows += rows_of(shape, common.turns(sides, options.rounds, options.seconds), peak)
+            if shape.peers:
+                shape.peers.end()
+        rows += rows_beside_llmq(options, directory, peak)
     if not rows:
         sys.exit("nothing could be measured")
     rows.append(plain("one large product in bf16", peak * 1e-12, "TFLOP/s"))
     common.report(options, rows, ["ferry: fp32 master weights and moments; transformers: bf16 weights and moments",
                                   *([why] if why else [])])
+
+
+def rows_beside_llmq(options, directory, peak):
+    if not options.llmq:
+        return []
+    shape = Shape(options, BESIDE_LLMQ_SHAPE, directory, MICRO_BATCHES)
+    runs = common.turns({"ferry": shape.ferry, "LLMQ": shape.llmq}, options.rounds, options.seconds)
+    rows = rows_of(shape, {name: of for name, of in runs.items() if name == "ferry"}, peak)
+    if len(runs) == 2:
+        rates = {side: [run.tokens_per_second for run in of_side] for side, of_side in runs.items()}
+        rows.append(compared(f"{shape.name}: tokens a second, beside LLMQ", rates["ferry"], rates["LLMQ"], "1/s",
+                             BESIDE_LLMQ, less_is_better=False))
+    return rows
+
+
+def start_peers(shapes, peers, gate, processes):
+    """All at once; nothing is measured before each is ready or has failed."""
+    if not peers:
+        return
+    threads = max(1, (os.cpu_count() or 1) // len(shapes))
+    for shape in shapes:
+        shape.peers = Peers(shape, peers, gate, threads)
+        processes.callback(shape.peers.end)
+    until = time.monotonic() + shapes[0].options.side_seconds
+    for shape in shapes:
+        try:
+            shape.peers.wait_until_ready(until)
+        except SideFailed as failure:
+            print(failure, file=sys.stderr)
+            shape.peers = None
 
 
 if __name__ == "__main__":

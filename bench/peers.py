@@ -104,9 +104,12 @@ def llmq_files(workload, directory):
     (directory / "llmq.bin").write_bytes(header + tokens.tobytes())  # beside the tokens that ferry reads
 
 
-def llmq(program, workload, steps, directory, warmup=1):
-    """Master weights and moments in pinned host memory, blocks recomputed. It is ended after its last step:
-    it would go on to evaluate and to save."""
+OFFLOADED = ("--offload-master", "--offload-opt-m", "--offload-opt-v", "--recompute-block")
+
+
+def llmq(program, workload, steps, directory, warmup=1, placed=OFFLOADED):
+    """Master weights and moments in pinned host memory, blocks recomputed, or as `placed` says. It is ended after its
+    last step: it would go on to evaluate and to save."""
     llmq_files(workload, directory)
     batch, optimizer = workload["batch"], workload["optimizer"]
     log = directory / "log.json"
@@ -114,7 +117,7 @@ def llmq(program, workload, steps, directory, warmup=1):
                f"--eval-file={directory}/llmq.bin", f"--seq-len={batch['sequence']}", "--model-dtype=bf16",
                "--matmul-dtype=bf16", "--gpus=1", f"--steps={steps + 1}", "--eval-every-n-steps=0",
                "--ckpt-interval=0", "--log-gpu-util=0", "--opt-m-dtype=fp32", "--opt-v-dtype=fp32",
-               "--offload-master", "--offload-opt-m", "--offload-opt-v", "--recompute-block",
+               *placed,
                f"--batch-size={batch['micro_batch']}", f"--grad-accumulation={batch['micro_batches']}",
                "--lmhead-chunks=2", f"--lr={optimizer['lr']}", f"--grad-clip={workload['clip_norm']}",
                f"--log-file={log}", f"--out-dir={directory}/out", f"--checkpoint-dir={directory}/checkpoint"]

@@ -2,57 +2,153 @@
 
     python3 bench/transformers_train.py WORKLOAD.json      (bench/compute.py writes it)
 
-Prints a JSON line a step; ends with 77 where a step does not fit the GPU's memory.
+Builds the model, compiles it where the workload asks for that, and says {"ready"}. Then it runs the steps of each
+side that a line of standard input names, eager or compiled, and prints a JSON line a step and one at the end. Between
+them its weights wait in the host's memory, so that other processes have the GPU's for themselves.
 """
 
+import contextlib
+import fcntl
 import json
 import sys
 import time
 
-NO_ROOM = 77
+
+class Gate:
+    """The GPU for one process at a time: processes compile side by side, and only one of them runs what it compiled.
+
+    Closed from the first call of a compiled graph until opened."""
+
+    def __init__(self, path):
+        self._file = open(path, "w", encoding="utf-8")
+        self._held = False
+
+    def close(self):
+        if not self._held:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._held = True
+
+    def open(self):
+        if self._held:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._held = False
 
 
-def run(workload):
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+class Trainer:
+    def __init__(self, workload):
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(1)
-    torch.set_float32_matmul_precision("high")
-    config = AutoConfig.from_pretrained(workload["model"])
-    config.use_cache = False
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    torch.set_default_dtype(torch.float32)
-    model.train()
-    if workload["checkpointing"]:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    step_of = torch.compile(model) if workload["compiled"] else model
-    shape = (workload["sequences"], workload["sequence"])
-    for step in range(1, workload["steps"] + 1):
-        tokens = torch.randint(config.vocab_size, shape, device="cuda")
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        loss = step_of(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        print(json.dumps({"step": step, "seconds": time.perf_counter() - start, "loss": loss.item()}), flush=True)
+        self.torch, self.workload, self.gate = torch, workload, Gate(workload["gate"])
+        torch.manual_seed(1)
+        torch.set_float32_matmul_precision("high")
+        config = AutoConfig.from_pretrained(workload["model"])
+        config.use_cache = False
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("cuda"):
+            self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        torch.set_default_dtype(torch.float32)
+        self.model.train()
+        self.vocabulary = config.vocab_size
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.checkpointed = {}  # by side: whether a step fits only with checkpointing
+        self.forward = {"eager": self.model}
+
+    def to(self, device):
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            tensor.data = tensor.data.to(device)
+        self.torch.cuda.empty_cache()
+
+    def checkpoint(self, wanted):
+        """By its flags alone: another function of checkpointing would have the model compiled anew."""
+        for module in self.model.modules():
+            if hasattr(module, "gradient_checkpointing"):
+                module.gradient_checkpointing = wanted
+
+    def steps(self, side, count):
+        """Seconds and loss of each."""
+        torch = self.torch
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        shape = (self.workload["sequences"], self.workload["sequence"])
+        try:
+            for _ in range(count):
+                tokens = torch.randint(self.vocabulary, shape, device="cuda")
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                loss = self.forward[side](input_ids=tokens, labels=tokens).loss
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1e6, foreach=True)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                torch.cuda.synchronize()
+                yield time.perf_counter() - start, loss.item()
+        finally:
+            self.model.zero_grad(set_to_none=True)
+
+    def fitting(self, side, again=lambda: None):
+        """Two steps, as the second has the optimizer's state from its start, with checkpointing where they do not fit
+        without. `again`: before the second try."""
+        for wanted in (False, True):
+            self.checkpoint(wanted)
+            with contextlib.suppress(self.torch.cuda.OutOfMemoryError):
+                for _ in self.steps(side, 2):
+                    pass
+                self.checkpointed[side] = wanted
+                return
+            self.torch.cuda.empty_cache()
+            again()
+        raise RuntimeError(f"{side}: a step does not fit this GPU, not even with checkpointing")
+
+    def compile(self):
+        from torch._inductor.compile_fx import compile_fx
+
+        def gated(graph, inputs):
+            compiled = compile_fx(graph, inputs)
+
+            def run(*arguments):
+                self.gate.close()
+                return compiled(*arguments)
+            return run
+
+        def once_more():
+            self.torch._dynamo.reset()
+            self.forward["compiled"] = self.torch.compile(self.model, backend=gated)
+            self.gate.open()
+        once_more()
+        self.fitting("compiled", once_more)
+
+    def run(self, side):
+        self.to("cuda")
+        if side not in self.checkpointed:
+            self.fitting(side)
+        self.checkpoint(self.checkpointed[side])
+        self.torch.cuda.empty_cache()
+        for step, (seconds, loss) in enumerate(self.steps(side, self.workload["steps"]), 1):
+            say({"step": step, "seconds": seconds, "loss": loss})
+        self.to("cpu")
+        say({"end": side, "checkpointing": self.checkpointed[side]})
+
+
+def say(what):
+    print(json.dumps(what), flush=True)
 
 
 def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         workload = json.load(file)
-    import torch
-
+    trainer = Trainer(workload)
+    start, failure = time.monotonic(), ""
     try:
-        run(workload)
-    except torch.cuda.OutOfMemoryError as error:
-        print(error, file=sys.stderr)
-        sys.exit(NO_ROOM)
+        if "compiled" in workload["sides"]:
+            trainer.compile()
+    except Exception as error:  # the compiler's own, of any kind
+        failure = str(error)[-1000:] or type(error).__name__
+    trainer.to("cpu")
+    trainer.gate.open()
+    say({"ready": time.monotonic() - start, "failure": failure})
+    trainer.gate.close = lambda: None  # from here on it runs when it is told to
+    for line in sys.stdin:
+        trainer.run(line.strip())
 
 
 if __name__ == "__main__":

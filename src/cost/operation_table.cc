@@ -70,10 +70,23 @@ double once(const Work& w) {
 double saved(const Work& w, model::Saved what) { return w.saved_flops[at(what)]; }
 bool saves(const Work& w, model::Saved what) { return (w.flags & flag_of(what)) != 0; }
 
-// Two products for each of forward's, and forward again as far as nothing of it was saved.
+// The gradients of the weights that train: as many again for each of them.
+double of_weights(const Work& w) {
+    return static_cast<double>(w.tokens) * 2 *
+           static_cast<double>((w.table ? w.table : w.layer)->trainable_elements);
+}
+// A block's last product, whose result only the next block's forward reads.
+double last(const Work& w) {
+    const model::Tensor* down = w.layer->find(model::Role::down);
+    return down ? static_cast<double>(w.tokens) * 2 * static_cast<double>(down->count) : 0;
+}
+
+// The gradients of its input and weights, and forward again as far as nothing of it was saved; but
+// for the last product, which backward does not need.
 double backward(const Work& w) {
     using model::Saved;
-    return 3 * once(w) + (saves(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -
+    return 2 * once(w) + of_weights(w) - last(w) +
+           (saves(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -
            (saves(w, Saved::mlp) ? saved(w, Saved::mlp) : 0) -
            (saves(w, Saved::projections) ? saved(w, Saved::projections) : 0);
 }
@@ -107,7 +120,7 @@ constexpr std::array kRows{
                        [](const Work& w) {
                            return weights(w) + w.tokens_bytes + 2 * w.input_bytes + gradients(w);
                        },
-                   .flops = [](const Work& w) { return 3 * once(w); }}),
+                   .flops = [](const Work& w) { return 2 * once(w) + of_weights(w); }}),
     row<op::HeadLoss>(
         {.name = "loss",
          .item = kMicroBatch,

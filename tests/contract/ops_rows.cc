@@ -233,14 +233,19 @@ TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
 
 // Rows of a token among many others, some of them next to each other.
 TEST_P(OpsRows, gradient_of_an_embedding_is_summed_in_the_order_of_its_tokens) {
-    // More rows than a GPU sorts in one block, too.
-    for (const auto& [rows, hidden] : {std::pair{1300, 5}, {1300, 96}, {1300, 1032}, {20011, 20}}) {
+    // More rows than a GPU sorts in one block, too; few tokens with many rows, and many with few.
+    for (const auto& [rows, hidden, vocab] : {std::array{1300, 5, 41},
+                                              {1300, 96, 41},
+                                              {1300, 1032, 41},
+                                              {20011, 20, 41},
+                                              {1301, 96, 1301},
+                                              {2001, 1032, 701}}) {
         std::vector<int32_t> tokens;
         for (int64_t t = 0; t < rows; ++t)
-            tokens.push_back(static_cast<int32_t>(t % 3 == 0 ? 7 : t * t % 41));
+            tokens.push_back(static_cast<int32_t>(vocab == 41 && t % 3 == 0 ? 7 : t * t % vocab));
         const Matrix dx = Matrix(type(), std::ssize(tokens), hidden).random(2);
-        SCOPED_TRACE(hidden);
-        Matrix g = Matrix(DType::f32, 41, hidden, 0).random(3), g0 = g;
+        SCOPED_TRACE(std::to_string(hidden) + " of " + std::to_string(vocab));
+        Matrix g = Matrix(DType::f32, vocab, hidden, 0).random(3), g0 = g;
         ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data), nullptr);
         oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data),
                                 nullptr);
@@ -302,14 +307,23 @@ TEST_P(OpsRows, swiglu_forward_and_backward) {
 }
 
 TEST_P(OpsRows, gelu_forward_and_backward) {
-    for (const int64_t cols : {1, 19, 96, 100, 2056, 4100}) {
-        Matrix x = Matrix(type(), 40, cols).random(1, 3), x0(type(), 1, 1);
+    // Rows at odd places, and at multiples of 16 bytes with and without something between them.
+    for (const auto& [rows, cols, gap] : {std::array{40, 1, 3},
+                                          {40, 19, 3},
+                                          {40, 96, 3},
+                                          {40, 100, 3},
+                                          {40, 2056, 3},
+                                          {40, 4100, 3},
+                                          {41, 8, 0},
+                                          {41, 2056, 8},
+                                          {40, 6400, 8}}) {
+        Matrix x = Matrix(type(), rows, cols, gap).random(1, 3), x0(type(), 1, 1);
         x.set(0, 0, 100);
         x.set(1, 0, -100);
         x.set(2, 0, -5);
         x0 = x;
-        Matrix dy = Matrix(type(), 40, cols).random(2), dy0 = dy;
-        Matrix y(type(), 40, cols), y0 = y;
+        Matrix dy = Matrix(type(), rows, cols, gap).random(2), dy0 = dy;
+        Matrix y(type(), rows, cols, gap), y0 = y;
         ops().gelu_forward(x.view(), y.view());
         oracle().gelu_forward(x0.view(), y0.view());
         expect_near(y, y0, 4);
@@ -466,6 +480,43 @@ TEST_P(OpsRows, cross_entropy_ignores_masked_rows) {
         double without = 1;
         ops().cross_entropy(logits.view(), targets.data(), 0.5f, {}, &without, aligned(room));
         EXPECT_EQ(without, loss);
+    }
+}
+
+// More rows than a GPU's blocks have at once, so that each block has several: what a row gets is
+// what it gets alone.
+TEST_P(OpsRows, cross_entropy_of_many_rows_is_that_of_each) {
+    const bool gpu = std::get<0>(GetParam()).threads == kGpu;
+    for (const auto& [rows, vocab] :
+         {std::pair{1100, 1001}, {1100, 1000}, {301, 20484}, {150, 90001}}) {
+        if (vocab > 2000 && !gpu) continue;
+        SCOPED_TRACE(vocab);
+        const Matrix logits = Matrix(DType::f32, rows, vocab).random(1, 5);
+        std::vector<int32_t> targets;
+        for (int64_t i = 0; i < rows; ++i)
+            targets.push_back(i % 5 == 1 ? -1 : static_cast<int32_t>(i * 97 % vocab));
+        auto room = scratch_of(ops().cross_entropy_scratch_bytes(rows));
+        Matrix d(type(), rows, vocab), in_place = logits;
+        double loss = 0, again = 0, sum = 0;
+        ops().cross_entropy(logits.view(), targets.data(), 0.5f, d.view(), &loss, aligned(room));
+        ops().cross_entropy(in_place.view(), targets.data(), 0.5f, in_place.view(), &again,
+                            aligned(room));
+        EXPECT_EQ(again, loss);
+        for (int64_t i = 0; i < rows; ++i) {
+            Matrix alone(type(), 1, vocab);
+            double own = 0;
+            ops().cross_entropy(logits.view().row_range(i, 1), &targets[static_cast<size_t>(i)],
+                                0.5f, alone.view(), &own, aligned(room));
+            sum += own;
+            if (gpu && i % 11 != 0) continue;  // all rows take long
+            for (int64_t c = 0; c < vocab; ++c) {
+                ASSERT_EQ(d.get(i, c), alone.get(0, c)) << i << ", " << c;
+                if (type() == DType::f32) {
+                    ASSERT_EQ(in_place.get(i, c), alone.get(0, c)) << i << ", " << c;
+                }
+            }
+        }
+        EXPECT_NEAR(loss, sum, 1e-9 * std::abs(sum));
     }
 }
 
