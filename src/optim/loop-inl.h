@@ -199,7 +199,7 @@ struct Pass {
     // One vector at element i, `k` elements into its line.
     template <Stores kStores>
     HWY_INLINE static void vector_at(const Span& span, const Scalars& s, int64_t i, int64_t k,
-                                const Moments& moments, Line& line, Largest& largest) {
+                                     const Moments& moments, Line& line, Largest& largest) {
         constexpr bool kStreamState = kStores == Stores::stream_all;
         constexpr bool kStreamWeight = kStores != Stores::cached;
         const U u;

@@ -200,7 +200,8 @@ TEST(Maps, are_torchaos_to_the_last_bits) {
     }
 }
 
-// Which is torchao's rule; nearer to half way than this the lines that ferry computes by may differ.
+// Which is torchao's rule; nearer to half way than this the lines that ferry computes by may
+// differ.
 TEST(Maps, a_code_is_the_nearest_but_close_to_half_way) {
     for (const Map map : {Map::with_sign, Map::without_sign}) {
         for (int code = 1; code < 256; ++code) {

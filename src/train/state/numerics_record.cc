@@ -47,8 +47,8 @@ std::string operations_of(const Config& config) {
     if (format.moments > 0 && format.moment_type == MomentType::bf16)
         text += ", moments bf16 rounded stochastically";
     if (coded_moments_of(config).coded)
-        text += fmt::format(", moments int8 in blocks of {} by fused operations but fp32 of {}", kMomentBlock,
-                            fmt::join(config.optimizer.fp32_moments, " "));
+        text += fmt::format(", moments int8 in blocks of {} by fused operations but fp32 of {}",
+                            kMomentBlock, fmt::join(config.optimizer.fp32_moments, " "));
     if (format.split)
         text += config.precision == DType::f16 ? ", split master beside fp16" : ", split master";
     return text;
