@@ -64,7 +64,9 @@ public:
     void begin_save(const Saving& saving) {
         FERRY_CHECK(!save_, "a checkpoint is on its way");
         guarded([&] {
-            if (begin_passing(saving)) return;
+            Saving whole = saving;
+            if (!whole.progress && progress_) whole.progress = told_progress();
+            if (begin_passing(whole)) return;
             drain();
             if (saving.started) saving.started();
             if (saving.begun) saving.begun();
@@ -73,9 +75,7 @@ public:
             Team& team = copiers ? *copiers : stack_.teams().all();
             state_->begin_arrays(team);
             const ReadArrays read = reader();
-            Saving whole = saving;
             whole.errors = has_errors(moment_updates_);
-            if (!whole.progress && progress_) whole.progress = told_progress();
             if (world_.rank != 0)
                 return read_checkpoint(
                     plan_, whole.errors, read, [](std::span<const std::span<const std::byte>>) {},
@@ -334,340 +334,331 @@ private:
         if (saving.begun) saving.begun();
         if (waited_) waited_(save_->held_back_seconds());
         return true;
-        // Of a checkpoint, to the runtime's program.
-        std::function<void(int64_t, int64_t)> told_progress() {
-            return [this, told = Nanos{}, last = int64_t{-1}](int64_t bytes, int64_t of) mutable {
-                constexpr Nanos kBetween = 100'000'000;
-                const Nanos now = executor_.now();
-                if (bytes == last || (bytes < of && now - told < kBetween)) return;
-                told = now;
-                last = bytes;
-                progress_("checkpoint", bytes, of);
-            };
-        }
-
-        Unwritten unwritten(const Saving& saving) const {
-            Unwritten made{.description = description_};
-            note_run(run_state(), made.manifest);
-            checkpoint::Manifest& manifest = made.manifest;
-            const int64_t sequences = config_.batch.micro_batches * config_.batch.micro_batch;
-            manifest.steps = config_.steps;
-            manifest.sequences = step_ * sequences;
-            manifest.tokens = manifest.sequences * config_.batch.sequence;
-            manifest.ferry = saving.program;
-            manifest.model = config_.model.path;
-            manifest.training = checkpoint_identity_;
-            manifest.numerics = numerics_record();
-            manifest.numerics_hash = numerics_id();
-            manifest.ranks = world_.ranks;
-            // Behind a local step each rank evaluated weights of its own, and none of them is
-            // saved.
-            const bool alone = moment_updates_ > 0 &&
-                               judge_->exchanged_after(moment_updates_ - 1) == Exchanged::nothing;
-            if (saving.held_back_loss && !alone)
-                manifest.held_back = {step_, *saving.held_back_loss};
-            return made;
-        }
-
-        void measure();
-        void predict(const cost::Measurements& measured);
-
-        // What the step before left is finished. Where momentum is exchanged from here on, every
-        // rank gets all of it.
-        void change_over(Exchanged what) {
-            const double before = totals_.seconds;
-            drain();
-            totals_.seconds = before;  // the step that is to come counts it
-            exchanged_ = what;
-            if (what == Exchanged::gradients) return;
-            const Nanos start = executor_.now();
-            const bool off = has_errors(moment_updates_);
-            momentum_->begin(*state_, off);
-            if (world_.rank != 0 || off) return;
-            const bool onebit = config_.optimizer.method == optim::Method::onebit_adam;
-            log_info(fmt::format(
-                "step {}: from here on ranks {}exchange their momentum as {}{}; getting "
-                "there took {:.2f} s",
-                step_, onebit ? "" : "at times ", text_of(partition_.codecs.momentum),
-                onebit ? ", and the second moment stays" : "",
-                static_cast<double>(executor_.now() - start) * 1e-9));
-        }
-
-        const swap::Schedule& next_schedule(bool speculative) const {
-            return exchanged_ == Exchanged::gradients ? schedules_.step(previous_, speculative)
-                                                      : schedules_.step_by_momentum(previous_);
-        }
-
-        void replay(StepReport & report) {
-            const Exchanged next = judge_->exchanged_after(moment_updates_);
-            if ((next == Exchanged::gradients) != (exchanged_ == Exchanged::gradients))
-                change_over(next);
-            exchanged_ = next;
-            StepState& state = kernels().states()[++sequence_];
-            const double scale = report.loss_scale = loss_scale_.value();
-            state = {
-                .step = step_,
-                .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
-            // What a checkpoint is read from is updated no sooner than it must be.
-            if (previous_ != Previous::none) await_reading();
-            report.speculative = plan_.speculative && judge_->speculates_now() &&
-                                 exchanged_ == Exchanged::gradients && !(save_ && save_->reads()) &&
-                                 !hands_over();
-            if (report.speculative)
-                state.speculative = judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
-            const swap::Schedule& schedule = next_schedule(report.speculative);
-            log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_,
-                                  schedule.name, schedule.tasks.size(), schedule.waits.size()));
-            if (recording_ &&
-                exchanged_ == Exchanged::gradients)  // the other sort is not predicted
-                rows_->lanes.record(
-                    schedule, planned_[static_cast<size_t>(previous_)][report.speculative ? 1 : 0],
-                    executor_.now(), step_);
-            await_durable();
-            store().append(schedule, sequence_, step_);
-            if (plan_.durable) store().publish(committed_);
-            store().run_to_outcome();
-            const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : judge_->report()};
-            const Outcome outcome =
-                judge_->judge(lane_ ? lane_->reports() : mine, report.targets, scale, exchanged_);
-            report.loss = outcome.loss;
-            report.gradient_norm = outcome.norm;
-            report.clip_factor = outcome.clip_factor;
-            if (!outcome.finite) return skip_or_stop(report, outcome);
-            loss_scale_.good_step();
-            skipped_in_a_row_ = 0;
-            ++updates_;
-            ++moment_updates_;
-            state.after_outcome =
-                judge_->scalars({updates_, moment_updates_}, outcome.clip_factor / scale);
-            if (exchanged_ != Exchanged::gradients)
-                state.momentum_share = judge_->momentum_share({updates_, moment_updates_},
-                                                              outcome.clip_factor / scale);
-            report.committed = report.speculative && outcome.clip_factor == 1;
-            previous_ = exchanged_ == Exchanged::nothing ? Previous::alone
-                        : !report.speculative            ? Previous::not_speculative
-                        : report.committed               ? Previous::committed
-                                                         : Previous::rolled_back;
-        }
-
-        // The updates that come now are written where the durable step before the last one lies.
-        // That one stays until all ranks have the last: whichever of them is killed, all have one
-        // in common.
-        void await_durable() {
-            if (!config_.checkpoint.durable_steps || !ranks_) return;
-            store().wait_published();
-            gather(*ranks_, executor_, step_, "durable steps");
-        }
-
-        // Until all of the state is read for a checkpoint that is on its way.
-        void await_reading() {
-            if (!save_ || !save_->reads()) return;
-            const Nanos start = executor_.now();
-            save_->end_reading();
-            if (waited_) waited_(static_cast<double>(executor_.now() - start) * 1e-9);
-        }
-
-        // Whether a checkpoint follows this step and gets its state from the updates: all of them
-        // then come behind it.
-        bool hands_over() const {
-            const CheckpointConfig& saved = config_.checkpoint;
-            return !saved.dir.empty() && saved.every.steps > 0 && step_ % saved.every.steps == 0 &&
-                   !ranks_ && passes_by(plan_);
-        }
-
-        // Null: there are no threads for it to be had.
-        Team* copiers_or_none() {
-            try {
-                if (!copiers_)
-                    copiers_.emplace(std::min(kMeanwhileThreads, stack_.teams().all().threads()));
-                return &*copiers_;
-            } catch (const Error&) {
-                return nullptr;
-            }
-        }
-
-        void skip_or_stop(StepReport & report, const Outcome& outcome) {
-            previous_ = report.speculative ? Previous::dropped : Previous::none;
-            report.skipped = true;
-            // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there
-            // for.
-            if (loss_scale_.scales() && outcome.forward_was_finite)
-                return loss_scale_.overflow(step_);
-            if (!loss_scale_.scales() && config_.on_nonfinite == OnNonfinite::skip &&
-                ++skipped_in_a_row_ < kSkipsMost)
-                return;
-            throw diverged(
-                config_, outcome,
-                {.where = "step " + std::to_string(step_) + ", " + place_of(outcome, plan_.layers),
-                 .last_good_step = step_ - std::max<int64_t>(skipped_in_a_row_, 1),
-                 .scales = loss_scale_.scales(),
-                 .skipped_in_a_row = skipped_in_a_row_});
-        }
-
-        void go_on_from(const RunState& found) {
-            step_ = found.step;
-            updates_ = found.updates;
-            moment_updates_ = found.moment_updates;
-            if (moment_updates_ > 0) exchanged_ = judge_->exchanged_after(moment_updates_ - 1);
-            loss_scale_.resume(found.loss_scale);
-            skipped_in_a_row_ = found.skipped_in_a_row;
-            judge_->resume(found.unclipped_in_a_row);
-            frozen_ = found.frozen;
-            last_ = resumed_ = found.report;
-        }
-
-        RunState run_state() const {
-            return {.step = step_,
-                    .updates = updates_,
-                    .moment_updates = moment_updates_,
-                    .loss_scale = loss_scale_.state(),
-                    .skipped_in_a_row = skipped_in_a_row_,
-                    .unclipped_in_a_row = judge_->unclipped_in_a_row(),
-                    .frozen = frozen_,
-                    .report = last_};
-        }
-
-        // How far the run has come: for whoever finds its files, and to go on from there.
-        void note_committed() {
-            last_good_ = step_;
-            if (volume()) volume()->note_step(step_);
-            if (!plan_.durable) return;
-            look_for_files();
-            committed_ =
-                record_.write(run_state(), plan_.record_bytes - swap::map_bytes(plan_.objects));
-        }
-
-        // The run goes on without them, and nothing of it outlives the process.
-        void look_for_files() {
-            if (!plan_.durable || !removed_.empty()) return;
-            removed_ = volume()->missing();
-            if (!removed_.empty()) log_warn(nothing_durable(removed_, last_good_).what());
-        }
-
-        // Finishes the last step, to the last byte that is to be durable; its time is the steps'.
-        void drain() {
-            await_reading();
-            finish_last_step();
-        }
-
-        void finish_last_step() {
-            const Nanos start = executor_.now();
-            const bool publishes = plan_.durable && durable_step_ != step_;
-            // Behind a skipped step, too: a record goes over the one before the last.
-            if (previous_ != Previous::none || publishes) await_durable();
-            if (previous_ != Previous::none) {
-                kernels().states()[++sequence_] = {.step = step_};
-                store().append(schedules_.drain(previous_, exchanged_), sequence_, step_);
-                previous_ = Previous::none;
-            }
-            if (publishes) {
-                store().publish(committed_);
-                durable_step_ = step_;
-            }
-            store().drain();
-            totals_.seconds += static_cast<double>(executor_.now() - start) * 1e-9;
-        }
-
-        void note(const StepReport& report) {
-            ++totals_.steps;
-            totals_.tokens += report.skipped ? 0 : report.tokens;
-            totals_.seconds += report.seconds;
-            totals_.skipped_steps += report.skipped;
-            totals_.clipped_steps += report.clip_factor < 1;
-            if (report.speculative)
-                ++(report.committed ? totals_.steps_committed : totals_.steps_rolled_back);
-        }
-
-        StepKernels& kernels() { return stack_.kernels(); }
-
-        const int exceptions_ = std::uncaught_exceptions();
-        StepReport last_{};      // the last step's
-        StepReport resumed_{};   // that of the step after which the run was resumed
-        std::string removed_{};  // a file of the durable state that was removed under the run
-        int64_t last_good_ = 0, sequence_ = 0, durable_step_ = -1;
-        int64_t updates_ = 0, moment_updates_ = 0;  // of the weights, and what moments took in
-        std::span<const std::byte> committed_{};    // the record of the last step
-        Timelines planned_{};                       // once the bound is known
-        LossScale loss_scale_ = first_loss_scale();
-        int64_t skipped_in_a_row_ = 0;
-        uint64_t frozen_ = 0;  // hash of the frozen weights
-        Previous previous_ = Previous::none;
-        Exchanged exchanged_ = Exchanged::gradients;  // between ranks, in the last step
-        RunReport totals_{};
-        std::optional<Team> copiers_{};           // of a checkpoint's state, while a step is taken
-        std::function<void(double)> waited_{};    // of the checkpoint on its way
-        std::unique_ptr<BackgroundSave> save_{};  // reads the plan, the room and the teams' threads
-    };
-
-    void Engine::Run::measure() {
-        if (measurements_) return predict(cost::of_rank(*measurements_, world_.local_ranks));
-        totals_ =
-            so_far();  // drained, all buffers are free; what is moved from here is not the run's
-        const trace::Recording::Pause pause(recording_);
-        kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-        cost::Measurements measured = take_measurements(
-            schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
-            judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, footprint_of_updates(plan_));
-        time_storage(config_, plan_, store(), executor_, measured);
-        if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
-        if (totals_.predicted_seconds == 0)
-            log_unlike_assumed(config_, measured, world_.local_ranks);
-        predict(measured);
-        measure_anew();
     }
 
-    void Engine::Run::predict(const cost::Measurements& measured) {
-        planned_ = predict_all(schedules_, plan_, measured);
-        note_predicted(totals_, planned_, share_.budgets, plan_, stack_.decoder(), schedules_,
-                       measured);
-        if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, measured);
+    // Of a checkpoint, to the runtime's program.
+    std::function<void(int64_t, int64_t)> told_progress() {
+        return [this, told = Nanos{}, last = int64_t{-1}](int64_t bytes, int64_t of) mutable {
+            constexpr Nanos kBetween = 100'000'000;
+            const Nanos now = executor_.now();
+            if (bytes == last || (bytes < of && now - told < kBetween)) return;
+            told = now;
+            last = bytes;
+            progress_("checkpoint", bytes, of);
+        };
     }
 
-    Engine::Engine(std::unique_ptr<Run> run) : run_(std::move(run)) {}
+    Unwritten unwritten(const Saving& saving) const {
+        Unwritten made{.description = description_};
+        note_run(run_state(), made.manifest);
+        checkpoint::Manifest& manifest = made.manifest;
+        const int64_t sequences = config_.batch.micro_batches * config_.batch.micro_batch;
+        manifest.steps = config_.steps;
+        manifest.sequences = step_ * sequences;
+        manifest.tokens = manifest.sequences * config_.batch.sequence;
+        manifest.ferry = saving.program;
+        manifest.model = config_.model.path;
+        manifest.training = checkpoint_identity_;
+        manifest.numerics = numerics_record();
+        manifest.numerics_hash = numerics_id();
+        manifest.ranks = world_.ranks;
+        // Behind a local step each rank evaluated weights of its own, and none of them is saved.
+        const bool alone = moment_updates_ > 0 &&
+                           judge_->exchanged_after(moment_updates_ - 1) == Exchanged::nothing;
+        if (saving.held_back_loss && !alone) manifest.held_back = {step_, *saving.held_back_loss};
+        return made;
+    }
 
-    Engine::~Engine() = default;
+    void measure();
+    void predict(const cost::Measurements& measured);
 
-    std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
-        const auto context = std::make_shared<ComputeContext>();
+    // What the step before left is finished. Where momentum is exchanged from here on, every rank
+    // gets all of it.
+    void change_over(Exchanged what) {
+        const double before = totals_.seconds;
+        drain();
+        totals_.seconds = before;  // the step that is to come counts it
+        exchanged_ = what;
+        if (what == Exchanged::gradients) return;
+        const Nanos start = executor_.now();
+        const bool off = has_errors(moment_updates_);
+        momentum_->begin(*state_, off);
+        if (world_.rank != 0 || off) return;
+        const bool onebit = config_.optimizer.method == optim::Method::onebit_adam;
+        log_info(
+            fmt::format("step {}: from here on ranks {}exchange their momentum as {}{}; getting "
+                        "there took {:.2f} s",
+                        step_, onebit ? "" : "at times ", text_of(partition_.codecs.momentum),
+                        onebit ? ", and the second moment stays" : "",
+                        static_cast<double>(executor_.now() - start) * 1e-9));
+    }
+
+    const swap::Schedule& next_schedule(bool speculative) const {
+        return exchanged_ == Exchanged::gradients ? schedules_.step(previous_, speculative)
+                                                  : schedules_.step_by_momentum(previous_);
+    }
+
+    void replay(StepReport& report) {
+        const Exchanged next = judge_->exchanged_after(moment_updates_);
+        if ((next == Exchanged::gradients) != (exchanged_ == Exchanged::gradients))
+            change_over(next);
+        exchanged_ = next;
+        StepState& state = kernels().states()[++sequence_];
+        const double scale = report.loss_scale = loss_scale_.value();
+        state = {.step = step_,
+                 .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
+        // What a checkpoint is read from is updated no sooner than it must be.
+        if (previous_ != Previous::none) await_reading();
+        report.speculative = plan_.speculative && judge_->speculates_now() &&
+                             exchanged_ == Exchanged::gradients && !(save_ && save_->reads()) &&
+                             !hands_over();
+        if (report.speculative)
+            state.speculative = judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
+        const swap::Schedule& schedule = next_schedule(report.speculative);
+        log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_, schedule.name,
+                              schedule.tasks.size(), schedule.waits.size()));
+        if (recording_ && exchanged_ == Exchanged::gradients)  // the other sort is not predicted
+            rows_->lanes.record(
+                schedule, planned_[static_cast<size_t>(previous_)][report.speculative ? 1 : 0],
+                executor_.now(), step_);
+        await_durable();
+        store().append(schedule, sequence_, step_);
+        if (plan_.durable) store().publish(committed_);
+        store().run_to_outcome();
+        const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : judge_->report()};
+        const Outcome outcome =
+            judge_->judge(lane_ ? lane_->reports() : mine, report.targets, scale, exchanged_);
+        report.loss = outcome.loss;
+        report.gradient_norm = outcome.norm;
+        report.clip_factor = outcome.clip_factor;
+        if (!outcome.finite) return skip_or_stop(report, outcome);
+        loss_scale_.good_step();
+        skipped_in_a_row_ = 0;
+        ++updates_;
+        ++moment_updates_;
+        state.after_outcome =
+            judge_->scalars({updates_, moment_updates_}, outcome.clip_factor / scale);
+        if (exchanged_ != Exchanged::gradients)
+            state.momentum_share =
+                judge_->momentum_share({updates_, moment_updates_}, outcome.clip_factor / scale);
+        report.committed = report.speculative && outcome.clip_factor == 1;
+        previous_ = exchanged_ == Exchanged::nothing ? Previous::alone
+                    : !report.speculative            ? Previous::not_speculative
+                    : report.committed               ? Previous::committed
+                                                     : Previous::rolled_back;
+    }
+
+    // The updates that come now are written where the durable step before the last one lies. That
+    // one stays until all ranks have the last: whichever of them is killed, all have one in common.
+    void await_durable() {
+        if (!config_.checkpoint.durable_steps || !ranks_) return;
+        store().wait_published();
+        gather(*ranks_, executor_, step_, "durable steps");
+    }
+
+    // Until all of the state is read for a checkpoint that is on its way.
+    void await_reading() {
+        if (!save_ || !save_->reads()) return;
+        const Nanos start = executor_.now();
+        save_->end_reading();
+        if (waited_) waited_(static_cast<double>(executor_.now() - start) * 1e-9);
+    }
+
+    // Whether a checkpoint follows this step and gets its state from the updates: all of them then
+    // come behind it.
+    bool hands_over() const {
+        const CheckpointConfig& saved = config_.checkpoint;
+        return !saved.dir.empty() && saved.every.steps > 0 && step_ % saved.every.steps == 0 &&
+               !ranks_ && passes_by(plan_);
+    }
+
+    // Null: there are no threads for it to be had.
+    Team* copiers_or_none() {
         try {
-            context->open(config, runtime);
-            return std::unique_ptr<Engine>(
-                new Engine(std::make_unique<Run>(config, runtime, context)));
-        } catch (const std::exception& error) {
-            context->abandon(error.what());
-            throw;
+            if (!copiers_)
+                copiers_.emplace(std::min(kMeanwhileThreads, stack_.teams().all().threads()));
+            return &*copiers_;
+        } catch (const Error&) {
+            return nullptr;
         }
     }
 
-    void on_stuck(std::function<void(const Error&)> instead) { comm::on_stuck(std::move(instead)); }
+    void skip_or_stop(StepReport& report, const Outcome& outcome) {
+        previous_ = report.speculative ? Previous::dropped : Previous::none;
+        report.skipped = true;
+        // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there for.
+        if (loss_scale_.scales() && outcome.forward_was_finite) return loss_scale_.overflow(step_);
+        if (!loss_scale_.scales() && config_.on_nonfinite == OnNonfinite::skip &&
+            ++skipped_in_a_row_ < kSkipsMost)
+            return;
+        throw diverged(
+            config_, outcome,
+            {.where = "step " + std::to_string(step_) + ", " + place_of(outcome, plan_.layers),
+             .last_good_step = step_ - std::max<int64_t>(skipped_in_a_row_, 1),
+             .scales = loss_scale_.scales(),
+             .skipped_in_a_row = skipped_in_a_row_});
+    }
 
-    bool Engine::any(bool mine) { return run_->any(mine); }
-    void Engine::abandon(const char* why) noexcept { run_->abandon(why); }
-    StepReport Engine::step() { return run_->step(); }
-    int64_t Engine::last_step() const { return run_->last_step(); }
-    const StepReport* Engine::resumed_step() const { return run_->resumed_step(); }
-    Evaluation Engine::evaluate(std::span<float> logits) { return run_->evaluate(logits); }
-    uint64_t Engine::state_hash() { return run_->state_hash(); }
-    void Engine::measure_bound() { run_->measure_bound(); }
-    std::string Engine::numerics_record() const { return run_->numerics_record(); }
-    RunReport Engine::report() { return run_->report(); }
+    void go_on_from(const RunState& found) {
+        step_ = found.step;
+        updates_ = found.updates;
+        moment_updates_ = found.moment_updates;
+        if (moment_updates_ > 0) exchanged_ = judge_->exchanged_after(moment_updates_ - 1);
+        loss_scale_.resume(found.loss_scale);
+        skipped_in_a_row_ = found.skipped_in_a_row;
+        judge_->resume(found.unclipped_in_a_row);
+        frozen_ = found.frozen;
+        last_ = resumed_ = found.report;
+    }
 
-    const Plan& Inside::plan() const { return run_.plan(); }
-    const std::vector<model::Layer>& Inside::layers() const { return run_.layers(); }
-    void Inside::read_tensor(int64_t layer, const model::Tensor& tensor,
-                             const ValueSink& sink) const {
-        run_.read_tensor(layer, tensor, sink);
+    RunState run_state() const {
+        return {.step = step_,
+                .updates = updates_,
+                .moment_updates = moment_updates_,
+                .loss_scale = loss_scale_.state(),
+                .skipped_in_a_row = skipped_in_a_row_,
+                .unclipped_in_a_row = judge_->unclipped_in_a_row(),
+                .frozen = frozen_,
+                .report = last_};
     }
-    void Inside::read_gradient(int64_t layer, const model::Tensor& tensor,
-                               const ValueSink& sink) const {
-        run_.read_gradient(layer, tensor, sink);
+
+    // How far the run has come: for whoever finds its files, and to go on from there.
+    void note_committed() {
+        last_good_ = step_;
+        if (volume()) volume()->note_step(step_);
+        if (!plan_.durable) return;
+        look_for_files();
+        committed_ =
+            record_.write(run_state(), plan_.record_bytes - swap::map_bytes(plan_.objects));
     }
-    std::optional<Error> Inside::save(const Saving& saving) const {
-        run_.begin_save(saving);
-        return run_.end_save();
+
+    // The run goes on without them, and nothing of it outlives the process.
+    void look_for_files() {
+        if (!plan_.durable || !removed_.empty()) return;
+        removed_ = volume()->missing();
+        if (!removed_.empty()) log_warn(nothing_durable(removed_, last_good_).what());
     }
-    void Inside::begin_save(const Saving& saving) const { run_.begin_save(saving); }
-    bool Inside::save_ended() const { return run_.save_ended(); }
-    std::optional<Error> Inside::end_save() const { return run_.end_save(); }
+
+    // Finishes the last step, to the last byte that is to be durable; its time is the steps'.
+    void drain() {
+        await_reading();
+        finish_last_step();
+    }
+
+    void finish_last_step() {
+        const Nanos start = executor_.now();
+        const bool publishes = plan_.durable && durable_step_ != step_;
+        // Behind a skipped step, too: a record goes over the one before the last.
+        if (previous_ != Previous::none || publishes) await_durable();
+        if (previous_ != Previous::none) {
+            kernels().states()[++sequence_] = {.step = step_};
+            store().append(schedules_.drain(previous_, exchanged_), sequence_, step_);
+            previous_ = Previous::none;
+        }
+        if (publishes) {
+            store().publish(committed_);
+            durable_step_ = step_;
+        }
+        store().drain();
+        totals_.seconds += static_cast<double>(executor_.now() - start) * 1e-9;
+    }
+
+    void note(const StepReport& report) {
+        ++totals_.steps;
+        totals_.tokens += report.skipped ? 0 : report.tokens;
+        totals_.seconds += report.seconds;
+        totals_.skipped_steps += report.skipped;
+        totals_.clipped_steps += report.clip_factor < 1;
+        if (report.speculative)
+            ++(report.committed ? totals_.steps_committed : totals_.steps_rolled_back);
+    }
+
+    StepKernels& kernels() { return stack_.kernels(); }
+
+    const int exceptions_ = std::uncaught_exceptions();
+    StepReport last_{};      // the last step's
+    StepReport resumed_{};   // that of the step after which the run was resumed
+    std::string removed_{};  // a file of the durable state that was removed under the run
+    int64_t last_good_ = 0, sequence_ = 0, durable_step_ = -1;
+    int64_t updates_ = 0, moment_updates_ = 0;  // of the weights, and what moments took in
+    std::span<const std::byte> committed_{};    // the record of the last step
+    Timelines planned_{};                       // once the bound is known
+    LossScale loss_scale_ = first_loss_scale();
+    int64_t skipped_in_a_row_ = 0;
+    uint64_t frozen_ = 0;  // hash of the frozen weights
+    Previous previous_ = Previous::none;
+    Exchanged exchanged_ = Exchanged::gradients;  // between ranks, in the last step
+    RunReport totals_{};
+    std::optional<Team> copiers_{};           // of a checkpoint's state, while a step is taken
+    std::function<void(double)> waited_{};    // of the checkpoint on its way
+    std::unique_ptr<BackgroundSave> save_{};  // reads the plan, the room and the teams' threads
+};
+
+void Engine::Run::measure() {
+    if (measurements_) return predict(cost::of_rank(*measurements_, world_.local_ranks));
+    totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
+    const trace::Recording::Pause pause(recording_);
+    kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
+    cost::Measurements measured = take_measurements(
+        schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
+        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, footprint_of_updates(plan_));
+    time_storage(config_, plan_, store(), executor_, measured);
+    if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
+    if (totals_.predicted_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
+    predict(measured);
+    measure_anew();
+}
+
+void Engine::Run::predict(const cost::Measurements& measured) {
+    planned_ = predict_all(schedules_, plan_, measured);
+    note_predicted(totals_, planned_, share_.budgets, plan_, stack_.decoder(), schedules_,
+                   measured);
+    if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, measured);
+}
+
+Engine::Engine(std::unique_ptr<Run> run) : run_(std::move(run)) {}
+
+Engine::~Engine() = default;
+
+std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
+    const auto context = std::make_shared<ComputeContext>();
+    try {
+        context->open(config, runtime);
+        return std::unique_ptr<Engine>(new Engine(std::make_unique<Run>(config, runtime, context)));
+    } catch (const std::exception& error) {
+        context->abandon(error.what());
+        throw;
+    }
+}
+
+void on_stuck(std::function<void(const Error&)> instead) { comm::on_stuck(std::move(instead)); }
+
+bool Engine::any(bool mine) { return run_->any(mine); }
+void Engine::abandon(const char* why) noexcept { run_->abandon(why); }
+StepReport Engine::step() { return run_->step(); }
+int64_t Engine::last_step() const { return run_->last_step(); }
+const StepReport* Engine::resumed_step() const { return run_->resumed_step(); }
+Evaluation Engine::evaluate(std::span<float> logits) { return run_->evaluate(logits); }
+uint64_t Engine::state_hash() { return run_->state_hash(); }
+void Engine::measure_bound() { run_->measure_bound(); }
+std::string Engine::numerics_record() const { return run_->numerics_record(); }
+RunReport Engine::report() { return run_->report(); }
+
+const Plan& Inside::plan() const { return run_.plan(); }
+const std::vector<model::Layer>& Inside::layers() const { return run_.layers(); }
+void Inside::read_tensor(int64_t layer, const model::Tensor& tensor, const ValueSink& sink) const {
+    run_.read_tensor(layer, tensor, sink);
+}
+void Inside::read_gradient(int64_t layer, const model::Tensor& tensor,
+                           const ValueSink& sink) const {
+    run_.read_gradient(layer, tensor, sink);
+}
+std::optional<Error> Inside::save(const Saving& saving) const {
+    run_.begin_save(saving);
+    return run_.end_save();
+}
+void Inside::begin_save(const Saving& saving) const { run_.begin_save(saving); }
+bool Inside::save_ended() const { return run_.save_ended(); }
+std::optional<Error> Inside::end_save() const { return run_.end_save(); }
 
 }  // namespace ferry::train
