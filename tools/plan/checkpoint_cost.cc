@@ -202,7 +202,7 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
     takes.together = on_drives > 0 && shares_drive(config);
     // Updates that come by hand it over: another drive writes it beside them.
     if (passes && !takes.together)
-        takes.rest = std::max(takes.rest - seconds_of(report->prediction, "nvme"), 0.0);
+        takes.rest = std::max(takes.rest - seconds_of(report->prediction, cost::Link::nvme), 0.0);
     const double step = report->prediction.timeline.step_seconds;
     cost.write_seconds = takes.write;
     cost.waited_seconds = std::max(takes.waited() - (meanwhile ? step : 0), 0.0);
