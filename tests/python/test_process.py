@@ -9,7 +9,7 @@ import pytest
 
 def run(code, *arguments):
     done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), *map(str, arguments)], capture_output=True,
-                          text=True, timeout=60, check=False)
+                          text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
