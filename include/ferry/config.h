@@ -244,9 +244,9 @@ struct Config {
 };
 
 // `overrides` are "key.path=value" (JSON value, or a bare string). Relative paths inside the file
-// are relative to the working directory. The result is whole: kv_heads, head_dim, the schedule's
-// total_steps and decay_steps, and the constants for which optimizer.method has defaults of its own
-// are filled in where the file left them to be derived. A key that the chosen method or schedule
+// are relative to the working directory. The result is whole. What the file leaves out
+// is derived: kv_heads, head_dim, the schedule's total_steps and decay_steps, and constants for
+// which optimizer.method has defaults of its own. A key that the chosen method or schedule
 // does not use is warned about, not refused.
 Config load_config(const std::string& path, std::span<const std::string> overrides);
 Config parse_config(std::string_view json, const std::string& where,

@@ -78,8 +78,8 @@ struct RunReport {
     std::string binding{};  // the link that sets it
     // The same of kernels that multiply and move at the machine's peaks; 0: not measured.
     double peak_bound_seconds = 0;
-    // A step's seconds as its schedule and what is measured with the bound give them: without
-    // speculative updates, and with speculative updates that are committed (0: nothing speculates).
+    // A step's predicted seconds, by its schedule and by what is measured with the bound: without
+    // speculative updates, and with those that are committed (0: nothing speculates).
     double predicted_seconds = 0, predicted_speculative_seconds = 0;
     // A file of the durable state that was removed under the run: nothing outlives the process.
     std::string removed{};
@@ -98,7 +98,7 @@ struct Imported {
     std::string directory{};  // empty: nothing is imported
     int64_t step = 0;         // the last one done
     int64_t updates = 0;      // how often its weights were updated: not in skipped steps
-    // That its moments have taken in (docs/numerics.md). Where it has none, none.
+    // How many of them its moments have seen (docs/numerics.md); 0 where it has no moments.
     int64_t moment_updates = 0;
     // Of fp16, and the good steps in a row since it changed. 0: it begins as in a new run.
     double loss_scale = 0;
@@ -166,8 +166,8 @@ public:
     // The same; `logits` gets those of the first tokens, [tokens, vocab], as many as there is room
     // for and this rank's evaluation looks at, in the order of the text.
     Evaluation evaluate(std::span<float> logits);
-    // XXH3 over all master weights, moments and compute weights in the model's order, shard by
-    // shard, after the last update; independent of every placement and of the ZeRO stage.
+    // XXH3 over all master weights, moments and compute weights after the last update, in the
+    // model's order, shard by shard. No placement and no ZeRO stage changes it.
     uint64_t state_hash();
     // Measures the kernels and links of this plan alone, between steps, unless measurements were
     // given; the run's report then has the bound. The lower one where it is measured again: a busy

@@ -172,7 +172,7 @@ void Block::cut_slices(Carver& carver, Buffers& b) const {
     b.leaves = carver.floats(ceil_div(most, kLeaf));
     if (!shape_.head_norms) return;
     b.norm_gradient = carver.floats(2 * shape_.head_dim);
-    b.all_norm_gradients = carver.floats(numerics_.slices * 2 * shape_.head_dim);
+    b.all_norm_gradients = carver.floats(int64_t{2} * numerics_.slices * shape_.head_dim);
 }
 
 int64_t Block::op_scratch_bytes() const {
@@ -388,7 +388,7 @@ void Block::add_up_norms() {
         mask_.ranks.slices->gather(reinterpret_cast<const std::byte*>(b_.norm_gradient), all,
                                    2 * d * size_of(DType::f32), index_);
     for (int rank = 0; rank < numerics_.slices; ++rank) {
-        const float* its = b_.all_norm_gradients + rank * 2 * d;
+        const float* its = b_.all_norm_gradients + int64_t{2} * rank * d;
         if (query_norm_.trains()) ops_.add(query_norm_.weight.gradient, its, d);
         if (key_norm_.trains() && rank % numerics_.key_holders == 0)
             ops_.add(key_norm_.weight.gradient, its + d, d);

@@ -9,8 +9,8 @@
 
 namespace ferry::train {
 
-// The arrays of a chunk's state at `in` and `out`, as far as the optimizer keeps them, in a span
-// without gradient, weights and the chunk's place in the model.
+// A span with the arrays of a chunk's state that the optimizer keeps, read at `in` and written at
+// `out`. Gradient, weights and the chunk's place in the model are the caller's to fill in.
 optim::Span state_span(const StateFormat& format, int64_t count, const std::byte* in,
                        std::byte* out);
 

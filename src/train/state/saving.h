@@ -1,4 +1,4 @@
-// How Engine::save writes a checkpoint.
+// How a run writes a checkpoint (Inside::save), and how large it becomes.
 #pragma once
 
 #include <cstdint>
