@@ -30,6 +30,15 @@ struct Request {
     int64_t size_bytes = 0;
 };
 
+// An operation that is taken and has yet to reach a queue.
+inline void begin(Operation& operation, Nanos now) noexcept {
+    operation.state = State::queued;
+    operation.done_bytes = 0;
+    operation.error = 0;
+    operation.submitted_ns = now;
+    operation.finished_ns = 0;
+}
+
 struct QueueOptions {
     std::string name;
     int path = 0, ring = 0;

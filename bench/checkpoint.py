@@ -3,15 +3,16 @@
 
 A round trains --steps steps of a model with fp32 state and checkpoints every --every of them. Then it exports the newest,
 goes on from it, and evaluates the exported weights, each with the files out of the page cache. fio's bandwidth is
-taken around each part, with transfers of 1 MiB, 32 in flight.
+taken around each part, with transfers of 1 MiB, 32 in flight, and so is the plan's prediction around training.
 
 - written: the checkpoint's seconds beside its bytes at fio's write bandwidth x 1.1 + 1 s. fio overwrites a file of its own; a
-  checkpoint's files are new ones, whose space the file system has yet to give them, so fio writes such a file too
+  checkpoint's files are new ones, whose space the file system has yet to give them: a second row has fio write such a file
 - slowed: how much later the steps meanwhile ended than without it, beside what `ferry plan` predicted (a fifth)
 - steps meanwhile: beside steps with no checkpoint on its way (0.97)
 - first step: from the start of `ferry train --resume` beside its bytes at fio's read bandwidth x 1.2 + 5 s
 - restored, loaded: the state of `--resume`, and the exported weights by `ferry eval`, a second, beside fio's read bandwidth (0.9)
-- export: bytes read and written a second, beside fio's mixed bandwidth (0.9)
+- export: bytes read and written a second, beside fio's mixed bandwidth of one file (0.9); and beside fio reading one file and
+  writing another, new one, which is what an export does
 
 With --cgroup export and evaluation have so much memory, the page cache included, as a rank of a job would have it.
 
@@ -44,7 +45,7 @@ TOLD_APART = 0.05  # seconds: steps differ by as much
 class Fio:
     """fio's bandwidth of a file beside the checkpoints, before and after each part: drives swing within minutes."""
 
-    WORDS = ("--name=slice", "--bs=1M", "--iodepth=32", "--direct=1", "--ioengine=io_uring", "--thread", "--fixedbufs",
+    WORDS = ("--bs=1M", "--iodepth=32", "--direct=1", "--ioengine=io_uring", "--thread", "--fixedbufs",
              "--eta=never", "--output-format=json")
 
     def __init__(self, options, directory):
@@ -55,18 +56,28 @@ class Fio:
 
     def new_file(self):
         """Bytes a second, written once to a file that gets its space before."""
-        rate = self._run(f"{self._file}-new", "--rw=write", "--fallocate=native")
-        Path(f"{self._file}-new").unlink(missing_ok=True)
-        return rate
+        return self._with_new_file(lambda file: ["--name=new", "--rw=write", "--fallocate=native", f"--filename={file}"])
+
+    def copy(self):
+        """Bytes a second, read from a file while as many are written to a new one."""
+        return self._with_new_file(lambda file: ["--name=read", "--rw=read", f"--filename={self._file}",
+                                                 "--name=new", "--rw=write", "--fallocate=native", f"--filename={file}"])
 
     def slice(self, mode):
         """Bytes a second, of both directions together."""
-        return self._run(self._file, f"--rw={mode}", "--overwrite=1", "--time_based", f"--runtime={self._milliseconds}ms")
+        return self._run("--name=slice", f"--rw={mode}", "--overwrite=1", "--time_based", f"--runtime={self._milliseconds}ms",
+                         f"--filename={self._file}")
 
-    def _run(self, file, *words):
+    def _with_new_file(self, words):
+        new = Path(f"{self._file}-new")
+        rate = self._run(*words(new))
+        new.unlink(missing_ok=True)
+        return rate
+
+    def _run(self, *words):
         if self.missing:
             return None
-        command = ["fio", *self.WORDS, *words, f"--filename={file}", f"--size={self._size}"]
+        command = ["fio", *self.WORDS, f"--size={self._size}", *words]
         # Without huge pages fio's transfers reach a device in small pieces.
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
                               env={**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
@@ -74,8 +85,8 @@ class Fio:
             self.missing = True
             print(f"fio gave no figure: {done.stderr.strip()[-500:]}", file=sys.stderr)
             return None
-        job = json.loads(done.stdout[done.stdout.index("{"):])["jobs"][0]
-        return job["read"]["bw_bytes"] + job["write"]["bw_bytes"]
+        sides = [job[side] for job in json.loads(done.stdout[done.stdout.index("{"):])["jobs"] for side in ("read", "write")]
+        return sum(side["io_bytes"] for side in sides) / max(side["runtime"] for side in sides) * 1000
 
     def around(self, mode, work):
         """What `work` gives, and the mean of a slice before it and one behind it."""
@@ -184,6 +195,12 @@ def planned(options, file):
                                      stdout=subprocess.PIPE, check=True).stdout)["checkpoint"]
 
 
+def mean_of(one, other):
+    """Of two predictions: the plan writes to the drive for a moment, and drives swing."""
+    return {key: (one[key] + other[key]) / 2 if isinstance(one[key], float) and isinstance(other[key], float) else one[key]
+            for key in one}
+
+
 def measured(options, directory, tokens):
     where, out = directory / "saved", directory / "out"
     file = config_of(options, directory, tokens, where)
@@ -201,9 +218,14 @@ def measured(options, directory, tokens):
             print(f"{name}: {found[name]}", file=sys.stderr)
         print(f"fio, {mode}: {found[f'fio {name}']}", file=sys.stderr)
     part("written", "write", lambda: trained(options, file))
+    again = planned(options, file)
+    print(f"plan, afterwards: {json.dumps(again)}", file=sys.stderr)
+    found["plan"] = mean_of(found["plan"], again)
     found["fio new"] = fio.new_file()
     print(f"fio, a new file: {found['fio new']}", file=sys.stderr)
     part("exported", "rw", lambda: exported(options, where, out))
+    found["fio copy"] = fio.copy() if "exported" in options.parts else None
+    print(f"fio, a copy: {found['fio copy']}", file=sys.stderr)
     part("resumed", "read", lambda: resumed(options, file))
     part("evaluated", "read", lambda: evaluated(options, out, tokens))
     saved, beside, alone = found["written"]
@@ -241,7 +263,8 @@ def rows_of(rounds):
     rows = [plain("checkpoint", [one["bytes"] / GIB for one in rounds], "GiB")]
     rows += of_fio("checkpoint: written", rounds, "seconds", ("written", lambda one: 1.1 * one["bytes"] / one["fio written"] + 1), "s", 1)
     if all(one["fio new"] for one in rounds):
-        rows.append(plain("fio: a new file, beside one that is overwritten", [one["fio new"] / one["fio written"] for one in rounds], "x"))
+        rows += of_fio("checkpoint: beside fio's new files", rounds, "seconds",
+                       ("new", lambda one: 1.1 * one["bytes"] / one["fio new"] + 1), "s", 1)
     rows += as_planned("checkpoint: training waited", rounds, "waited_seconds")
     rows += as_planned("checkpoint: training slowed", rounds, "slowed_seconds")
     if all(one["beside"] and one["alone"] for one in rounds):
@@ -251,9 +274,10 @@ def rows_of(rounds):
                        ("resumed", lambda one: 1.2 * one["bytes"] / one["fio resumed"] + 5), "s", 1)
         rows += of_fio("resumed: state restored", rounds, lambda one: (one["resumed"][1] or 0) / 1e9, ("resumed", rate("resumed")),
                        "GB/s", 0.9, less_is_better=False)
-    for part, name in (("evaluated", "eval: weights loaded"), ("exported", "export: read and written")):
-        if part in rounds[0]:
-            rows += of_fio(name, rounds, lambda one, part=part: (one[part] or 0) / 1e9, (part, rate(part)), "GB/s", 0.9,
+    for part, fio, name in (("evaluated", "evaluated", "eval: weights loaded"), ("exported", "exported", "export: read and written"),
+                            ("exported", "copy", "export: beside fio's copy")):
+        if part in rounds[0] and (fio == part or all(one[f"fio {fio}"] for one in rounds)):
+            rows += of_fio(name, rounds, lambda one, part=part: (one[part] or 0) / 1e9, (fio, rate(fio)), "GB/s", 0.9,
                            less_is_better=False)
     return rows
 

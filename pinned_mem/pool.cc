@@ -64,42 +64,38 @@ void populate_beside(const Topology& machine, std::span<std::byte> pages) {
 
 }  // namespace
 
-Pool::Pool(const Topology& topology, int64_t budget_bytes)
-    : topology_(topology), budget_bytes_(budget_bytes) {}
+Pool::Pool(const Topology& topology, int64_t budget_bytes, Allocator allocator)
+    : topology_(topology), budget_bytes_(budget_bytes), allocator_(std::move(allocator)) {}
 
 Pool::~Pool() {
     for (const auto pages : locked_) device_->unlock_pages(pages);
-    for (const Mapping& mapping : mappings_) ::munmap(mapping.base, mapping.bytes);
+    for (const Mapping& mapping : mappings_) {
+        if (!allocator_.given())
+            ::munmap(mapping.base, mapping.bytes);
+        else if (allocator_.release)
+            allocator_.release(mapping.base, static_cast<int64_t>(mapping.bytes));
+    }
 }
 
-std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, int64_t now, NodeTeams& teams) {
-    FERRY_CHECK(!sealed_, "the pool is sealed: everything is reserved at start-up");
-    if (bytes == 0) return {};
-    const auto refuse = [&](const char* where, const std::string& limit, const char* remedy) {
-        throw Error(
-            Trouble::does_not_fit,
-            {.what = "host memory for \"" + name + "\" cannot be reserved",
-             .where = where,
-             .measured = format_bytes(bytes) + " on top of " + format_bytes(reserved_bytes_),
-             .limit = limit,
-             .remedy = remedy});
-    };
-    if (bytes > budget_bytes_ - reserved_bytes_)
-        refuse("budgets.host", format_bytes(budget_bytes_),
-               "raise budgets.host or move more state to budgets.nvme");
-    if (reserved_bytes_ + bytes > topology_.memory_left_bytes)
-        refuse("memory of this machine or cgroup",
-               format_bytes(topology_.memory_left_bytes) + " left of " +
-                   format_bytes(topology_.memory_limit_bytes),
-               "end what else uses it, raise the cgroup's limit, or move more state to "
-               "budgets.nvme and lower budgets.host");
+void Pool::refuse(const std::string& name, int64_t bytes, const char* where,
+                  const std::string& limit, const char* remedy) const {
+    throw Error(Trouble::does_not_fit,
+                {.what = "host memory for \"" + name + "\" cannot be reserved",
+                 .where = where,
+                 .measured = format_bytes(bytes) + " on top of " + format_bytes(reserved_bytes_),
+                 .limit = limit,
+                 .remedy = remedy});
+}
+
+// From the system, on huge pages where it has them. The kernel hands out zeros.
+std::byte* Pool::map(const std::string& name, int64_t bytes) {
     const std::string space = address_space_limit();
     // Over-reserve address space (not memory) so that the slab starts on a huge page.
     const size_t mapped = static_cast<size_t>(round_up(bytes, 4096) + kHugePage);
     void* base = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED)
-        refuse("address space of this process",
+        refuse(name, bytes, "address space of this process",
                space.empty() ? std::string("mmap: ") + std::strerror(errno) : space,
                "raise the limit of the process (ulimit -v), or move more state to budgets.nvme");
     mappings_.push_back({base, mapped});
@@ -107,18 +103,54 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, int64_t now,
     auto* aligned =
         static_cast<std::byte*>(base) +
         (static_cast<uintptr_t>(round_up(static_cast<int64_t>(address), kHugePage)) - address);
-    // A wish; what came of it is looked at below.
+    // A wish; what came of it is looked at later.
     ::madvise(aligned, static_cast<size_t>(bytes), MADV_HUGEPAGE);
-    if (now < bytes && !populate(aligned, kPage)) now = bytes;
-    // The kernel hands out zeros.
+    return aligned;
+}
+
+std::byte* Pool::ask_for(const std::string& name, int64_t bytes) {
+    void* const memory = allocator_.allocate(bytes, kHugePage);
+    if (!memory)
+        refuse(name, bytes, "the program's allocator", "it gave no memory",
+               "let it give more, or move more state to budgets.nvme");
+    mappings_.push_back({memory, static_cast<size_t>(bytes)});
+    const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory)) % kHugePage;
+    if (past != 0)
+        throw Error(Trouble::usage,
+                    {.what = "the program's allocator gave memory that is not aligned",
+                     .where = "host memory for \"" + name + "\"",
+                     .measured = format_bytes(past) + " past a boundary",
+                     .limit = "multiples of " + format_bytes(kHugePage),
+                     .remedy = "let it keep to the alignment that it is asked for"});
+    return static_cast<std::byte*>(memory);
+}
+
+std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, int64_t now, NodeTeams& teams) {
+    FERRY_CHECK(!sealed_, "the pool is sealed: everything is reserved at start-up");
+    if (bytes == 0) return {};
+    if (bytes > budget_bytes_ - reserved_bytes_)
+        refuse(name, bytes, "budgets.host", format_bytes(budget_bytes_),
+               "raise budgets.host or move more state to budgets.nvme");
+    const bool of_system = !allocator_.given();
+    // What a program's allocator gives may have been the program's before.
+    if (of_system && reserved_bytes_ + bytes > topology_.memory_left_bytes)
+        refuse(name, bytes, "memory of this machine or cgroup",
+               format_bytes(topology_.memory_left_bytes) + " left of " +
+                   format_bytes(topology_.memory_limit_bytes),
+               "end what else uses it, raise the cgroup's limit, or move more state to "
+               "budgets.nvme and lower budgets.host");
+    std::byte* const slab_begin = of_system ? map(name, bytes) : ask_for(name, bytes);
+    if (now < bytes && (!of_system || !populate(slab_begin, kPage))) now = bytes;
     for_each_page(now, kHugePage, teams, [&](int64_t first, int64_t size) {
-        for (int64_t at = 0; at < size; at += kPage) aligned[first + at] = std::byte{0};
+        if (!of_system)
+            return static_cast<void>(std::memset(slab_begin + first, 0, static_cast<size_t>(size)));
+        for (int64_t at = 0; at < size; at += kPage) slab_begin[first + at] = std::byte{0};
     });
     reserved_bytes_ += bytes;
-    const std::span<std::byte> slab(aligned, static_cast<size_t>(bytes));
+    const std::span<std::byte> slab(slab_begin, static_cast<size_t>(bytes));
     slabs_.push_back({slab});
     reports_.push_back({std::move(name), bytes});
-    if (now == bytes) look_for_huge_pages(slab);
+    if (now == bytes && of_system) look_for_huge_pages(slab);
     return slab;
 }
 
@@ -191,7 +223,7 @@ std::future<void> Pool::lock_behind(Device& device, std::span<std::byte> pages) 
             populate_beside(topology_, part);
             lock_part(device, part);
         }
-        if (!pages.empty()) look_for_huge_pages(pages);
+        if (!pages.empty() && !allocator_.given()) look_for_huge_pages(pages);
     });
 }
 

@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 { cat tools/Doxyfile; echo "OUTPUT_DIRECTORY = $out"; echo "HTML_OUTPUT = c"; } | doxygen -
 
-# torch comes first, for its NCCL. A module that cannot be read is a warning of pdoc's.
+# A module that cannot be read is a warning of pdoc's.
 "${PYTHON:-build/python/bin/python}" -W error - "$out/python" << 'END'
 import contextlib
 import importlib.util

@@ -202,9 +202,15 @@ struct ZeroConfig {
 };
 
 // What several ranks do together beside sharing the state.
+// What ranks that share a sequence send each other for attention: heads, so that each has all
+// tokens of some, or keys and queries in a ring, so that each has its tokens of all heads.
+// automatic: heads where the ranks divide them, and on a GPU.
+enum class SequenceOrder : uint8_t { automatic, heads, ring };
+
 struct ParallelConfig {
     int sequence = 1;  // ranks that share each sequence: docs/attention.md
-    int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
+    SequenceOrder sequence_order = SequenceOrder::automatic;
+    int tensor = 1;  // ranks that share the tensors of each block: docs/parallelism.md
 };
 
 struct NumericsConfig {
@@ -263,8 +269,5 @@ std::vector<KeyValue> describe_values(const Config& config);
 // Every key that decides a number of the training, each on a line "key = value". Keys of the model,
 // of budgets, of how state travels and of evaluation decide none; a path is not its contents.
 std::string describe_training(const Config& config);
-
-// docs/configuration.md: every key with its type, range, default and meaning.
-std::string describe_config_markdown();
 
 }  // namespace ferry

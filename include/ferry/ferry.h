@@ -17,10 +17,15 @@
 // (ferry_log_to_stderr). Text is UTF-8; what is passed in is copied, and what is passed out is the
 // library's, valid as long as its function says.
 //
+// Callbacks: called within a call of the program's, or on a thread of ferry's own where that is
+// said. They must not throw, nor call ferry with the handle whose call they are within: that call
+// is refused with FERRY_USAGE.
+//
 // Bugs in ferry. Found on the calling thread, the call returns FERRY_INTERNAL and its handle is
 // poisoned. All later calls return FERRY_POISONED; its close alone works, and leaves memory and
 // files as they are. Found on a thread of ferry's own, or where it cleans up after itself, the
-// process ends by abort(), with the text on the log first.
+// process ends by abort(), with the text on the log first. The other end of a process is a library
+// between ranks that never returns: ferry_on_stuck().
 // NOLINTBEGIN: it is C.
 #pragma once
 
@@ -61,7 +66,7 @@ enum {
 
 // "0.1.0". Never fails; the text is constant.
 FERRY_API const char* ferry_version(void);
-// Grows by one whenever a function or a field is added. What there is stays: 3.
+// Grows by one whenever a function or a field is added. What there is stays: 4.
 FERRY_API int32_t ferry_abi_version(void);
 // "usage", "io", ...; "unknown" for what is no status. The text is constant.
 FERRY_API const char* ferry_status_name(ferry_status status);
@@ -80,6 +85,28 @@ typedef void (*ferry_log_callback)(void* context, int32_t level, const char* tex
 FERRY_API ferry_status ferry_log_to(ferry_log_callback callback, void* context, int32_t level);
 // The same, to standard error.
 FERRY_API ferry_status ferry_log_to_stderr(int32_t level);
+
+// ---------------------------------------------------------------- memory and progress
+
+// Host memory of the program's own, in place of the system's: pinned memory, a store's and an
+// engine's. Version 4.
+typedef struct ferry_allocator {
+    size_t size;
+    void* context;
+    // `bytes` at a multiple of `alignment` (2 MiB), writable, of whatever contents, not
+    // page-locked: ferry clears and locks them. NULL: there is no memory (DOES_NOT_FIT). Within a
+    // call that says that it takes memory.
+    void* (*allocate)(void* context, int64_t bytes, int64_t alignment);
+    // Each of them once, at the latest within the call that ends the handle; also after a call that
+    // failed. NULL: the program takes it back by itself.
+    void (*release)(void* context, void* memory, int64_t bytes);
+} ferry_allocator;
+
+// How a long call gets on: so many bytes of so many of a stage, whose name is valid during the
+// call. At most ten times a second and at the end of each stage, one call at a time, on any thread.
+// Version 4.
+typedef void (*ferry_progress_callback)(void* context, const char* stage, int64_t bytes,
+                                        int64_t of);
 
 // ---------------------------------------------------------------- aio: slots of files
 
@@ -243,6 +270,7 @@ typedef struct ferry_pool_options {
     int32_t threads;       // that touch pages; 0: a thread a core
     int32_t lock_for;  // FERRY_DEVICE_CUDA: page-locked for the GPU; FERRY_DEVICE_CPU: not locked
     int32_t gpu;       // number among the visible GPUs, for FERRY_DEVICE_CUDA
+    const ferry_allocator* allocator;  // NULL: the system's. Version 4
 } ferry_pool_options;
 
 // With FERRY_DEVICE_CUDA this opens the GPU's context. USAGE, DOES_NOT_FIT.
@@ -273,9 +301,10 @@ typedef struct ferry_store_options {
     int32_t threads;        // that hash and touch pages; 0: a thread a core
     int32_t lock_for;       // FERRY_DEVICE_CUDA: buffers and objects are page-locked for the GPU
     int32_t gpu;
-    int32_t backend;      // FERRY_BACKEND_*
-    int32_t queue_depth;  // 0: 32
-    int32_t no_verify;    // 1: what is read is not held against its checksum
+    int32_t backend;                   // FERRY_BACKEND_*
+    int32_t queue_depth;               // 0: 32
+    int32_t no_verify;                 // 1: what is read is not held against its checksum
+    const ferry_allocator* allocator;  // NULL: the system's. Version 4
 } ferry_store_options;
 
 enum { FERRY_HOST = 0, FERRY_NVME = 1 };
@@ -371,7 +400,8 @@ FERRY_API ferry_status ferry_optim_moments(const ferry_hyper* hyper, int32_t* mo
 // is 0 for m, 1 for v. A moment is share * scale.
 FERRY_API ferry_status ferry_optim_moment_shares(int32_t method, int32_t moment, float* shares);
 
-// One run of `count` elements. Arrays are equal (in place) or do not overlap. In the caller's
+// One run of `count` elements. What is written is the same array as its own input (p and p_in, in
+// place) or overlaps none of the others. In the caller's
 // memory on the CPU, device memory or pinned host memory for the calls on a stream.
 typedef struct ferry_update {
     size_t size;
@@ -430,6 +460,14 @@ FERRY_API double ferry_optim_clip_factor(double norm, double max_norm);
 
 typedef struct ferry_engine ferry_engine;
 
+// Fills a batch, of a step from 1 on or with 0 of an evaluation: [sequences, sequence] tokens, and
+// targets, the tokens to be predicted; -1: none. Returns how many sequences it has written: fewer
+// than asked for, or below 0, is an error of the call that it is within. Of several ranks each is
+// asked for all sequences and gives the same. Called by ferry_engine_step and
+// ferry_engine_evaluate, on their thread, before anything of theirs is done. Version 4.
+typedef int64_t (*ferry_load_callback)(void* context, int64_t step, int64_t sequences,
+                                       int64_t sequence, int32_t* tokens, int32_t* targets);
+
 typedef struct ferry_engine_options {
     size_t size;
     const char* config_json;       // the text of a configuration (docs/configuration.md), or
@@ -439,13 +477,47 @@ typedef struct ferry_engine_options {
     int32_t resume;  // 1: goes on after the last durable step of the run that was interrupted
     int32_t reserved;
     const char* checkpoint;  // goes on after this one's step (DIR/step-00000100); NULL: none
+    // Version 4 from here on. 1: batches come from ferry_engine_feed. That or `load`: data.tokens
+    // is not looked at, and data.isolate_documents is refused.
+    int32_t fed;
+    int32_t gpu;               // number among the visible GPUs
+    ferry_load_callback load;  // NULL: batches are fed, or the token file's
+    void* load_context;
+    ferry_progress_callback progress;  // of creation, checkpoints and exports
+    void* progress_context;
+    const ferry_allocator* allocator;  // of state, staging and checkpoints; NULL: the system's
+    // 128 bytes of ncclGetUniqueId, the same on all ranks: this process is one of `ranks`, on the
+    // GPU `gpu`, and every rank makes the same calls with this handle. Nothing in the process has
+    // used CUDA before. NULL: the run is this process.
+    const void* nccl_unique_id;
+    int32_t rank, ranks;
 } ferry_engine_options;
 
 // Plans, reserves everything, fills the state over the tiers. USAGE, DOES_NOT_FIT, IO. One process,
-// also under mpirun.
+// also under mpirun, or a rank of those with the same NCCL unique id. What `options` points to is
+// copied; the contexts and callbacks are used until the engine is destroyed.
 FERRY_API ferry_status ferry_engine_create(const ferry_engine_options* options,
                                            ferry_engine** engine);
 FERRY_API ferry_status ferry_engine_destroy(ferry_engine* engine);
+
+// What a step takes, or with `evaluation` 1 an evaluation: so many sequences of so many tokens.
+// Version 4.
+FERRY_API ferry_status ferry_engine_batch_shape(ferry_engine* engine, int32_t evaluation,
+                                                int64_t* sequences, int64_t* sequence);
+
+typedef struct ferry_batch {
+    size_t size;
+    const int32_t* tokens;   // [sequences, sequence], row by row
+    const int32_t* targets;  // as many; -1: nothing is to be predicted there
+    int64_t sequences, sequence;
+    int32_t evaluation;  // 1: for ferry_engine_evaluate, until another is fed
+    int32_t reserved;
+} ferry_batch;
+// Copies the batch of the next step, in place of one that was fed and not used. A step takes the
+// batch with it; without one it is USAGE, and so is a token outside the vocabulary. The engine is
+// then as it was: feed, and take the step again. USAGE: another shape, or an engine that is not
+// fed. Version 4.
+FERRY_API ferry_status ferry_engine_feed(ferry_engine* engine, const ferry_batch* batch);
 
 typedef struct ferry_step_report {
     size_t size;
@@ -459,7 +531,9 @@ typedef struct ferry_step_report {
     int32_t committed;    // 1: they stood
     int32_t reserved;
 } ferry_step_report;
-// One optimizer step of the configuration's batch; `report` may be NULL. IO, DIVERGED.
+// One optimizer step of the configuration's batch; `report` may be NULL. IO, DIVERGED; RANK_LOST:
+// of several ranks. USAGE: a batch that could not be had, and the step was not taken; of several
+// ranks the run is over.
 FERRY_API ferry_status ferry_engine_step(ferry_engine* engine, ferry_step_report* report);
 // The number of the last step; of a resumed run at first that of its last durable one.
 FERRY_API ferry_status ferry_engine_last_step(ferry_engine* engine, int64_t* step);
@@ -469,20 +543,22 @@ typedef struct ferry_evaluation {
     double loss;  // mean over the real targets, natural logarithm; NaN where there is none
     int64_t targets;
 } ferry_evaluation;
-// Over the held-back micro-batches that the configuration asks for; training goes on with the same
-// bits. IO, DIVERGED.
+// Over the held-back micro-batches that the configuration asks for, or those that are fed; training
+// goes on with the same bits. IO, DIVERGED; USAGE as ferry_engine_step.
 FERRY_API ferry_status ferry_engine_evaluate(ferry_engine* engine, ferry_evaluation* evaluation);
 // XXH3 over all weights and moments, the one that `ferry train` prints.
 FERRY_API ferry_status ferry_engine_state_hash(ferry_engine* engine, uint64_t* hash);
 
 // Writes the whole state as a checkpoint of the last step, DIRECTORY/step-00000100, from which
 // ferry_engine_create and `ferry train --resume` go on with the same bits. The directory is made
-// where there is none; a checkpoint of that step before is replaced. The engine goes on. USAGE, IO.
+// where there is none; a checkpoint of that step before is replaced. The engine goes on. Of several
+// ranks the first one writes, into its directory. USAGE, IO.
 FERRY_API ferry_status ferry_engine_save(ferry_engine* engine, const char* directory);
 
 enum { FERRY_TYPE_OF_RUN = -1 };
 // Writes the model as transformers saves one, into a directory that is new or empty. `type`:
-// FERRY_F32, ... or FERRY_TYPE_OF_RUN, that of compute. The engine goes on. USAGE, IO.
+// FERRY_F32, ... or FERRY_TYPE_OF_RUN, that of compute. The engine goes on. Of several ranks the
+// first one writes. USAGE, IO.
 FERRY_API ferry_status ferry_engine_export(ferry_engine* engine, const char* directory,
                                            int32_t type);
 
@@ -496,6 +572,13 @@ typedef struct ferry_run_report {
 } ferry_run_report;
 // Reports the steps so far; waits for the end of the last one.
 FERRY_API ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_report* report);
+
+// Called on a thread of ferry's when NCCL (or MPI) has not returned long after its time is over:
+// `text` says which rank and what of. Without a callback the process ends with FERRY_RANK_LOST as
+// its exit code, for nothing else can end that call. With one, the call stays where it is, and so
+// does whoever waits for it, until the program ends. Version 4.
+typedef void (*ferry_stuck_callback)(void* context, const char* text);
+FERRY_API ferry_status ferry_on_stuck(ferry_stuck_callback callback, void* context);
 
 #ifdef __cplusplus
 }

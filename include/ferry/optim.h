@@ -94,7 +94,7 @@ float initial_moment(const Hyper& hyper);   // what m starts as: 0, but for Adag
 Method method_from(std::string_view name);  // of those that update() takes
 std::string_view name_of(Method method);
 
-// Three formats of the state that are smaller than fp32 p, m, v. None changes an operation above.
+// Three formats of the state that are smaller than fp32 p, m, v. Two change no operation above.
 //
 // Moments in bf16, rounded stochastically: m' and v' are kept as one of their two neighbours, the
 // nearer one with the higher probability. What is too small for 8 bits then adds up on average.
@@ -104,24 +104,24 @@ std::string_view name_of(Method method);
 // e % 16 / 2}), the low half for m and the high half for v. Only step, layer, element and moment
 // decide them. (A vector of blocks yields words of neighbours in any lane count.)
 //
-// Moments in int8, in blocks of 256 elements. A block has a scale, its largest magnitude in fp32,
-// and a code an element, which stands for a share of it. Block size, the two maps of 256
-// shares and the rounding are those of AdamW8bit in torchao (quant_utils of its optim). The maps
-// are bitsandbytes' dynamic tree quantization (Dettmers et al. 2022). One map has signs: for m. The
-// other has none and is twice as fine: for v, and for Adagrad's sum.
-//   m  = share of the code * scale                   one product; then as above, to m'
-//   s  = max(|m'| of the block), at least 1e-12      of a block of zeros too
-//   x  = m' / s                                      one division
-//   the code is the nearest; half way between two it is the upper one:
-//   c the last with share[c] <= x, else 0;  x - share[c] >= (share[c+1] - share[c]) * 0.5 ? c+1 : c
-// Rounding is to nearest, without random bits. A block that holds a moment that is not finite is
-// NaN throughout: its scale is one, and its codes stand for a share of 1.
-// A block begins at a multiple of 256 elements of a span, and the span at a block; the last may be
-// shorter. A chunk is whole blocks, so that no placement changes a bit.
+// Moments in int8: blocks of 256 elements, each a scale (its largest magnitude, at least 1e-12) and
+// a code an element for a share of it, the nearest. Block size, the two maps of 256 shares and the
+// rounding are AdamW8bit's in torchao (quant_utils of its optim), the maps bitsandbytes' dynamic
+// tree quantization (Dettmers et al. 2022). One has signs, for m. The other, twice as fine, is for
+// v and Adagrad's sum. src/optim/moment_map.h has the lines that lead from code to moment and back.
+// Each is one FMA. A code begins within 2^-12 of a step of half way. Products that are added are
+// fused above as well, and nothing is flushed, as codes keep no denormals:
+//   AdamW, Adam, SGD: m and v decoded by scale * beta, which is their product with it
+//   g  = gradient * gradient_scale; then with decay as L2 term  fma(p, weight_decay, g)
+//   m' = fma(g, one_minus_beta1, m);  v' = fma(g * one_minus_beta2, g, v);  SGD  m' = m + g
+//   d  = fma(sqrt(v'), inv_sqrt_bias2, eps);  p' = fma(p, decay, -(m' * step_size / d))
+// A block that holds a moment that is not finite is NaN throughout: its scale is one, and its codes
+// stand for a share of 1. A block begins at a multiple of 256 elements of a span, the span at a
+// block; the last may be shorter. A chunk is whole blocks, so that no placement changes a bit.
 enum class Map : uint8_t { with_sign, without_sign };
 Map map_of(Method method, int moment);  // 0: m, 1: v
 float share_of(Map map, uint8_t code);
-// One block of at most 256 elements, as the lines above say: the oracle.
+// One block of at most 256 elements: the oracle.
 void encode_block(Map map, std::span<const float> moments, uint8_t* codes, float* scale);
 
 // Split master: p is kept as its weight in bf16 and its low 16 bits, which together are p exactly.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -26,12 +27,22 @@ struct SlabReport {
     int64_t huge_bytes = 0;  // bytes on huge pages, as the kernel said once all were touched
 };
 
+// Memory of the program's own, in place of the system's.
+struct Allocator {
+    // So many bytes at a multiple of `alignment`, writable, of whatever contents, and not
+    // page-locked. Null: there is no memory.
+    std::function<void*(int64_t bytes, int64_t alignment)> allocate{};
+    std::function<void(void* memory, int64_t bytes)> release{};
+    bool given() const { return static_cast<bool>(allocate); }
+};
+
 class Pool {
 public:
     // Throws does_not_fit when the sum would exceed `budget_bytes` or what was left of the machine
     // or cgroup (Topology::memory_left_bytes). Beside it others reserve memory: that the sum of all
     // fits is for whoever knows them.
-    Pool(const Topology& topology, int64_t budget_bytes);
+    // With an allocator every slab is one call of it.
+    Pool(const Topology& topology, int64_t budget_bytes, Allocator allocator = {});
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
@@ -61,6 +72,10 @@ public:
     const std::vector<SlabReport>& slabs() const noexcept { return reports_; }
 
 private:
+    std::byte* map(const std::string& name, int64_t bytes);
+    std::byte* ask_for(const std::string& name, int64_t bytes);
+    [[noreturn]] void refuse(const std::string& name, int64_t bytes, const char* where,
+                             const std::string& limit, const char* remedy) const;
     size_t slab_of(std::span<std::byte> part) const;
     void look_for_huge_pages(std::span<std::byte> part);
     void lock_part(Device& device, std::span<std::byte> part);
@@ -71,6 +86,7 @@ private:
     };
     const Topology& topology_;
     int64_t budget_bytes_;
+    const Allocator allocator_;
     int64_t reserved_bytes_ = 0;
     bool sealed_ = false;
     Device* device_ = nullptr;  // the one they are locked for

@@ -17,6 +17,8 @@
 #include "ferry/dtype.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
+#include "ferry/pinned_mem.h"
+#include "ferry/swap.h"
 
 namespace ferry::train {
 
@@ -38,7 +40,7 @@ struct Evaluation {
 };
 
 struct LinkReport {
-    std::string link{};
+    swap::Lane lane = swap::Lane::compute;
     int64_t bytes = 0;
     double busy_seconds = 0;
     double exposed_seconds = 0;  // seconds of these in which nothing computed
@@ -71,8 +73,10 @@ struct RunReport {
     std::vector<CollectiveReport> collectives{};  // of several ranks
     std::vector<aio::PathCounters> paths{};
     Reserved reserved{};
-    double bound_seconds = 0;  // lower bound of a step; 0: not measured
-    std::string binding{};     // the link that sets it
+    // Lower bound of a step; 0: not measured, or some steps exchange momentum in place of
+    // gradients.
+    double bound_seconds = 0;
+    std::string binding{};  // the link that sets it
     // The same of kernels that multiply and move at the machine's peaks; 0: not measured.
     double peak_bound_seconds = 0;
     // A step's predicted seconds, by its schedule and by what is measured with the bound: without
@@ -81,6 +85,11 @@ struct RunReport {
     // A file of the durable state that was removed under the run: nothing outlives the process.
     std::string removed{};
 };
+
+// Between ranks a library (NCCL, MPI) may never return. The process then ends, with exit code 6 and
+// a text on standard error; or `instead` is called, once for each such call and on a thread of
+// ferry's, and the call stays where it is. Empty: as at first. For the whole process.
+void on_stuck(std::function<void(const Error&)> instead);
 
 // The ranks of a runtime that has no MPI and shares a unique id by means of its own, the same on
 // all ranks (ncclGetUniqueId).
@@ -102,6 +111,24 @@ struct Imported {
     int64_t good_steps = 0;
 };
 
+// A batch of the program's own, for it to write: [sequences, batch.sequence] each, of all ranks.
+// There are batch.micro_batches x batch.micro_batch sequences of a step, and
+// evaluate.micro_batches x batch.micro_batch of an evaluation. Targets are the tokens to be
+// predicted, as a rule the next ones; -1: none, and it does not count.
+struct FedBatch {
+    int64_t step = 0;  // from 1; 0: of an evaluation
+    std::span<int32_t> tokens{}, targets{};
+};
+// Called by step() and evaluate() on the thread that calls them, before anything of theirs is done.
+// What it throws comes out of that call, and so does usage for a token that the model does not
+// know: the engine is as it was and asks again in the next call. Of several ranks every one is
+// called, is to give the same, and ends where one of them fails.
+using LoadBatch = std::function<void(const FedBatch&)>;
+
+// How a start-up or a checkpoint gets on: so many bytes of so many, at most ten times a second and
+// at each stage's end. Called on any thread, one call at a time; it must not call the engine.
+using Progress = std::function<void(const char* stage, int64_t bytes, int64_t of)>;
+
 // src/train/inside.h, which is not installed: what ferry's own programs give an engine and ask of
 // it besides.
 struct Given;
@@ -117,8 +144,8 @@ struct Runtime {
     // in its process has used CUDA before. A rank that is lost then has no name, and is missed
     // after zero.timeout_seconds.
     std::optional<NcclRanks> nccl{};
-    // Which of the GPUs that this process sees; below 0: ranks of one host share them out.
-    int gpu = -1;
+    // Which of the GPUs that this process sees; none: ranks of one host share them out.
+    std::optional<int> gpu{};
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;
@@ -128,6 +155,13 @@ struct Runtime {
     std::string checkpoint{};
     // Begins after a step that another program came to, or a run with other settings. One rank.
     Imported imported{};
+    // Given: batches come from here, and data.tokens is not looked at. data.isolate_documents and
+    // only_evaluates are refused then, and a checkpoint is of fed batches: what a run that goes on
+    // from it is fed with is the program's to decide.
+    LoadBatch load_batch{};
+    Progress progress{};
+    // Host memory for state, staging and checkpoints on their way; none: the system's.
+    pinned_mem::Allocator memory{};
     // Trains nothing: evaluates on the whole token file, with no state but the weights.
     bool only_evaluates = false;
     std::shared_ptr<Given> given{};

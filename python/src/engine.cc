@@ -1,13 +1,143 @@
 // The engine of `ferry train`, step by step.
 #include "core.h"
 
+#include <algorithm>
+#include <exception>
+
 namespace ferry::python {
 namespace {
 
-using EngineHandle = Handle<ferry_engine, ferry_engine_destroy>;
+class EngineHandle : public Handle<ferry_engine, ferry_engine_destroy> {
+public:
+    nb::object load{}, progress{};  // callables of the program's; invalid: none
+    std::exception_ptr failure{};   // of load, within a call
+};
+
+// ---------------------------------------------------------------- batches
+
+struct Batch {
+    std::vector<int32_t> tokens{}, targets{};
+    int64_t sequences = 0, sequence = 0;
+};
+
+template <class Number>
+void copy_numbers(const char* name, const Array& from, std::vector<int32_t>& to) {
+    const auto* numbers = static_cast<const Number*>(from.data);
+    for (int64_t i = 0; i < from.count; ++i) {
+        to[static_cast<size_t>(i)] = static_cast<int32_t>(numbers[i]);
+        if (static_cast<Number>(to[static_cast<size_t>(i)]) != numbers[i])
+            refuse(std::string(name) + " has a number that is no token", std::to_string(numbers[i]),
+                   "numbers of 32 bits");
+    }
+}
+
+// Rows of token ids, as numpy and torch have them.
+std::vector<int32_t> numbers_in(const char* name, nb::handle given, int64_t& rows,
+                                int64_t& columns) {
+    const Array array = bytes_in(name, given, Use::reads);
+    if (array.keep.ndim() != 2)
+        refuse(std::string(name) + " has no rows",
+               std::to_string(array.keep.ndim()) + " dimensions", "2: sequences and tokens");
+    rows = static_cast<int64_t>(array.keep.shape(0));
+    columns = static_cast<int64_t>(array.keep.shape(1));
+    std::vector<int32_t> numbers(static_cast<size_t>(array.count));
+    const nb::dlpack::dtype type = array.keep.dtype();
+    const bool is_signed = type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Int);
+    const bool is_unsigned = type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt);
+    if (is_signed && type.bits == 32)
+        copy_numbers<int32_t>(name, array, numbers);
+    else if (is_signed && type.bits == 64)
+        copy_numbers<int64_t>(name, array, numbers);
+    else if (is_unsigned && type.bits == 16)
+        copy_numbers<uint16_t>(name, array, numbers);
+    else
+        refuse(std::string(name) + " has another type than token ids have",
+               "DLPack type " + std::to_string(type.code) + " of " + std::to_string(type.bits) +
+                   " bits",
+               "int32, int64 or uint16");
+    return numbers;
+}
+
+// Without targets each row has a token more: what follows is the target.
+Batch batch_in(nb::handle tokens, nb::handle targets) {
+    Batch batch;
+    int64_t columns = 0;
+    std::vector<int32_t> given = numbers_in("tokens", tokens, batch.sequences, columns);
+    if (!targets.is_none()) {
+        int64_t rows = 0, others = 0;
+        batch.sequence = columns;
+        batch.tokens = std::move(given);
+        batch.targets = numbers_in("targets", targets, rows, others);
+        if (rows != batch.sequences || others != columns)
+            refuse("targets has another shape than tokens",
+                   std::to_string(rows) + " x " + std::to_string(others),
+                   std::to_string(batch.sequences) + " x " + std::to_string(columns));
+        return batch;
+    }
+    batch.sequence = std::max<int64_t>(columns - 1, 0);
+    for (int64_t row = 0; row < batch.sequences && columns > 0; ++row) {
+        const auto first = given.begin() + row * columns;
+        batch.tokens.insert(batch.tokens.end(), first, first + batch.sequence);
+        batch.targets.insert(batch.targets.end(), first + 1, first + columns);
+    }
+    return batch;
+}
+
+// ---------------------------------------------------------------- the program's callables
+
+int64_t write_batch(EngineHandle& self, int64_t step, int64_t sequences, int64_t sequence,
+                    int32_t* tokens, int32_t* targets) {
+    const nb::object given = self.load(step);
+    const bool pair = nb::isinstance<nb::tuple>(given) && nb::len(given) == 2;
+    const Batch batch = pair ? batch_in(given[0], given[1]) : batch_in(given, nb::none());
+    if (batch.sequences != sequences || batch.sequence != sequence)
+        refuse("load gave a batch of another shape",
+               std::to_string(batch.sequences) + " sequences of " + std::to_string(batch.sequence) +
+                   " tokens",
+               std::to_string(sequences) + " of " + std::to_string(sequence));
+    std::copy(batch.tokens.begin(), batch.tokens.end(), tokens);
+    std::copy(batch.targets.begin(), batch.targets.end(), targets);
+    return sequences;
+}
+
+// What it raises comes out of the call that it is within.
+int64_t load_batch(void* context, int64_t step, int64_t sequences, int64_t sequence,
+                   int32_t* tokens, int32_t* targets) noexcept {
+    const nb::gil_scoped_acquire gil;
+    auto& self = *static_cast<EngineHandle*>(context);
+    try {
+        return write_batch(self, step, sequences, sequence, tokens, targets);
+    } catch (...) {
+        self.failure = std::current_exception();
+        return -1;
+    }
+}
+
+// On any thread. What it raises is reported as Python reports what nobody can catch.
+void tell_progress(void* context, const char* stage, int64_t bytes, int64_t of) noexcept {
+    const nb::gil_scoped_acquire gil;
+    try {
+        static_cast<EngineHandle*>(context)->progress(stage, bytes, of);
+    } catch (nb::python_error& error) {
+        error.discard_as_unraisable("the progress callable of a ferry_offload.Engine");
+    }
+}
+
+template <class Call>
+void done_by(EngineHandle& self, const Call& call) {
+    self.failure = nullptr;
+    try {
+        done(call);
+    } catch (const nb::python_error&) {
+        if (const auto failure = std::exchange(self.failure, nullptr))
+            std::rethrow_exception(failure);
+        throw;
+    }
+}
 
 std::unique_ptr<EngineHandle> create(nb::handle config, const std::vector<std::string>& overrides,
-                                     bool resume, nb::handle checkpoint) {
+                                     bool resume, nb::handle checkpoint, bool fed, nb::object load,
+                                     nb::object progress) {
     std::string json, file;
     if (nb::isinstance<nb::dict>(config))
         json = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(config));
@@ -18,6 +148,7 @@ std::unique_ptr<EngineHandle> create(nb::handle config, const std::vector<std::s
     texts.reserve(overrides.size());
     for (const std::string& text : overrides)
         texts.push_back(whole_text("an override", text).c_str());
+    auto made = std::make_unique<EngineHandle>();
     auto options = sized<ferry_engine_options>();
     options.config_json = json.empty() ? nullptr : json.c_str();
     options.config_file = file.empty() ? nullptr : file.c_str();
@@ -25,9 +156,36 @@ std::unique_ptr<EngineHandle> create(nb::handle config, const std::vector<std::s
     options.override_count = texts.size();
     options.resume = resume;
     options.checkpoint = from.empty() ? nullptr : from.c_str();
-    auto made = std::make_unique<EngineHandle>();
+    options.fed = fed;
+    if (!load.is_none()) {
+        made->load = std::move(load);
+        options.load = &load_batch;
+        options.load_context = made.get();
+    }
+    if (!progress.is_none()) {
+        made->progress = std::move(progress);
+        options.progress = &tell_progress;
+        options.progress_context = made.get();
+    }
     done([&] { return ferry_engine_create(&options, &made->ticket); });
     return made;
+}
+
+void feed(EngineHandle& self, nb::handle tokens, nb::handle targets, bool evaluation) {
+    const Batch batch = batch_in(tokens, targets);
+    auto given = sized<ferry_batch>();
+    given.tokens = batch.tokens.data();
+    given.targets = batch.targets.data();
+    given.sequences = batch.sequences;
+    given.sequence = batch.sequence;
+    given.evaluation = evaluation;
+    done([&] { return ferry_engine_feed(self.ticket, &given); });
+}
+
+nb::tuple batch_shape(EngineHandle& self, bool evaluation) {
+    int64_t sequences = 0, sequence = 0;
+    done([&] { return ferry_engine_batch_shape(self.ticket, evaluation, &sequences, &sequence); });
+    return nb::make_tuple(sequences, sequence);
 }
 
 void bind_reports(nb::module_& module) {
@@ -70,7 +228,7 @@ template <class Report, ferry_status (*kCall)(ferry_engine*, Report*)>
 auto reports() {
     return [](EngineHandle& self) {
         auto report = sized<Report>();
-        done([&] { return kCall(self.ticket, &report); });
+        done_by(self, [&] { return kCall(self.ticket, &report); });
         return report;
     };
 }
@@ -98,6 +256,8 @@ void close(EngineHandle& self) {
     if (!self.ticket) return;
     done([&] { return ferry_engine_destroy(self.ticket); });
     self.ticket = nullptr;
+    self.load.reset();
+    self.progress.reset();
 }
 
 }  // namespace
@@ -108,9 +268,20 @@ void bind_engine(nb::module_& module) {
                              "A run of `ferry train`: plans, reserves everything and fills the "
                              "state over the tiers.")
         .def(nb::new_(&create), "config"_a, "overrides"_a = std::vector<std::string>{},
-             "resume"_a = false, "checkpoint"_a = nb::none(),
+             "resume"_a = false, "checkpoint"_a = nb::none(), nb::kw_only(), "fed"_a = false,
+             "load"_a = nb::none(), "progress"_a = nb::none(),
              "config: a dict (docs/configuration.md) or a path. overrides: \"key.path=value\". "
-             "checkpoint: one that save() or `ferry train` wrote, to go on from.")
+             "checkpoint: one that save() or `ferry train` wrote, to go on from. fed: batches come "
+             "from feed(), in place of data.tokens. load: they come from load(step), which "
+             "returns what feed() takes; step is 0 for evaluate(). progress: called as "
+             "progress(stage, bytes, of) in start-up and checkpoints, on any thread.")
+        .def("feed", &feed, "tokens"_a, "targets"_a = nb::none(), nb::kw_only(),
+             "evaluation"_a = false,
+             "The next step's batch, or evaluate()'s. tokens: rows of ids, int32, int64 or uint16, "
+             "and targets as many, -1 where nothing is to be predicted. Without targets each row "
+             "has one token more.")
+        .def("batch_shape", &batch_shape, "evaluation"_a = false,
+             "Sequences and tokens of each that a step takes, or an evaluation.")
         .def("step", reports<ferry_step_report, ferry_engine_step>(), "One optimizer step.")
         .def("evaluate", reports<ferry_evaluation, ferry_engine_evaluate>(),
              "Over the held-back micro-batches that the configuration asks for.")

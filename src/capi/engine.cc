@@ -1,27 +1,72 @@
 // The engine of `ferry train`, step by step.
 #include <algorithm>
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "feed.h"
 #include "ferry/config.h"
 #include "ferry/executor.h"
 #include "ferry/export.h"
 #include "ferry/train.h"
 #include "handles.h"
 #include "options.h"
+#include "train/inside.h"
+#include "train/state/saving.h"
 
 namespace ferry::capi {
 namespace {
 
+train::Progress progress_of(const ferry_engine_options& given) {
+    if (!given.progress) return {};
+    return [call = given.progress, context = given.progress_context](
+               const char* stage, int64_t bytes, int64_t of) { call(context, stage, bytes, of); };
+}
+
+std::optional<train::NcclRanks> ranks_of(const ferry_engine_options& given) {
+    if (!given.nccl_unique_id) {
+        if (given.rank != 0 || given.ranks != 0)
+            refuse_argument("rank and ranks without an NCCL unique id",
+                            std::to_string(given.rank) + " of " + std::to_string(given.ranks),
+                            "nccl_unique_id, the same on all ranks");
+        return std::nullopt;
+    }
+    check_range("ranks", given.ranks, 1, 1 << 20);
+    check_range("rank", given.rank, 0, given.ranks - 1);
+    train::NcclRanks ranks{.rank = given.rank, .size = given.ranks};
+    std::memcpy(ranks.unique_id.data(), given.nccl_unique_id, ranks.unique_id.size());
+    return ranks;
+}
+
 struct TrainingEngine {
     static constexpr HandleKind kKind = HandleKind::engine;
-    TrainingEngine(Config read, bool resume, std::string checkpoint)
+    TrainingEngine(Config read, const ferry_engine_options& given)
         : config(std::move(read)),
-          engine(train::Engine::make(config, {.executor = executor.get(),
-                                              .resume = resume,
-                                              .checkpoint = std::move(checkpoint)})) {}
+          rank(given.nccl_unique_id ? given.rank : 0),
+          feeds(given.fed == 1 || given.load),
+          progress(progress_of(given)),
+          feed(config.batch, config.evaluate.micro_batches, given.load, given.load_context),
+          engine(train::Engine::make(config, runtime_of(given))) {}
+
+    train::Runtime runtime_of(const ferry_engine_options& given) const {
+        train::Runtime runtime{.executor = executor.get(),
+                               .nccl = ranks_of(given),
+                               .gpu = given.gpu,
+                               .resume = given.resume == 1,
+                               .checkpoint = given.checkpoint ? given.checkpoint : "",
+                               .progress = progress,
+                               .memory = allocator_of(given.allocator)};
+        if (feeds) runtime.load_batch = [this](const train::FedBatch& batch) { feed.load(batch); };
+        return runtime;
+    }
+
     const Config config;
+    const int rank;
+    const bool feeds;
+    const train::Progress progress;
+    Feed feed;
     const std::unique_ptr<Executor> executor = make_thread_executor();
     const std::unique_ptr<train::Engine> engine;
 };
@@ -31,6 +76,8 @@ Config config_of(const ferry_engine_options& given) {
                 static_cast<int64_t>(std::min<size_t>(given.override_count, 1 << 20)), 0, 1 << 16);
     if (given.override_count > 0) check_given("overrides", given.overrides);
     std::vector<std::string> overrides;
+    // Not looked at, and so not required: no file has this name.
+    if (given.fed == 1 || given.load) overrides.emplace_back("data.tokens=\"(fed)\"");
     for (size_t i = 0; i < given.override_count; ++i) {
         check_given("overrides", given.overrides[i]);
         overrides.emplace_back(given.overrides[i]);
@@ -78,12 +125,35 @@ ferry_run_report report_of(const train::RunReport& report) {
     return out;
 }
 
+// An export's progress, as often as the program was promised.
+train::ExportProgress seldom(const TrainingEngine& mine) {
+    return [&mine, told = Nanos{}](int64_t bytes, int64_t of) mutable {
+        constexpr Nanos kBetween = 100'000'000;
+        const Nanos now = mine.executor->now();
+        if (bytes < of && now - told < kBetween) return;
+        told = now;
+        mine.progress("export", bytes, of);
+    };
+}
+
 void export_to(TrainingEngine& mine, const std::string& directory, int32_t type) {
     train::ExportOptions options{.directory = directory};
     if (type != FERRY_TYPE_OF_RUN) options.type = type_of("type", type);
-    const train::ExportDirectory claimed(directory, mine.config);
-    const auto failed = train::export_model(*mine.engine, mine.config, options, &claimed);
+    std::optional<train::ExportDirectory> claimed;
+    if (mine.rank == 0) claimed.emplace(directory, mine.config);
+    train::ExportProgress told;
+    if (mine.progress && mine.rank == 0) told = seldom(mine);
+    const auto failed = train::export_model(*mine.engine, mine.config, options,
+                                            claimed ? &*claimed : nullptr, told);
     if (failed) throw Error(failed->why);
+}
+
+// Of several ranks the first one writes.
+void save_to(TrainingEngine& mine, const char* directory) {
+    const std::string program = std::string("libferry ") + ferry_version();
+    const auto failed = mine.rank == 0 ? train::save_checkpoint(*mine.engine, directory, program)
+                                       : train::Inside(*mine.engine).save({.program = program});
+    if (failed) throw Error(*failed);
 }
 
 }  // namespace
@@ -96,11 +166,11 @@ ferry_status ferry_engine_create(const ferry_engine_options* options, ferry_engi
         const ferry_engine_options given = taken("options", options);
         check_given("engine", engine);
         check_choice("resume", given.resume, 1);
+        check_choice("fed", given.fed, 1);
+        check_range("gpu", given.gpu, 0, 1023);
         if (given.resume == 1 && given.checkpoint)
             refuse_argument("resume and checkpoint", "both", "at most one of both");
-        hand_out(engine,
-                 std::make_unique<TrainingEngine>(config_of(given), given.resume == 1,
-                                                  given.checkpoint ? given.checkpoint : ""));
+        hand_out(engine, std::make_unique<TrainingEngine>(config_of(given), given));
     });
 }
 
@@ -112,7 +182,29 @@ ferry_status ferry_engine_step(ferry_engine* engine, ferry_step_report* report) 
     return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
         if (report) check_size("report", report);
         const ferry_step_report done = report_of(mine.engine->step());
+        mine.feed.taken();
         if (report) give(report, done);
+    });
+}
+
+ferry_status ferry_engine_batch_shape(ferry_engine* engine, int32_t evaluation, int64_t* sequences,
+                                      int64_t* sequence) {
+    return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
+        check_choice("evaluation", evaluation, 1);
+        check_given("sequences", sequences);
+        check_given("sequence", sequence);
+        *sequences = mine.feed.sequences(evaluation == 1);
+        *sequence = mine.feed.sequence();
+    });
+}
+
+ferry_status ferry_engine_feed(ferry_engine* engine, const ferry_batch* batch) {
+    return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
+        const ferry_batch given = taken("batch", batch);
+        if (!mine.feeds)
+            refuse_argument("the engine reads its batches from data.tokens", "a fed batch",
+                            "options.fed 1 at ferry_engine_create");
+        mine.feed.feed(given);
     });
 }
 
@@ -145,9 +237,7 @@ ferry_status ferry_engine_state_hash(ferry_engine* engine, uint64_t* hash) {
 ferry_status ferry_engine_save(ferry_engine* engine, const char* directory) {
     return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
         check_given("directory", directory);
-        const auto failed = ferry::train::save_checkpoint(
-            *mine.engine, directory, std::string("libferry ") + ferry_version());
-        if (failed) throw ferry::Error(*failed);
+        save_to(mine, directory);
     });
 }
 
@@ -162,5 +252,12 @@ ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_report* report)
     return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
         check_size("report", report);
         give(report, report_of(mine.engine->report()));
+    });
+}
+
+ferry_status ferry_on_stuck(ferry_stuck_callback callback, void* context) {
+    return guarded(__func__, [&] {
+        if (!callback) return ferry::train::on_stuck({});
+        ferry::train::on_stuck([=](const ferry::Error& error) { callback(context, error.what()); });
     });
 }

@@ -97,6 +97,19 @@ void remove_handle(const void* handle) {
     table.free.push_back(index);
 }
 
+Call::Call(Entry& entry) : entry_(entry) {
+    if (entry_.caller.load(std::memory_order_relaxed) == std::this_thread::get_id())
+        refuse_argument("a callback calls with the handle whose call it is within", "a call within",
+                        "calls on other handles");
+    entry_.mutex.lock();
+    entry_.caller.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
+
+Call::~Call() {
+    entry_.caller.store({}, std::memory_order_relaxed);
+    entry_.mutex.unlock();
+}
+
 void abandon(std::shared_ptr<void> object) {
     Table& table = Table::table();
     const std::lock_guard lock(table.mutex);

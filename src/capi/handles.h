@@ -1,10 +1,12 @@
 // Handles as tickets of a table: whatever a program passes in is looked up, never followed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "status.h"
@@ -17,9 +19,10 @@ struct Entry {
     explicit Entry(HandleKind entry_kind, std::shared_ptr<void> of)
         : kind(entry_kind), object(std::move(of)) {}
     const HandleKind kind;
-    std::mutex mutex{};              // one call at a time
-    std::shared_ptr<void> object{};  // null: closed
-    bool poisoned = false;           // a bug was found
+    std::mutex mutex{};                     // one call at a time
+    std::atomic<std::thread::id> caller{};  // whose call that is
+    std::shared_ptr<void> object{};         // null: closed
+    bool poisoned = false;                  // a bug was found
 };
 
 // The ticket of a new entry.
@@ -30,6 +33,17 @@ std::shared_ptr<Entry> find_handle(const void* handle, HandleKind kind);
 void remove_handle(const void* handle);
 // Kept until the process ends: nobody knows what its destructor would meet.
 void abandon(std::shared_ptr<void> object);
+// Holds an entry during a call. Throws usage for one from within a callback of a call on it.
+class Call {
+public:
+    explicit Call(Entry& entry);
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+private:
+    Entry& entry_;
+};
 // Throws Refused: closed since it was found, or poisoned.
 void check_usable(const Entry& entry, bool also_poisoned = false);
 
@@ -64,7 +78,7 @@ template <class Object, class Body>
 ferry_status with(const char* function, const void* handle, const Body& body) noexcept {
     return guarded(function, [&] {
         const std::shared_ptr<Entry> entry = find_handle(handle, Object::kKind);
-        const std::lock_guard lock(entry->mutex);
+        const Call call(*entry);
         return use<Object>(*entry, body);
     });
 }
@@ -73,7 +87,7 @@ ferry_status with(const char* function, const void* handle, const Body& body) no
 template <class Object>
 std::shared_ptr<Object> shared_object(const void* handle) {
     const std::shared_ptr<Entry> entry = find_handle(handle, Object::kKind);
-    const std::lock_guard lock(entry->mutex);
+    const Call call(*entry);
     check_usable(*entry);
     return std::static_pointer_cast<Object>(entry->object);
 }
@@ -84,7 +98,7 @@ template <class Object, class Check>
 ferry_status close_handle(const char* function, const void* handle, const Check& check) noexcept {
     return guarded(function, [&] {
         const std::shared_ptr<Entry> entry = find_handle(handle, Object::kKind);
-        const std::lock_guard lock(entry->mutex);
+        const Call call(*entry);
         check_usable(*entry, true);
         if (!entry->poisoned) use<Object>(*entry, check);
         remove_handle(handle);

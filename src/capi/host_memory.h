@@ -8,11 +8,9 @@
 
 #include "ferry/device.h"
 #include "ferry/executor.h"
+#include "ferry/ferry.h"
+#include "ferry/pinned_mem.h"
 #include "ferry/team.h"
-
-namespace ferry::pinned_mem {
-class Pool;
-}
 
 namespace ferry::capi {
 
@@ -20,9 +18,11 @@ struct HostMemoryOptions {
     int threads = 1;
     DeviceKind lock_for = DeviceKind::cpu;
     int gpu = 0;
+    pinned_mem::Allocator allocator{};
 };
 // The options for what a caller passes in; 0 threads: one a core.
-HostMemoryOptions host_memory_options(int32_t threads, int32_t lock_for, int32_t gpu);
+HostMemoryOptions host_memory_options(int32_t threads, int32_t lock_for, int32_t gpu,
+                                      const ferry_allocator* allocator);
 
 class HostMemory {
 public:

@@ -53,15 +53,44 @@ void check_arrays(std::span<const Array> arrays, int64_t count) {
     }
 }
 
-void check_in_place_or_apart(const Array& in, const Array& out, int64_t count) {
-    if (!in.address || !out.address || in.address == out.address) return;
-    const auto a = reinterpret_cast<uintptr_t>(in.address);
-    const auto b = reinterpret_cast<uintptr_t>(out.address);
-    const auto bytes = static_cast<uintptr_t>(count * in.element_bytes);
-    if (a + bytes <= b || b + bytes <= a) return;
-    refuse_argument(std::string(in.name) + " overlaps " + out.name,
-                    std::to_string(a < b ? b - a : a - b) + " bytes apart",
-                    "the same array, or " + std::to_string(bytes) + " bytes apart or more");
+// The bytes of an array that are read or written.
+struct Extent {
+    const char* name;
+    const void* address;
+    int64_t bytes;
+    uintptr_t begin() const { return reinterpret_cast<uintptr_t>(address); }
+    uintptr_t end() const { return begin() + static_cast<uintptr_t>(bytes); }
+    bool meets(const Extent& other) const {
+        return address && other.address && begin() < other.end() && other.begin() < end();
+    }
+};
+
+[[noreturn]] void refuse_overlap(const Extent& a, const Extent& b, const char* limit) {
+    const bool first = a.begin() <= b.begin();
+    refuse_argument(std::string(a.name) + " overlaps " + b.name,
+                    std::to_string(first ? b.begin() - a.begin() : a.begin() - b.begin()) +
+                        " bytes apart, the first of them has " +
+                        std::to_string(first ? a.bytes : b.bytes),
+                    limit);
+}
+
+// Checks that what is written is its own input (in place), or apart from all others.
+// `outputs[i]` may be the same as `inputs[i]`; further inputs belong to none.
+void check_apart(std::span<const Extent> outputs, std::span<const Extent> inputs) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+        const Extent& out = outputs[i];
+        if (!out.address) continue;
+        for (size_t j = i + 1; j < outputs.size(); ++j)
+            if (out.meets(outputs[j]))
+                refuse_overlap(out, outputs[j], "arrays of their own for all that is written");
+        for (size_t j = 0; j < inputs.size(); ++j) {
+            const bool in_place = i == j && out.address == inputs[j].address;
+            if (in_place || !out.meets(inputs[j])) continue;
+            refuse_overlap(inputs[j], out,
+                           i == j ? "the same array, or none of its bytes"
+                                  : "none of an input's bytes in what is written");
+        }
+    }
 }
 
 // Also on a GPU, whose kernels load whole elements.
@@ -107,6 +136,10 @@ void check_element(const optim::Span& span) {
         "multiples of " + times + " with moments in " + std::string(name_of(span.moment_type)));
 }
 
+int64_t moment_blocks(const optim::Span& span) {
+    return (span.count + kMomentBlock - 1) / kMomentBlock;
+}
+
 void check_come_together(const std::string& moment, const void* codes, const float* scales) {
     if ((codes == nullptr) == (scales == nullptr)) return;
     refuse_argument("update->" + moment + " and its scales come together",
@@ -119,7 +152,7 @@ void check_scales(const optim::Span& span, int moments) {
     if (moments == 0 && !span.m)
         refuse_argument("update->moment_type where the method keeps no moment",
                         std::string(name_of(span.moment_type)), "FERRY_F32");
-    const int64_t blocks = (span.count + kMomentBlock - 1) / kMomentBlock;
+    const int64_t blocks = moment_blocks(span);
     const std::array<Array, 4> scales{{
         {"update->m_scale", span.m_scale, 4, true},
         {"update->m_scale_in", span.m_scale_in, 4, false},
@@ -129,9 +162,31 @@ void check_scales(const optim::Span& span, int moments) {
     check_arrays(scales, blocks);
     check_come_together("m", span.m, span.m_scale);
     check_come_together("v", span.v, span.v_scale);
-    check_in_place_or_apart(scales[1], scales[0], blocks);
-    check_in_place_or_apart(scales[3], scales[2], blocks);
     check_aligned(scales);
+}
+
+void check_overlaps(const optim::Span& span) {
+    const int64_t n = span.count, of_m = n * size_of(span.moment_type);
+    const bool coded = span.moment_type == MomentType::int8;
+    const int64_t of_scales = coded ? 4 * moment_blocks(span) : 0;
+    const std::array<Extent, 7> outputs{
+        {{"update->p", span.p, 4 * n},
+         {"update->m", span.m, of_m},
+         {"update->v", span.v, of_m},
+         {"update->weight", span.weight, n * size_of(span.weight_type)},
+         {"update->low", span.low, 2 * n},
+         {"update->m_scale", coded ? span.m_scale : nullptr, of_scales},
+         {"update->v_scale", coded ? span.v_scale : nullptr, of_scales}}};
+    const std::array<Extent, 8> inputs{
+        {{"update->p_in", span.p_in, 4 * n},
+         {"update->m_in", span.m_in, of_m},
+         {"update->v_in", span.v_in, of_m},
+         {"update->weight_in", span.weight_in, 2 * n},
+         {"update->low_in", span.low_in, 2 * n},
+         {"update->m_scale_in", coded ? span.m_scale_in : nullptr, of_scales},
+         {"update->v_scale_in", coded ? span.v_scale_in : nullptr, of_scales},
+         {"update->gradient", span.gradient, n * size_of(span.gradient_type)}}};
+    check_apart(outputs, inputs);
 }
 
 // Checks what optim::update() takes for granted.
@@ -160,13 +215,9 @@ void check_span(const optim::Span& span, const optim::Hyper& hyper, bool on_gpu)
     if (split && span.weight_type == DType::f32)
         refuse_argument("update->weight_type of a split master",
                         std::string(name_of(span.weight_type)), "FERRY_BF16 or FERRY_F16");
-    check_in_place_or_apart(arrays[2], arrays[1], span.count);
-    check_in_place_or_apart(arrays[4], arrays[3], span.count);
-    check_in_place_or_apart(arrays[6], arrays[5], span.count);
-    check_in_place_or_apart(arrays[8], arrays[7], span.count);
-    check_in_place_or_apart(low_in, arrays[9], span.count);
     check_element(span);
     check_scales(span, moments);
+    check_overlaps(span);
     if (!on_gpu) return;
     check_aligned(arrays);
     check_aligned({&low_in, 1});
@@ -224,8 +275,9 @@ void check_cast(const float* p, int64_t count, int32_t type, const void* weight,
     const Array in{"p", p, 4, true},
         out{"weight", weight, size_of(type_of("weight_type", type)), true};
     check_two(in, out, count, on_gpu);
-    if (count > 0 && p == weight) refuse_argument("weight overlaps p", "the same array", "another");
-    if (count > 0) check_in_place_or_apart(in, out, count);
+    if (count == 0) return;
+    check_apart({{Extent{"weight", weight, count * out.element_bytes}}},
+                {{Extent{}, Extent{"p", p, count * in.element_bytes}}});
 }
 
 void check_norms(const void* gradient, int32_t type, int64_t count, const float* leaves,

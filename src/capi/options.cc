@@ -36,6 +36,21 @@ DType type_of(const char* name, int32_t type) {
     return static_cast<DType>(type);
 }
 
+pinned_mem::Allocator allocator_of(const ferry_allocator* given) {
+    if (!given) return {};
+    const ferry_allocator mine = taken("allocator", given);
+    if (!mine.allocate) refuse_argument("allocator->allocate is NULL", "NULL", "a function");
+    pinned_mem::Allocator made;
+    made.allocate = [mine](int64_t bytes, int64_t alignment) {
+        return mine.allocate(mine.context, bytes, alignment);
+    };
+    if (mine.release)
+        made.release = [mine](void* memory, int64_t bytes) {
+            mine.release(mine.context, memory, bytes);
+        };
+    return made;
+}
+
 int threads_of(int32_t threads) {
     check_range("threads", threads, 0, 4096);
     return threads > 0 ? threads

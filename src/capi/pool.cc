@@ -14,7 +14,7 @@ HostMemory::HostMemory(int64_t budget_bytes, const HostMemoryOptions& options)
                   ? nullptr
                   : Device::open(options.lock_for, *executor_, options.gpu)),
       teams_(std::make_unique<NodeTeams>(*machine_, options.threads)),
-      pool_(std::make_unique<pinned_mem::Pool>(*machine_, budget_bytes)) {}
+      pool_(std::make_unique<pinned_mem::Pool>(*machine_, budget_bytes, options.allocator)) {}
 
 HostMemory::~HostMemory() = default;
 
@@ -51,11 +51,13 @@ struct Pool {
 
 }  // namespace
 
-HostMemoryOptions host_memory_options(int32_t threads, int32_t lock_for, int32_t gpu) {
+HostMemoryOptions host_memory_options(int32_t threads, int32_t lock_for, int32_t gpu,
+                                      const ferry_allocator* allocator) {
     check_range("gpu", gpu, 0, 1023);
     return {.threads = threads_of(threads),
             .lock_for = device_kind_of("lock_for", lock_for),
-            .gpu = gpu};
+            .gpu = gpu,
+            .allocator = allocator_of(allocator)};
 }
 
 }  // namespace ferry::capi
@@ -67,9 +69,9 @@ ferry_status ferry_pool_create(const ferry_pool_options* options, ferry_pool** p
         const ferry_pool_options given = taken("options", options);
         check_given("pool", pool);
         check_range("budget_bytes", given.budget_bytes, 1, int64_t{1} << 50);
-        hand_out(pool, std::make_unique<Pool>(
-                           given.budget_bytes,
-                           host_memory_options(given.threads, given.lock_for, given.gpu)));
+        hand_out(pool, std::make_unique<Pool>(given.budget_bytes,
+                                              host_memory_options(given.threads, given.lock_for,
+                                                                  given.gpu, given.allocator)));
     });
 }
 

@@ -146,7 +146,7 @@ std::unique_ptr<Store> make(const ferry_store_options& given) {
     check_choice("no_verify", given.no_verify, 1);
     auto made = std::make_unique<Store>();
     made->paths = paths_of(given.paths, given.path_count);
-    made->host = host_memory_options(given.threads, given.lock_for, given.gpu);
+    made->host = host_memory_options(given.threads, given.lock_for, given.gpu, given.allocator);
     made->volume_options.backend = backend_of(given.backend);
     if (given.queue_depth) made->volume_options.queue_depth = given.queue_depth;
     made->host_bytes = given.host_bytes;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string>
 
@@ -9,10 +10,15 @@
 
 namespace ferry::capi {
 
-// The size of a structure's first version: none has grown since. When one grows, this says its old
-// size.
+// The size of a structure's first version. A structure that has grown since says so here.
 template <class T>
 constexpr size_t kFirstSize = sizeof(T);
+template <>
+inline constexpr size_t kFirstSize<ferry_pool_options> = offsetof(ferry_pool_options, allocator);
+template <>
+inline constexpr size_t kFirstSize<ferry_store_options> = offsetof(ferry_store_options, allocator);
+template <>
+inline constexpr size_t kFirstSize<ferry_engine_options> = offsetof(ferry_engine_options, fed);
 
 template <class T>
 void check_size(const char* name, const T* given) {

@@ -75,6 +75,14 @@ using Sink = std::function<void(std::span<const float>)>;
 // Gives all elements of tensor i to the sink.
 using Source = std::function<void(size_t i, const Sink& sink)>;
 
+// The other way about: puts elements of tensor i, from `first` on, where they go to in the file, as
+// they lie there. All of a tensor's in order, tensor after tensor.
+using Filler = std::function<void(size_t i, int64_t first, std::span<std::byte> room)>;
+
+// Values as `type`, each rounded once. Throws usage, naming the tensor and the value, for a finite
+// one that fp16 has no room for.
+void convert(std::span<const float> values, DType type, const std::string& tensor, std::byte* to);
+
 // The name that safetensors has for it: "F32", "BF16", "F16".
 std::string_view dtype_name(DType type);
 
@@ -86,6 +94,8 @@ inline constexpr Replaceable kSafetensors{.beginning = "{\"", .skipped = 8};
 // the value for a finite one that fp16 has no room for.
 void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
                        const Source& source, const Replaceable& replaceable = kSafetensors);
+void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
+                       const Filler& fill, const Replaceable& replaceable = kSafetensors);
 
 // The files of a directory that is being made, which vanish unless all of them were written.
 class NewFiles {
@@ -106,6 +116,8 @@ private:
 // is replaced, and a file that is in the way is an error (usage). `made` gets the files.
 void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
                  int64_t shard_bytes, const Source& source, NewFiles& made);
+void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
+                 int64_t shard_bytes, const Filler& fill, NewFiles& made);
 
 // A new file, whole: what is there already is an error, usage. Throws Trouble::io.
 void write_new_text(const std::string& path, std::string_view text);

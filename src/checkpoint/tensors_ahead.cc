@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <mutex>
 
@@ -232,6 +233,19 @@ void TensorsAhead::read_floats(const StoredTensor& tensor, int64_t first,
         reinterpret_cast<std::byte*>(out.data()) + count * (int64_t{sizeof(float)} - width);
     read(tensor, first * width, {narrow, static_cast<size_t>(count * width)});
     widen_in_place(*tensor.type, out);
+}
+
+void TensorsAhead::read_as(const StoredTensor& tensor, int64_t first, DType type,
+                           std::span<std::byte> out) const {
+    const int64_t width = size_of(type);
+    if (tensor.type == type) return read(tensor, first * width, out);
+    constexpr int64_t kPart = 4096;
+    std::array<float, kPart> values{};
+    for (int64_t at = 0, count = std::ssize(out) / width; at < count; at += kPart) {
+        const auto part = std::span(values).first(static_cast<size_t>(std::min(kPart, count - at)));
+        read_floats(tensor, first + at, part);
+        convert(part, type, tensor.name, out.data() + at * width);
+    }
 }
 
 }  // namespace ferry::checkpoint

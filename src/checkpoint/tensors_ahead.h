@@ -52,6 +52,10 @@ public:
     void read(const StoredTensor& tensor, int64_t first, std::span<std::byte> out) const;
     // Elements from `first` on as fp32, as Weights::read() gives them. Any thread.
     void read_floats(const StoredTensor& tensor, int64_t first, std::span<float> out) const;
+    // The same as `type`: as they lie in the file where that is theirs, else by way of fp32. Throws
+    // as convert() does.
+    void read_as(const StoredTensor& tensor, int64_t first, DType type,
+                 std::span<std::byte> out) const;
 
 private:
     struct Stripe {

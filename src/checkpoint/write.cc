@@ -62,7 +62,7 @@ void narrow(std::span<const float> values, DType type, std::byte* to) {
     }
 }
 
-void convert(std::span<const float> values, DType type, std::byte* to) {
+void convert_checked(std::span<const float> values, DType type, std::byte* to) {
     if (type == DType::f32)
         std::memcpy(to, values.data(), values.size_bytes());
     else
@@ -80,8 +80,8 @@ void write_values(StreamedFile& file, const std::string& name, std::span<const f
         constexpr size_t kPart = 64 * kKiB;
         team.parallel(ceil_div(static_cast<int64_t>(count), int64_t{kPart}), [&](int64_t i) {
             const size_t first = static_cast<size_t>(i) * kPart;
-            convert(values.subspan(first, std::min(kPart, count - first)), type,
-                    room.data() + first * width);
+            convert_checked(values.subspan(first, std::min(kPart, count - first)), type,
+                            room.data() + first * width);
         });
         file.filled(static_cast<int64_t>(count * width));
         values = values.subspan(count);
@@ -134,8 +134,17 @@ int64_t TensorInfo::count() const {
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
-                       const Source& source, const Replaceable& replaceable) {
+void convert(std::span<const float> values, DType type, const std::string& tensor, std::byte* to) {
+    if (type == DType::f16) check_range(values, tensor);
+    convert_checked(values, type, to);
+}
+
+namespace {
+
+// write(i, file) writes all of tensor i.
+template <class Write>
+void write_file(const std::string& path, std::span<const TensorInfo> tensors, DType type,
+                const Replaceable& replaceable, const Write& write) {
     const std::string header = header_of(tensors, type);
     Draft draft(path, kWhat, {}, replaceable);
     const uint64_t length = header.size();
@@ -145,8 +154,17 @@ void write_safetensors(const std::string& path, std::span<const TensorInfo> tens
     StreamedFile file(writer, draft.descriptor(), path, kWhat, bytes);
     file.write(std::as_bytes(std::span(&length, 1)));
     file.write(std::as_bytes(std::span(header)));
+    for (size_t i = 0; i < tensors.size(); ++i) write(i, file);
+    file.finish();
+    draft.publish();
+}
+
+}  // namespace
+
+void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
+                       const Source& source, const Replaceable& replaceable) {
     Team team(static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
-    for (size_t i = 0; i < tensors.size(); ++i) {
+    write_file(path, tensors, type, replaceable, [&](size_t i, StreamedFile& file) {
         int64_t written = 0;
         source(i, [&](std::span<const float> values) {
             written += std::ssize(values);
@@ -154,17 +172,33 @@ void write_safetensors(const std::string& path, std::span<const TensorInfo> tens
             write_values(file, tensors[i].name, values, type, team);
         });
         FERRY_CHECK(written == tensors[i].count(), tensors[i].name);
-    }
-    file.finish();
-    draft.publish();
+    });
+}
+
+void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
+                       const Filler& fill, const Replaceable& replaceable) {
+    write_file(path, tensors, type, replaceable, [&](size_t i, StreamedFile& file) {
+        const int64_t count = tensors[i].count(), width = size_of(type);
+        for (int64_t first = 0; first < count;) {
+            const std::span<std::byte> room = file.room();
+            const int64_t part = std::min(std::ssize(room) / width, count - first);
+            fill(i, first, room.first(static_cast<size_t>(part * width)));
+            file.filled(part * width);
+            first += part;
+        }
+    });
 }
 
 NewFiles::~NewFiles() {
     for (const std::string& path : paths_) ::unlink(path.c_str());
 }
 
-void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
-                 int64_t shard_bytes, const Source& source, NewFiles& made) {
+namespace {
+
+// write(path, first, part) writes the file of some neighbours, from the first of them on.
+template <class Write>
+void write_shards(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
+                  int64_t shard_bytes, NewFiles& made, const Write& write) {
     const std::filesystem::path folder(directory);
     const std::vector<size_t> cuts = cut_shards(tensors, type, shard_bytes);
     const size_t shards = cuts.size() - 1;
@@ -176,9 +210,7 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
                         : fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards);
         const size_t first = cuts[shard];
         const auto part = tensors.subspan(first, cuts[shard + 1] - first);
-        write_safetensors(
-            folder / name, part, type, [&](size_t i, const Sink& sink) { source(first + i, sink); },
-            kNothing);
+        write(folder / name, first, part);
         made.add(folder / name);  // by now: before, it might have been another's
         for (const TensorInfo& tensor : part) {
             append(map, tensor.name, name);
@@ -189,6 +221,30 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
     const nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
     write_new_text(folder / "model.safetensors.index.json", index.dump(2) + "\n");
     made.add(folder / "model.safetensors.index.json");
+}
+
+}  // namespace
+
+void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
+                 int64_t shard_bytes, const Source& source, NewFiles& made) {
+    write_shards(directory, tensors, type, shard_bytes, made,
+                 [&](const std::string& path, size_t first, std::span<const TensorInfo> part) {
+                     const Source of_part = [&](size_t i, const Sink& sink) {
+                         source(first + i, sink);
+                     };
+                     write_safetensors(path, part, type, of_part, kNothing);
+                 });
+}
+
+void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
+                 int64_t shard_bytes, const Filler& fill, NewFiles& made) {
+    write_shards(directory, tensors, type, shard_bytes, made,
+                 [&](const std::string& path, size_t first, std::span<const TensorInfo> part) {
+                     const Filler of_part = [&](size_t i, int64_t at, std::span<std::byte> room) {
+                         fill(first + i, at, room);
+                     };
+                     write_safetensors(path, part, type, of_part, kNothing);
+                 });
 }
 
 void write_new_text(const std::string& path, std::string_view text) {

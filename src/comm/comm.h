@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "ferry/device.h"
+#include "ferry/error.h"
 #include "ferry/executor.h"
 #include "ferry/units.h"
 
@@ -38,6 +40,16 @@ struct Exchange {
     const std::byte* to = nullptr;
     std::byte* from = nullptr;
     int64_t bytes = 0;  // each part's; 0 is allowed
+};
+
+// In a circle: `to` goes to the rank `by` places behind this one, and what the rank as far before
+// it gives arrives in `from`. 0 < by < size(), the same on all ranks; 0 bytes: nothing goes that
+// way.
+struct Shift {
+    const std::byte* to = nullptr;
+    std::byte* from = nullptr;
+    int64_t to_bytes = 0, from_bytes = 0;
+    int by = 0;
 };
 
 // The purpose of a call, as an error names it: "all-gather of the weights of block 3, step 12".
@@ -66,6 +78,7 @@ public:
     static constexpr size_t kTransfers = 8;
     virtual void all_gather(std::span<const Gather> transfers, Topic topic) = 0;
     virtual void exchange(std::span<const Exchange> transfers, Topic topic) = 0;
+    virtual void shift(const Shift& parts, Topic topic) = 0;
     // The same for at most kAgreedBytes of host memory a rank, on any device.
     static constexpr int64_t kAgreedBytes = 64 << 10;
     virtual void all_gather_host(Gather transfer, Topic topic) = 0;
@@ -108,8 +121,9 @@ public:
     // ranks of the group in the same order. What the stream did before has written `to`; what it
     // does next finds `from` written. Throws the group's failure.
     virtual void exchange(const Exchange& parts, Topic topic) = 0;
-    // The same of Communicator::all_gather.
+    // The same of Communicator::all_gather and shift.
     virtual void all_gather(const Gather& parts, Topic topic) = 0;
+    virtual void shift(const Shift& parts, Topic topic) = 0;
 };
 // On a CPU device a call comes back when its parts are there; its thread is the stream's. On CUDA
 // it comes back when the exchange is enqueued on the compute stream, which waits for the parts; a
@@ -125,6 +139,12 @@ struct Fact {
 // The same keys in the same order on every rank. Throws usage on every rank, naming each rank that
 // differs from rank 0, the first key in which it does, and both values.
 void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts);
+
+// In place of the end of the process where a library does not return (docs/ranks.md): called once
+// for each such call, on a watchdog's thread, of all communicators of the process. The library's
+// call stays where it is. Empty: the process ends.
+using Stuck = std::function<void(const Error&)>;
+void on_stuck(Stuck instead);
 
 // Ranks of one machine that see the same of something there (a hash of what they see) share it out.
 // Those to which the launcher gave different things do not. The parts go by `place`, ranks of the

@@ -122,16 +122,10 @@ public:
         Flight& flight = flights_[slot];
         flight.parts.clear();
         flight.requests.clear();
-        for (size_t i = 0; i < operation.count; ++i) {
-            const Transfer& transfer = operation.transfers[i];
-            for_others([&](int rank) { receive(flight, transfer, rank); });
-        }
-        for (size_t i = 0; i < operation.count; ++i) {
-            const Transfer& transfer = operation.transfers[i];
-            for_others([&](int rank) {
-                send(flight, operation.out_for(transfer, rank), transfer.bytes, rank);
-            });
-            copy_own(operation, transfer, place_.rank);
+        if (operation.kind == Operation::Kind::shift) {
+            shift(operation, flight);
+        } else {
+            meet_all(operation, flight);
         }
         flight.indices.resize(flight.requests.size());
         flight.statuses.resize(flight.requests.size());
@@ -232,14 +226,33 @@ private:
             each(at, part, &flight.requests.emplace_back(MPI_REQUEST_NULL));
         }
     }
-    void receive(Flight& flight, const Transfer& transfer, int rank) {
-        std::byte* place = transfer.in + rank * transfer.bytes;
-        cut(flight, transfer.bytes, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
+    void meet_all(const Operation& operation, Flight& flight) const {
+        for (size_t i = 0; i < operation.count; ++i) {
+            const Transfer& transfer = operation.transfers[i];
+            for_others([&](int rank) {
+                receive(flight, transfer.in + rank * transfer.bytes, transfer.bytes, rank);
+            });
+        }
+        for (size_t i = 0; i < operation.count; ++i) {
+            const Transfer& transfer = operation.transfers[i];
+            for_others([&](int rank) {
+                send(flight, operation.out_for(transfer, rank), transfer.bytes, rank);
+            });
+            copy_own(operation, transfer, place_.rank);
+        }
+    }
+    void shift(const Operation& operation, Flight& flight) const {
+        const Transfer &arrives = operation.arriving(), &leaves = operation.leaving();
+        receive(flight, arrives.in, arrives.bytes, operation.source(place_.rank, place_.size));
+        send(flight, leaves.out, leaves.bytes, operation.target(place_.rank, place_.size));
+    }
+    void receive(Flight& flight, std::byte* place, int64_t all, int rank) const {
+        cut(flight, all, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
             demand(MPI_Irecv(place + at, bytes, MPI_BYTE, in_world(rank), tag_, world_, request),
                    "MPI_Irecv");
         });
     }
-    void send(Flight& flight, const std::byte* from, int64_t all, int rank) {
+    void send(Flight& flight, const std::byte* from, int64_t all, int rank) const {
         cut(flight, all, rank, false, [&](int64_t at, int bytes, MPI_Request* request) {
             demand(MPI_Isend(from + at, bytes, MPI_BYTE, in_world(rank), tag_, world_, request),
                    "MPI_Isend");

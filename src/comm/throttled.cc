@@ -67,9 +67,7 @@ Throttled::Throttled(std::unique_ptr<Transport> real, const EmulatedNetwork& net
     : real_(std::move(real)), network_(network), now_(std::move(now)), link_(std::move(link)) {}
 
 void Throttled::start(const Operation& operation, size_t slot) {
-    int64_t bytes = 0;
-    for (size_t i = 0; i < operation.count; ++i) bytes += operation.transfers[i].bytes;
-    bytes_[slot] = bytes * (place().size - 1);
+    bytes_[slot] = operation.sent_bytes(place().size);
     due_[slot] = kNever;
     real_->start(operation, slot);
     under_way_.push_back(slot);

@@ -20,7 +20,7 @@ public:
     // Asked now and then, on a thread of the watchdog's, while the watched one stays in a call;
     // `stuck`: for how long. Time in which this process was stopped, or the machine suspended, does
     // not count. What it answers ends the process, by its exit code and with its text on standard
-    // error.
+    // error; or is told to what on_stuck() was given, and this call is not asked about again.
     using Judge = std::function<std::optional<Error>(Nanos stuck)>;
     explicit Watchdog(Judge judge);
 

@@ -56,9 +56,6 @@ private:
     RunningChecksum checksum_{};
     std::vector<std::byte> narrow_{};
 };
-// All at once. `mask` is empty or as long as the tokens.
-void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,
-                  std::span<const uint8_t> mask, std::span<const uint64_t> documents = {});
 
 // One micro-batch, or a rank's part of each of its sequences: [micro_batch, sequence / parts];
 // target -1 is not real.
@@ -72,6 +69,24 @@ struct MicroBatch {
     std::span<int32_t> part_start{};
 };
 
+// Where a run's batches come from. A step's targets are known once it is loaded.
+class Batches {
+public:
+    virtual ~Batches() = default;
+    virtual const TokenFileInfo& info() const = 0;
+    // Brings what step `step` (from 1) is to see, or with 0 what evaluation is, before anything of
+    // it is asked for. What it throws leaves all as it was.
+    virtual void load(int64_t step) = 0;
+    // A sum over what was loaded last, the same on ranks that were given the same.
+    virtual uint64_t loaded_sum() const = 0;
+    // Real targets of the whole step over all micro-batches and ranks.
+    virtual int64_t count_targets(int64_t step) const = 0;
+    virtual void fill(int64_t step, int64_t micro_batch_index, MicroBatch out) const = 0;
+    // Micro-batch i of the text to evaluate on; fewer sequences than a whole one repeat with
+    // targets -1.
+    virtual void fill_evaluation(int64_t micro_batch_index, MicroBatch out) const = 0;
+};
+
 // Checks the file whole (header, size, checksum, every token below the vocabulary and below
 // `model_vocab`); throws usage or io naming the file and the first bad token. It goes on reading
 // from it. A token block that is no longer as it was then is an io error, which says what changed.
@@ -83,7 +98,7 @@ struct MicroBatch {
 //
 // Isolated documents do not see each other, and the last token of one has no target. What a row's
 // end cuts off goes on in the next row as a document of its own.
-class TokenLoader {
+class TokenLoader final : public Batches {
 public:
     struct Options {
         std::string path{};
@@ -98,16 +113,17 @@ public:
         int part = 0, parts = 1;  // of each sequence
     };
     explicit TokenLoader(Options options);
-    ~TokenLoader();
-    const TokenFileInfo& info() const;
+    ~TokenLoader() override;
+    const TokenFileInfo& info() const override;
     int64_t training_sequences() const;
     int64_t evaluation_sequences() const;
-    // Real targets of the whole step (from 1) over all micro-batches and ranks.
-    int64_t count_targets(int64_t step) const;
+    // All of it is there, in the file.
+    void load(int64_t) override {}
+    uint64_t loaded_sum() const override { return 0; }
+    int64_t count_targets(int64_t step) const override;
     // Both throw io where the file cannot be read, or is not as it was.
-    void fill(int64_t step, int64_t micro_batch_index, MicroBatch out) const;
-    // Micro-batch i of the held-back text; fewer sequences than a whole one repeat with targets -1.
-    void fill_evaluation(int64_t micro_batch_index, MicroBatch out) const;
+    void fill(int64_t step, int64_t micro_batch_index, MicroBatch out) const override;
+    void fill_evaluation(int64_t micro_batch_index, MicroBatch out) const override;
 
 private:
     struct Impl;

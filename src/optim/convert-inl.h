@@ -98,6 +98,29 @@ HWY_INLINE hn::Vec<H> high_halves(VU bits) {
 #endif
 }
 
+// Those below the high ones.
+HWY_INLINE hn::Vec<H> low_halves(VU bits) {
+#if HWY_TARGET == HWY_AVX3
+    const auto even = hn::Add(hn::Iota(hn::Repartition<uint16_t, U>(), 0),
+                              hn::Iota(hn::Repartition<uint16_t, U>(), 0));
+    return hn::Vec<H>{_mm512_castsi512_si256(_mm512_permutexvar_epi16(even.raw, bits.raw))};
+#else
+    return narrow(hn::And(bits, hn::Set(U(), 0xffffu)));
+#endif
+}
+
+// Into the high halves of lanes: bf16 to fp32.
+HWY_INLINE VU load_high_halves(const uint16_t* at) {
+    const auto halves = hn::LoadU(H(), at);
+#if HWY_TARGET == HWY_AVX3
+    const VU place = hn::ShiftLeft<16>(hn::Iota(U(), 0));
+    return VU{
+        _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, place.raw, _mm512_castsi256_si512(halves.raw))};
+#else
+    return hn::ShiftLeft<16>(hn::PromoteTo(U(), halves));
+#endif
+}
+
 template <bool kStream>
 HWY_INLINE void put_halves(hn::Vec<H> halves, uint16_t* at) {
     constexpr bool kCan = HWY_MAX_BYTES >= 32;  // half of a 128-bit vector has no streaming store

@@ -35,6 +35,9 @@ Span part_of(const Span& span, int64_t begin, int64_t count);
 // Whether the moments are codes, in blocks; none without moments.
 inline bool is_coded(const Span& span) { return span.m && span.moment_type == MomentType::int8; }
 
+// What a code stands for in a block of this scale.
+float moment_of(Map map, uint8_t code, float scale);
+
 // Elements a task: long enough that handing it out costs nothing, short enough that 16 threads
 // share a small tensor. A multiple of kLeaf and of every vector.
 constexpr int64_t kTile = 16 * kLeaf;

@@ -48,8 +48,11 @@ HWY_INLINE VF blend(VF x, float a, VF y, float b) {
 }
 
 // A rule says which moments it keeps (kM, kV), whether m is a sum of squares (kSquares), and has
-// one function,
+// these functions:
 //     static void apply(VF& p, VF& m, VF& v, VF g, const Scalars& s)
+//     static void apply_coded(VF& p, VF& m, VF& v, VF g, const Scalars& s)   of int8 moments, which
+//     static float kept_m(const Scalars& s)                                  come times these
+// With two moments v comes times beta2.
 
 // How the state is kept (ferry/optim.h).
 template <MomentType kMomentType, bool kIsSplit>
@@ -107,10 +110,11 @@ HWY_INLINE VF load_joined(const uint16_t* weight, const uint16_t* low) {
         const VF left = hn::ConvertTo(F(), hn::PromoteTo(I(), whole));
         return hn::Add(w, hn::Mul(left, hn::BitCast(F(), unit)));
     } else {
-        const VU halves = hn::PromoteTo(U(), hn::LoadU(H(), low));
-        const VU high =
-            hn::Sub(hn::PromoteTo(U(), hn::LoadU(H(), weight)), hn::ShiftRight<15>(halves));
-        return hn::BitCast(F(), hn::Or(hn::ShiftLeft<16>(high), halves));
+        // A low half of 0x8000 or more is what the weight was rounded up by: below zero.
+        const hn::Rebind<int16_t, F> signed_half;
+        const auto rest = hn::LoadU(signed_half, reinterpret_cast<const int16_t*>(low));
+        const VU bits = hn::BitCast(U(), hn::PromoteTo(I(), rest));
+        return hn::BitCast(F(), hn::Add(load_high_halves(weight), bits));
     }
 }
 
@@ -131,7 +135,7 @@ HWY_INLINE void store_split(VF p, uint16_t* weight, uint16_t* low) {
     } else {
         const VU bits = hn::BitCast(u, p);
         put_halves<kStream>(high_halves(hn::Add(bits, hn::Set(u, 0x8000u))), weight);
-        put_halves<kStream>(narrow(hn::And(bits, hn::Set(u, 0xffffu))), low);
+        put_halves<kStream>(low_halves(bits), low);
     }
 }
 
@@ -161,14 +165,25 @@ struct Pass {
     };
     using Line =
         std::conditional_t<kCoded, CodedLine, std::conditional_t<kNoisy, NoisyLine, NoLine>>;
+    struct CodedMoments {
+        Decoder<kSignedM> m;
+        Decoder<false> v;
+        HWY_INLINE CodedMoments(const Span& span, const Scalars& s, int64_t i)
+            : m(span.m_scale_in[i / kMomentBlock] * Rule::kept_m(s)),
+              v(Rule::kV ? span.v_scale_in[i / kMomentBlock] * s.beta2 : 0.0f) {}
+    };
+    struct PlainMoments {
+        HWY_INLINE PlainMoments(const Span&, const Scalars&, int64_t) {}
+    };
+    using Moments = std::conditional_t<kCoded, CodedMoments, PlainMoments>;
 
-    template <bool kSigned>
-    HWY_INLINE static VF load_moment(const void* array, int64_t i, float scale) {
-        if constexpr (kCoded) {
-            return decode<kSigned>(static_cast<const uint8_t*>(array) + i, scale);
-        } else {
-            return load_as_f32 < kMoment == MomentType::f32 ? DType::f32 : DType::bf16 > (array, i);
-        }
+    HWY_INLINE static VF load_moment(const void* array, int64_t i) {
+        return load_as_f32 < kMoment == MomentType::f32 ? DType::f32 : DType::bf16 > (array, i);
+    }
+
+    HWY_INLINE static VF load_gradient(const Span& span, int64_t i) {
+        if constexpr (kGradient != DType::bf16) return load_as_f32<kGradient>(span.gradient, i);
+        return hn::BitCast(F(), load_high_halves(static_cast<const uint16_t*>(span.gradient) + i));
     }
 
     template <bool kStream>
@@ -184,7 +199,7 @@ struct Pass {
     // One vector at element i, `k` elements into its line.
     template <Stores kStores>
     HWY_INLINE static void vector_at(const Span& span, const Scalars& s, int64_t i, int64_t k,
-                                     Line& line, Largest& largest) {
+                                     const Moments& moments, Line& line, Largest& largest) {
         constexpr bool kStreamState = kStores == Stores::stream_all;
         constexpr bool kStreamWeight = kStores != Stores::cached;
         const U u;
@@ -195,11 +210,16 @@ struct Pass {
             p = hn::LoadU(F(), span.p_in + i);
         }
         VF m = hn::Zero(F()), v = m;
-        float m_scale = 0, v_scale = 0;
-        if constexpr (kCoded) m_scale = line.m.scale_in, v_scale = line.v.scale_in;
-        if constexpr (Rule::kM) m = load_moment<kSignedM>(span.m_in, i, m_scale);
-        if constexpr (Rule::kV) v = load_moment<false>(span.v_in, i, v_scale);
-        Rule::apply(p, m, v, scaled(load_as_f32<kGradient>(span.gradient, i), s), s);
+        const VF g = load_gradient(span, i);
+        if constexpr (kCoded) {
+            m = moments.m(static_cast<const uint8_t*>(span.m_in) + i);
+            if constexpr (Rule::kV) v = moments.v(static_cast<const uint8_t*>(span.v_in) + i);
+            Rule::apply_coded(p, m, v, hn::Mul(g, set(s.gradient_scale)), s);
+        } else {
+            if constexpr (Rule::kM) m = load_moment(span.m_in, i);
+            if constexpr (Rule::kV) v = load_moment(span.v_in, i);
+            Rule::apply(p, m, v, scaled(g, s), s);
+        }
         if constexpr (Saved::kSplit) {
             store_split<kWeight, kStreamState>(p, static_cast<uint16_t*>(span.weight) + i,
                                                span.low + i);
@@ -209,10 +229,10 @@ struct Pass {
         }
         if constexpr (kCoded) {
             hn::Store(m, F(), line.m.value + k);
-            largest.m = hn::Max(largest.m, magnitude_of(hn::BitCast(u, m)));
+            largest.m = hn::Max(largest.m, order_of<kSignedM>(m));
             if constexpr (Rule::kV) {
                 hn::Store(v, F(), line.v.value + k);
-                largest.v = hn::Max(largest.v, magnitude_of(hn::BitCast(u, v)));
+                largest.v = hn::Max(largest.v, order_of<false>(v));
             }
             return;
         }
@@ -230,14 +250,11 @@ struct Pass {
     template <Stores kStores>
     HWY_INLINE static void line(const Span& span, const Scalars& s, int64_t i, Line& line) {
         if constexpr (kNoisy) draw_noise(span, s, i, line.noise);
-        if constexpr (kCoded) {
-            line.m.scale_in = span.m_scale_in[i / kMomentBlock];
-            if constexpr (Rule::kV) line.v.scale_in = span.v_scale_in[i / kMomentBlock];
-        }
+        const Moments moments(span, s, i);
         const auto lanes = static_cast<int64_t>(hn::Lanes(F()));
         Largest largest{hn::Zero(U()), hn::Zero(U())};
         for (int64_t k = 0; k < kLine; k += lanes)
-            vector_at<kStores>(span, s, i + k, k, line, largest);
+            vector_at<kStores>(span, s, i + k, k, moments, line, largest);
         if constexpr (kCoded) {
             line.m.largest = largest_of(largest.m);
             if constexpr (Rule::kV) line.v.largest = largest_of(largest.v);
@@ -389,8 +406,14 @@ void with_moments(const Span& span, const Scalars& s, Stores stores) {
     if constexpr (Rule::kM) {  // without moments all are the same
         if (span.moment_type == MomentType::bf16)
             return with_format<Rule, Format<MomentType::bf16, kSplit>>(span, s, stores);
-        if (span.moment_type == MomentType::int8)
-            return with_format<Rule, Format<MomentType::int8, kSplit>>(span, s, stores);
+        if (span.moment_type == MomentType::int8) {
+            // Without fused multiply-adds the reference is as good.
+            if constexpr (HWY_NATIVE_FMA) {
+                return with_format<Rule, Format<MomentType::int8, kSplit>>(span, s, stores);
+            } else {
+                return update_reference(span, s);
+            }
+        }
     }
     with_format<Rule, Format<MomentType::f32, kSplit>>(span, s, stores);
 }

@@ -1,4 +1,5 @@
-// How the SIMD loops find a share's code: by the leading bits of the float, and one comparison.
+// Which code a share has, as a table of integers, for targets that gather from memory. Filled at
+// start-up from the maps.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +8,16 @@
 
 namespace ferry::optim {
 
-// A cell holds the shares of one sign that differ in their last bits only, so few that at most one
-// code begins in it. Its word has the code of its smallest magnitude above kAtBits, and below that
-// from which last bits on the next code holds. Smaller magnitudes than kLeast are all code zero.
+// A cell holds the x (moment_map.h) that differ in their last bits only, so few that at most one
+// code begins in it. Its word has the distance from zero's code of its smallest x above kAtBits,
+// and below that from which last bits on the next distance holds.
 template <bool kSigned>
 struct MomentCells {
     static constexpr int kLastBits = kSigned ? 17 : 16;
-    static constexpr int32_t kLeast = 0x34000000, kOne = 0x3f800000;  // 2^-23 and 1
-    static constexpr int32_t kOfSign = ((kOne - kLeast) >> kLastBits) + 1;
+    static constexpr int32_t kLeast = 0x34000000, kMost = 0x3f800004;  // 2^-23 and a little above 1
+    static constexpr int32_t kCount = ((kMost - kLeast) >> kLastBits) + 1;
     static constexpr int kAtBits = 18;
-    int32_t word[(kSigned ? 2 : 1) * kOfSign];
+    int32_t word[kCount];
     MomentCells();
 };
 

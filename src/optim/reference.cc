@@ -2,7 +2,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "base/random.h"
 #include "ferry/error.h"
@@ -105,6 +104,62 @@ Element step(Element e, float g, const Scalars& s) {
     FERRY_CHECK(false, "unknown method");
 }
 
+Element coded_adam_step(Element e, float g, const Scalars& s) {
+    e.m = std::fma(g, s.one_minus_beta1, e.m);
+    e.v = std::fma(g * s.one_minus_beta2, g, e.v);
+    const float divisor = std::fma(std::sqrt(e.v), s.inv_sqrt_bias2, s.eps);
+    e.p = std::fma(e.p, s.decay, -((e.m * s.step_size) / divisor));
+    return e;
+}
+
+Element coded_sgd_step(Element e, float g, const Scalars& s) {
+    e.m = e.m + g;
+    const float move = s.nesterov ? std::fma(e.m, s.beta1, g) : e.m;
+    e.p = std::fma(-move, s.step_size, e.p);
+    return e;
+}
+
+Element coded_lion_step(Element e, float g, const Scalars& s) {
+    const float c = std::fma(e.m, s.beta1, g * s.one_minus_beta1);
+    const float sign = c > 0 ? 1.0f : c < 0 ? -1.0f : c;  // zero, or a NaN that stays one
+    e.p = std::fma(e.p, s.decay, -(sign * s.step_size));
+    e.m = std::fma(e.m, s.beta2, g * s.one_minus_beta2);
+    return e;
+}
+
+Element coded_adagrad_step(Element e, float g, const Scalars& s) {
+    e.m = std::fma(g, g, e.m);
+    e.p = e.p - (g * s.step_size) / (std::sqrt(e.m) + s.eps);
+    return e;
+}
+
+// Of int8 moments, which come times these.
+float kept_m(const Scalars& s) {
+    return s.method == Method::lion || s.method == Method::adagrad ? 1.0f : s.beta1;
+}
+
+Element coded_step(Element e, float g, const Scalars& s) {
+    g = g * s.gradient_scale;
+    const float decayed = std::fma(e.p, s.weight_decay, g);
+    switch (s.method) {
+        case Method::adamw:
+            return coded_adam_step(e, g, s);
+        case Method::adam:
+            return coded_adam_step(e, decayed, s);
+        case Method::sgd:
+            return coded_sgd_step(e, decayed, s);
+        case Method::lion:
+            return coded_lion_step(e, g, s);
+        case Method::adagrad:
+            return coded_adagrad_step(e, decayed, s);
+        case Method::muon:
+        case Method::onebit_adam:
+        case Method::zeroone_adam:
+            break;
+    }
+    FERRY_CHECK(false, "unknown method");
+}
+
 // 2^e as the bits of a float.
 uint32_t exponent_bits(float w) {
     return std::max(std::bit_cast<uint32_t>(w) & kExponent, kLeastExponent);
@@ -132,9 +187,9 @@ float load_moment(const void* array, MomentType type, int64_t i) {
     return widened(array, type == MomentType::f32 ? DType::f32 : DType::bf16, i);
 }
 
-float load_code(const void* codes, const float* scales, Map map, int64_t i) {
+float load_code(const void* codes, const float* scales, Map map, int64_t i, float kept) {
     if (!codes) return 0.0f;
-    return share_of(map, load<uint8_t>(codes, i)) * load<float>(scales, i / kMomentBlock);
+    return moment_of(map, load<uint8_t>(codes, i), load<float>(scales, i / kMomentBlock) * kept);
 }
 
 void store_moment(void* array, MomentType type, int64_t i, float value, uint32_t noise) {
@@ -175,22 +230,28 @@ namespace {
 // Block by block: the scale is known when all of its moments are.
 void update_coded(const Span& span, const Scalars& scalars) {
     const Map of_m = map_of(scalars.method, 0), of_v = map_of(scalars.method, 1);
+    const bool has_v = span.v && moments_of(scalars.method) == 2;
     for (int64_t begin = 0; begin < span.count; begin += kMomentBlock) {
-        const int64_t end = std::min(span.count, begin + kMomentBlock);
-        std::vector<float> m, v;
-        for (int64_t i = begin; i < end; ++i) {
-            const Element before{.p = load_master(span, i),
-                                 .m = load_code(span.m_in, span.m_scale_in, of_m, i),
-                                 .v = load_code(span.v_in, span.v_scale_in, of_v, i)};
+        const int64_t count = std::min(span.count - begin, kMomentBlock);
+        float m[kMomentBlock], v[kMomentBlock];
+        for (int64_t k = 0; k < count; ++k) {
+            const int64_t i = begin + k;
+            const void* v_in = has_v ? span.v_in : nullptr;
+            const Element before{
+                .p = load_master(span, i),
+                .m = load_code(span.m_in, span.m_scale_in, of_m, i, kept_m(scalars)),
+                .v = load_code(v_in, span.v_scale_in, of_v, i, scalars.beta2)};
             const Element after =
-                step(before, widened(span.gradient, span.gradient_type, i), scalars);
+                coded_step(before, widened(span.gradient, span.gradient_type, i), scalars);
             store_master(span, i, after.p);
-            m.push_back(after.m), v.push_back(after.v);
+            m[k] = after.m, v[k] = after.v;
         }
         const int64_t block = begin / kMomentBlock;
-        encode_block(of_m, m, static_cast<uint8_t*>(span.m) + begin, span.m_scale + block);
-        if (span.v && moments_of(scalars.method) == 2)
-            encode_block(of_v, v, static_cast<uint8_t*>(span.v) + begin, span.v_scale + block);
+        const auto size = static_cast<size_t>(count);
+        encode_block(of_m, {m, size}, static_cast<uint8_t*>(span.m) + begin, span.m_scale + block);
+        if (has_v)
+            encode_block(of_v, {v, size}, static_cast<uint8_t*>(span.v) + begin,
+                         span.v_scale + block);
     }
 }
 

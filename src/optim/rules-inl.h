@@ -21,11 +21,27 @@ HWY_INLINE void adam_step(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
     p = hn::Sub(hn::Mul(p, set(s.decay)), move);
 }
 
+HWY_INLINE void coded_adam_step(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
+    m = hn::MulAdd(g, set(s.one_minus_beta1), m);
+    v = hn::MulAdd(hn::Mul(g, set(s.one_minus_beta2)), g, v);
+    const VF divisor = hn::MulAdd(hn::Sqrt(v), set(s.inv_sqrt_bias2), set(s.eps));
+    p = hn::MulSub(p, set(s.decay), hn::Div(hn::Mul(m, set(s.step_size)), divisor));
+}
+
+// Decay as an L2 term, fused.
+HWY_INLINE VF coded_decayed(VF gradient, VF p, const Scalars& s) {
+    return hn::MulAdd(p, set(s.weight_decay), gradient);
+}
+
 struct AdamW {
     static constexpr bool kM = true, kV = true, kSquares = false;
     HWY_INLINE static void apply(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
         adam_step(p, m, v, g, s);
     }
+    HWY_INLINE static void apply_coded(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
+        coded_adam_step(p, m, v, g, s);
+    }
+    HWY_INLINE static float kept_m(const Scalars& s) { return s.beta1; }
 };
 
 struct Adam {
@@ -33,6 +49,10 @@ struct Adam {
     HWY_INLINE static void apply(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
         adam_step(p, m, v, decayed(g, p, s), s);
     }
+    HWY_INLINE static void apply_coded(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
+        coded_adam_step(p, m, v, coded_decayed(g, p, s), s);
+    }
+    HWY_INLINE static float kept_m(const Scalars& s) { return s.beta1; }
 };
 
 // Without momentum m need not exist: it is read as zeros, which changes no bit.
@@ -45,19 +65,35 @@ struct Sgd {
         const VF move = kNesterov ? hn::Add(g, hn::Mul(m, set(s.beta1))) : m;
         p = hn::Sub(p, hn::Mul(move, set(s.step_size)));
     }
+    HWY_INLINE static void apply_coded(VF& p, VF& m, VF&, VF g, const Scalars& s) {
+        g = coded_decayed(g, p, s);
+        m = hn::Add(m, g);
+        const VF move = kNesterov ? hn::MulAdd(m, set(s.beta1), g) : m;
+        p = hn::NegMulAdd(move, set(s.step_size), p);
+    }
+    HWY_INLINE static float kept_m(const Scalars& s) { return s.beta1; }
 };
 
 struct Lion {
     static constexpr bool kM = true, kV = false, kSquares = false;
     HWY_INLINE static void apply(VF& p, VF& m, VF&, VF g, const Scalars& s) {
         const VF c = flush(blend(m, s.beta1, g, s.one_minus_beta1), kLeastMoment);
-        const VF one = hn::CopySign(set(1.0f), c);
+        p = hn::Sub(hn::Mul(p, set(s.decay)), hn::Mul(sign_of(c), set(s.step_size)));
+        m = flush(blend(m, s.beta2, g, s.one_minus_beta2), kLeastMoment);
+    }
+    HWY_INLINE static void apply_coded(VF& p, VF& m, VF&, VF g, const Scalars& s) {
+        const VF c = hn::MulAdd(m, set(s.beta1), hn::Mul(g, set(s.one_minus_beta1)));
+        p = hn::MulSub(p, set(s.decay), hn::Mul(sign_of(c), set(s.step_size)));
+        m = hn::MulAdd(m, set(s.beta2), hn::Mul(g, set(s.one_minus_beta2)));
+    }
+    HWY_INLINE static float kept_m(const Scalars&) { return 1; }
+
+private:
+    HWY_INLINE static VF sign_of(VF c) {
         const VF zero = hn::Zero(F());
         // Neither above nor below zero: a zero, or a NaN that stays one.
         const auto moves = hn::Or(hn::Lt(c, zero), hn::Gt(c, zero));
-        const VF sign = hn::IfThenElse(moves, one, c);
-        p = hn::Sub(hn::Mul(p, set(s.decay)), hn::Mul(sign, set(s.step_size)));
-        m = flush(blend(m, s.beta2, g, s.one_minus_beta2), kLeastMoment);
+        return hn::IfThenElse(moves, hn::CopySign(set(1.0f), c), c);
     }
 };
 
@@ -66,6 +102,17 @@ struct Adagrad {
     HWY_INLINE static void apply(VF& p, VF& m, VF&, VF g, const Scalars& s) {
         g = decayed(g, p, s);
         m = flush(hn::Add(m, hn::Mul(g, g)), kLeastMoment);
+        move(p, m, g, s);
+    }
+    HWY_INLINE static void apply_coded(VF& p, VF& m, VF&, VF g, const Scalars& s) {
+        g = coded_decayed(g, p, s);
+        m = hn::MulAdd(g, g, m);
+        move(p, m, g, s);
+    }
+    HWY_INLINE static float kept_m(const Scalars&) { return 1; }
+
+private:
+    HWY_INLINE static void move(VF& p, VF m, VF g, const Scalars& s) {
         const VF divisor = hn::Add(hn::Sqrt(m), set(s.eps));
         p = hn::Sub(p, hn::Div(hn::Mul(g, set(s.step_size)), divisor));
     }

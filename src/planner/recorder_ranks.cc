@@ -113,7 +113,7 @@ void Recorder::receive_oldest() {
     const auto sum = impl_->rounded(chunk, wire);
     record<op::Sum>(
         chunk.layer, arrival.chunk,
-        {.parts = arrival.parts, .wire = sum.located(), .leaves = leaves_in(wire, chunk)});
+        {.parts = arrival.parts, .wire = sum.written(), .leaves = leaves_in(wire, chunk)});
     arrival.parts.release();
     send_leaves(chunk, chunk.count, wire);
     if (plan_.updates_on_device(chunk)) return;

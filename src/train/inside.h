@@ -57,7 +57,8 @@ public:
     [[nodiscard]] std::optional<Error> save(const Saving& saving) const;
     // The same in two parts. At return of the first the state was read: it is written, or lies in
     // the memory that checkpoint.memory gives. Where all of it lies in host memory it is read while
-    // the next step is taken (reads_meanwhile). A thread writes the rest while training goes on.
+    // the next step is taken (reads_meanwhile), and where some lies on NVMe the updates that finish
+    // the last step hand it over (passes_by). A thread writes the rest while training goes on.
     // `saving` must stay usable until end_save(); its `progress` is called by that thread.
     void begin_save(const Saving& saving) const;
     bool save_ended() const;  // true: end_save() would not wait; also where none began

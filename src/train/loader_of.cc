@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "base/log.h"
+#include "data/fed_batches.h"
 #include "ferry/error.h"
 #include "ferry/train.h"
 
@@ -24,6 +25,47 @@ TokenLoader::Options loader_options(const Config& config, const model::Shape& sh
             .ranks = world.replicas(),
             .part = world.part(),
             .parts = world.sequence};
+}
+
+namespace {
+
+void check_feeding(const Config& config, bool only_evaluates) {
+    const auto refuse = [](const char* where, const char* measured, const char* remedy) {
+        throw Error(Trouble::usage, {.what = "batches that a program feeds cannot do this",
+                                     .where = where,
+                                     .measured = measured,
+                                     .remedy = remedy});
+    };
+    if (config.data.isolate_documents)
+        refuse("data.isolate_documents", "true",
+               "set it to false, or write a token file that knows its documents (ferry data)");
+    if (only_evaluates)
+        refuse("Runtime::only_evaluates", "true", "evaluate on a token file, data.tokens");
+}
+
+}  // namespace
+
+std::unique_ptr<Batches> batches_of(const Config& config, const model::Shape& shape,
+                                    const Runtime& runtime, const World& world) {
+    const TokenLoader::Options options =
+        loader_options(config, shape, !runtime.only_evaluates, world);
+    if (!runtime.load_batch) return std::make_unique<TokenLoader>(options);
+    check_feeding(config, runtime.only_evaluates);
+    return std::make_unique<FedBatches>(
+        FedBatches::Options{.load =
+                                [load = runtime.load_batch](int64_t step, std::span<int32_t> tokens,
+                                                            std::span<int32_t> targets) {
+                                    load({step, tokens, targets});
+                                },
+                            .sequence = options.sequence,
+                            .micro_batch = options.micro_batch,
+                            .micro_batches = options.micro_batches,
+                            .evaluation_micro_batches = options.evaluation_micro_batches,
+                            .vocab = options.model_vocab,
+                            .rank = options.rank,
+                            .ranks = options.ranks,
+                            .part = options.part,
+                            .parts = options.parts});
 }
 
 int64_t evaluation_sequences(const Config& config) {

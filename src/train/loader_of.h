@@ -1,8 +1,11 @@
 // The loader of a configuration.
 #pragma once
 
+#include <memory>
+
 #include "data/tokens.h"
 #include "ferry/config.h"
+#include "ferry/train.h"
 #include "model/huggingface.h"
 #include "model/model.h"
 #include "rank_share.h"
@@ -13,6 +16,9 @@ namespace ferry::train {
 // evaluates on the whole file.
 TokenLoader::Options loader_options(const Config& config, const model::Shape& shape, bool trains,
                                     const World& world = {});
+// The batches that a run sees: those of its token file, or what the runtime's program feeds.
+std::unique_ptr<Batches> batches_of(const Config& config, const model::Shape& shape,
+                                    const Runtime& runtime, const World& world);
 // Warns where sequences are longer than those that the model was made for.
 void warn_of_text(const Config& config, const model::Description& made);
 // Refuses tokens that can hardly be those of the tokenizer that loaded weights go with, unless the

@@ -67,6 +67,13 @@ void require_same_run(comm::Communicator& ranks, Executor& executor, const std::
     comm::require_same(ranks, executor, facts);
 }
 
+void require_same_batch(comm::Communicator& ranks, Executor& executor, int64_t step, uint64_t sum) {
+    const std::string name = step > 0 ? "the fed batch of step " + std::to_string(step)
+                                      : std::string("the fed batch of the evaluation");
+    const comm::Fact fact{name, hex(sum)};
+    comm::require_same(ranks, executor, {&fact, 1});
+}
+
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
                             std::span<const swap::Schedule* const> schedules, bool in_kernels) {
     std::vector<std::array<int64_t, 3>> all;

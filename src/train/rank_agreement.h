@@ -30,6 +30,8 @@ void require_same_config(comm::Communicator& ranks, Executor& executor, const Co
 void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& kernels,
                       const std::string& numerics, const TokenFileInfo& tokens,
                       const std::string& first_weights);
+// The same for a batch that a program feeds, of a step or with 0 of an evaluation.
+void require_same_batch(comm::Communicator& ranks, Executor& executor, int64_t step, uint64_t sum);
 // The same for what the ranks will say to each other, of all schedules; `in_kernels`: from within
 // those of blocks as well.
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,

@@ -46,9 +46,9 @@ void Schedules::record_by_momentum(const planner::Plan& plan) {
     for (const Previous previous : {Previous::none, Previous::not_speculative, Previous::alone}) {
         if (previous == Previous::alone && !plan.partition.codecs.local_steps) continue;
         const auto p = static_cast<size_t>(previous);
-        steps_by_momentum[p] = record_step(plan, previous, false, Travels::momentum);
+        steps_by_momentum[p] = record_step(plan, previous, false, Exchanged::momentum);
         if (previous != Previous::none)
-            drains_by_momentum[p] = record_drain(plan, previous, Travels::momentum);
+            drains_by_momentum[p] = record_drain(plan, previous, Exchanged::momentum);
     }
 }
 

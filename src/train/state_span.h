@@ -16,6 +16,6 @@ optim::Span state_span(const StateFormat& format, int64_t count, const std::byte
 
 // Bytes of memory that an update of `count` elements reads and writes, in the format that the run
 // asks for.
-int64_t update_bytes(const planner::Plan& plan, int64_t count);
+int64_t update_bytes_as_asked(const planner::Plan& plan, int64_t count);
 
 }  // namespace ferry::train

@@ -34,17 +34,19 @@ struct Group {
 
 class Step {
 public:
-    Step(Recorder& recorder, Previous previous, bool speculative, Travels what = Travels::gradients)
+    Step(Recorder& recorder, Previous previous, bool speculative,
+         Exchanged what = Exchanged::gradients)
         : r_(recorder),
           plan_(recorder.plan()),
           previous_(previous),
           speculative_(speculative),
-          by_momentum_(what != Travels::gradients),
+          by_momentum_(what != Exchanged::gradients),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
           saved_(plan_.layers.size() * at(plan_.group_size())) {}
 
-    void finish_previous() {
+    // Of the step before: its speculative updates stand, or go.
+    void end_speculation() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
             if (!plan_.chunks[c].speculative) continue;
             if (previous_ == Previous::committed) r_.commit(static_cast<int64_t>(c));
@@ -60,13 +62,13 @@ public:
 
     // Finishes the step before for the layers up to this one, just before its weights are needed.
     // Several ranks finish a layer more: its weights then travel beside the work on this one.
-    void finish_previous_to(int64_t layer) {
+    void finish_updates_to(int64_t layer) {
         const int64_t last = plan_.partition.alone() ? layer : std::min(layer + 1, head());
-        while (finished_ < last) finish_previous(++finished_);
+        while (finished_ < last) finish_updates(++finished_);
     }
 
     // Finishes the step before for this layer.
-    void finish_previous(int64_t layer) {
+    void finish_updates(int64_t layer) {
         if (by_momentum_) {
             if (previous_ == Previous::not_speculative) r_.update_by_momentum(layer);
             if (previous_ == Previous::alone) r_.update_alone(layer);
@@ -88,10 +90,10 @@ public:
 
     void forward(const Group& group) {
         load_tokens(group, false);
-        if (group.is_first) finish_previous_to(0);
+        if (group.is_first) finish_updates_to(0);
         embed(group);
         for (int64_t layer = 1; layer < head(); ++layer) {
-            if (group.is_first) finish_previous_to(layer);
+            if (group.is_first) finish_updates_to(layer);
             const Weights weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
                 const Input& x = x_[at(i)];
@@ -116,7 +118,7 @@ public:
             }
         }
         if (!group.is_first) return;
-        finish_previous_to(head());
+        finish_updates_to(head());
         r_.mark_committed();
     }
 
@@ -342,11 +344,11 @@ private:
 namespace {
 
 void describe_step(Recorder& recorder, Previous previous, bool speculative,
-                   Travels what = Travels::gradients) {
+                   Exchanged what = Exchanged::gradients) {
     {
         Step step(recorder, previous, speculative, what);
         step.start_report();
-        step.finish_previous();
+        step.end_speculation();
         const int64_t groups = recorder.plan().groups, size = recorder.plan().group_size();
         for (int64_t g = 0; g < groups; ++g) {
             const Group group{g * size, size, g == 0, g == groups - 1};
@@ -359,11 +361,11 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
     recorder.mark_outcome();
 }
 
-void describe_drain(Recorder& recorder, Previous previous, Travels what = Travels::gradients) {
+void describe_drain(Recorder& recorder, Previous previous, Exchanged what = Exchanged::gradients) {
     Step step(recorder, previous, false, what);
-    step.finish_previous();
+    step.end_speculation();
     for (int64_t layer = 0; layer < step.layers(); ++layer) {
-        step.finish_previous(layer);
+        step.finish_updates(layer);
         step.share_updates(layer);
     }
     recorder.mark_committed();
@@ -382,14 +384,14 @@ std::string name_of_step(Previous previous, bool speculative) {
            (speculative ? ", speculative" : "");
 }
 
-swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative, Travels what) {
-    const char* momentum = what != Travels::gradients ? ", momentum travels" : "";
+swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative, Exchanged what) {
+    const char* momentum = what != Exchanged::gradients ? ", exchanges momentum" : "";
     Recorder recorder(plan, name_of_step(previous, speculative) + momentum);
     describe_step(recorder, previous, speculative, what);
     return recorder.finish();
 }
 
-swap::Schedule record_drain(const Plan& plan, Previous previous, Travels what) {
+swap::Schedule record_drain(const Plan& plan, Previous previous, Exchanged what) {
     Recorder recorder(plan, "drain");
     describe_drain(recorder, previous, what);
     return recorder.finish();

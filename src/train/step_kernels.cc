@@ -462,6 +462,10 @@ void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
     }
     seal(call, chunk.state, at.state);
     seal(call, chunk.weight, at.weight);
+    if (which != Op::update || !listener_ || call.task->lane != swap::Lane::team) return;
+    listener_->updated(
+        chunk, {.state = {at.state, static_cast<size_t>(planner::state_bytes(chunk))},
+                .weight = {at.weight, static_cast<size_t>(chunk.count * size_of(plan_.compute))}});
 }
 
 // Where a rank moves alone, all state is as it was at the last exchange.

@@ -1,8 +1,10 @@
 // The kernels that a schedule's tasks name, bound to the model, the optimizer and the loader.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cost/operands.h"
@@ -17,6 +19,7 @@
 #include "step_state.h"
 #include "swap/store.h"
 #include "trace_rows.h"
+#include "updated_chunks.h"
 
 namespace ferry::train {
 
@@ -24,7 +27,7 @@ namespace ferry::train {
 struct StepModel {
     const model::Decoder* decoder = nullptr;
     ops::Ops* ops = nullptr;
-    const TokenLoader* loader = nullptr;
+    const Batches* loader = nullptr;
     int64_t evaluation_micro_batches = 0;  // over all ranks; beyond them there are no targets
     Device* device = nullptr;              // whose compute stream updates what lies there
     WorkerRows* workers = nullptr;         // rows of a trace; null: none
@@ -43,6 +46,11 @@ public:
     int64_t& evaluation_targets() { return evaluation_targets_; }
     // Where evaluation puts the logits of its first tokens, as many as there is room for, in fp32.
     void keep_logits(std::span<float> room) { logits_ = room; }
+    // Who hears of what the team updates after the outcome, in schedules that are appended from
+    // here on; null: nobody. Only while no such kernel runs: behind an error it stays.
+    void tell_of_updates(std::shared_ptr<UpdatedChunks> listener) {
+        listener_ = std::move(listener);
+    }
 
 private:
     using At = cost::Addressed;
@@ -114,6 +122,7 @@ private:
     StepStates states_;
     int64_t evaluation_targets_ = 0;
     std::span<float> logits_{};
+    std::shared_ptr<UpdatedChunks> listener_{};
     std::vector<optim::Span> spans_of_device_{};  // room for those of the longest run
 };
 

@@ -1,8 +1,14 @@
-// The engine through the C ABI: the numbers of the engine below it, and what is refused.
+// The engine through the C ABI: the numbers of the engine below it, batches that are fed, memory
+// and progress of the program's, and what is refused.
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "data/tokens.h"
 #include "ferry/train.h"
 #include "tests/support/c_abi.h"
 #include "tests/support/temporary_directory.h"
@@ -153,6 +159,308 @@ TEST_F(CapiEngine, RefusesReports) {
     EXPECT_REFUSED(ferry_engine_report(engine_, nullptr), FERRY_USAGE, "report is NULL");
     EXPECT_REFUSED(ferry_engine_state_hash(engine_, nullptr), FERRY_USAGE, "hash is NULL");
     EXPECT_EQ(step().step, 1) << "a refused step is none";
+}
+
+// ---------------------------------------------------------------- batches of the program's
+
+// What the file's loader gives, for a program that feeds it; or what it is told to do instead.
+struct FromFile {
+    explicit FromFile(const std::string& path)
+        : loader({.path = path,
+                  .sequence = 8,
+                  .micro_batch = 2,
+                  .micro_batches = 2,
+                  .model_vocab = 32,
+                  .held_back = 0.2,
+                  .evaluation_micro_batches = 2,
+                  .seed = 3}) {}
+
+    static int64_t load(void* context, int64_t step, int64_t sequences, int64_t sequence,
+                        int32_t* tokens, int32_t* targets) {
+        auto& self = *static_cast<FromFile*>(context);
+        self.asked.push_back(step);
+        EXPECT_EQ(sequences, 4);
+        EXPECT_EQ(sequence, 8);
+        for (int64_t i = 0; i < 2; ++i) {
+            const MicroBatch out{.tokens = {tokens + i * 16, 16},
+                                 .targets = {targets + i * 16, 16}};
+            step > 0 ? self.loader.fill(step, i, out) : self.loader.fill_evaluation(i, out);
+        }
+        if (self.spoil) tokens[9] = *self.spoil;
+        if (self.calls) self.within = ferry_engine_step(self.calls, nullptr);
+        return std::exchange(self.answer, std::nullopt).value_or(sequences);
+    }
+
+    TokenLoader loader;
+    std::vector<int64_t> asked{};
+    std::optional<int64_t> answer{};  // in place of all sequences, once
+    std::optional<int32_t> spoil{};
+    ferry_engine* calls = nullptr;
+    ferry_status within = FERRY_OK;
+};
+
+class CapiFed : public CapiEngine {
+protected:
+    // Its configuration names no token file.
+    ferry_engine_options fed(const std::string& text) {
+        auto options = sized<ferry_engine_options>();
+        options.config_json = text.c_str();
+        return options;
+    }
+    std::string without_tokens() const {
+        std::string text = config();
+        const size_t at = text.find("\"data\""), end = text.find("\"batch\"");
+        return text.erase(at, end - at);
+    }
+    // Of the run that reads the same from its file.
+    std::vector<double> expected(uint64_t& hash) {
+        EXPECT_EQ(create(), FERRY_OK) << ferry_last_error();
+        std::vector<double> losses{step().loss, step().loss, evaluate(), step().loss};
+        EXPECT_EQ(ferry_engine_state_hash(engine_, &hash), FERRY_OK);
+        EXPECT_EQ(ferry_engine_destroy(std::exchange(engine_, nullptr)), FERRY_OK);
+        return losses;
+    }
+    double evaluate() {
+        auto evaluation = sized<ferry_evaluation>();
+        EXPECT_EQ(ferry_engine_evaluate(engine_, &evaluation), FERRY_OK) << ferry_last_error();
+        return evaluation.loss;
+    }
+    ferry_status feed(FromFile& from, int64_t step) {
+        std::vector<int32_t> tokens(32), targets(32);
+        FromFile::load(&from, step, 4, 8, tokens.data(), targets.data());
+        auto batch = sized<ferry_batch>();
+        batch.tokens = tokens.data();
+        batch.targets = targets.data();
+        batch.sequences = 4;
+        batch.sequence = 8;
+        batch.evaluation = step == 0;
+        return ferry_engine_feed(engine_, &batch);
+    }
+    FromFile from_{data_.tokens_path()};
+};
+
+TEST_F(CapiFed, ByACallbackGivesTheBitsOfTheFile) {
+    uint64_t expected_hash = 0, hash = 0;
+    const std::vector<double> expected = this->expected(expected_hash);
+    const std::string text = without_tokens();
+    auto options = fed(text);
+    options.load = FromFile::load;
+    options.load_context = &from_;
+    ASSERT_DONE(ferry_engine_create(&options, &engine_));
+    EXPECT_EQ((std::vector<double>{step().loss, step().loss, evaluate(), step().loss}), expected);
+    ASSERT_DONE(ferry_engine_state_hash(engine_, &hash));
+    EXPECT_EQ(hash, expected_hash);
+    EXPECT_EQ(from_.asked, (std::vector<int64_t>{1, 2, 0, 3}));
+    EXPECT_REFUSED(feed(from_, 4), FERRY_USAGE, "has a callback");
+}
+
+TEST_F(CapiFed, FromMemoryGivesTheBitsOfTheFile) {
+    uint64_t expected_hash = 0, hash = 0;
+    const std::vector<double> expected = this->expected(expected_hash);
+    const std::string text = without_tokens();
+    auto options = fed(text);
+    options.fed = 1;
+    ASSERT_DONE(ferry_engine_create(&options, &engine_));
+    int64_t sequences = 0, sequence = 0;
+    for (const int32_t evaluation : {0, 1}) {
+        ASSERT_DONE(ferry_engine_batch_shape(engine_, evaluation, &sequences, &sequence));
+        EXPECT_EQ(std::pair(sequences, sequence), (std::pair<int64_t, int64_t>(4, 8)));
+    }
+    ASSERT_DONE(feed(from_, 0));
+    std::vector<double> losses;
+    for (int64_t i = 1; i <= 3; ++i) {
+        ASSERT_DONE(feed(from_, 7));  // replaced before it is used
+        ASSERT_DONE(feed(from_, i));
+        losses.push_back(step().loss);
+        if (i == 2) losses.push_back(evaluate());
+    }
+    EXPECT_EQ(losses, expected);
+    ASSERT_DONE(ferry_engine_state_hash(engine_, &hash));
+    EXPECT_EQ(hash, expected_hash);
+}
+
+TEST_F(CapiFed, BatchesThatCannotBeHadLeaveItAsItWas) {
+    uint64_t hash = 0;
+    const double first = expected(hash).front();
+    const std::string text = without_tokens();
+    auto options = fed(text);
+    options.load = FromFile::load;
+    options.load_context = &from_;
+    ASSERT_DONE(ferry_engine_create(&options, &engine_));
+    from_.answer = 3;
+    EXPECT_REFUSED(ferry_engine_step(engine_, nullptr), FERRY_USAGE, "step 1");
+    EXPECT_NE(std::string(ferry_last_error()).find("3 sequences"), std::string::npos);
+    from_.answer = -5;
+    EXPECT_REFUSED(ferry_engine_step(engine_, nullptr), FERRY_USAGE, "it returned -5");
+    auto evaluation = sized<ferry_evaluation>();
+    from_.answer = 0;
+    EXPECT_REFUSED(ferry_engine_evaluate(engine_, &evaluation), FERRY_USAGE, "evaluation");
+    for (const int32_t token : {-1, 32, INT32_MIN}) {
+        from_.spoil = token;
+        EXPECT_REFUSED(ferry_engine_step(engine_, nullptr), FERRY_USAGE, "sequence 1, position 1");
+    }
+    from_.spoil.reset();
+    from_.calls = engine_;
+    int64_t last = -1;
+    ASSERT_DONE(ferry_engine_last_step(engine_, &last));
+    EXPECT_EQ(last, 0);
+    EXPECT_EQ(step().loss, first);
+    EXPECT_EQ(from_.within, FERRY_USAGE) << "a call from within its own callback";
+}
+
+TEST_F(CapiFed, RefusesBatches) {
+    const std::string text = without_tokens();
+    auto options = fed(text);
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "data.tokens");
+    options.fed = 2;
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "fed");
+    options.fed = 1;
+    const char* const isolated = "data.isolate_documents=true";
+    options.overrides = &isolated;
+    options.override_count = 1;
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "data.isolate_documents");
+    options.override_count = 0;
+    ASSERT_DONE(ferry_engine_create(&options, &engine_));
+    EXPECT_REFUSED(ferry_engine_step(engine_, nullptr), FERRY_USAGE, "no batch was fed");
+    const std::vector<int32_t> ids(32, 1);
+    const auto refused = [&](const auto& change, const char* says) {
+        auto batch = sized<ferry_batch>();
+        batch.tokens = batch.targets = ids.data();
+        batch.sequences = 4, batch.sequence = 8;
+        change(batch);
+        EXPECT_REFUSED(ferry_engine_feed(engine_, &batch), FERRY_USAGE, says);
+    };
+    refused([](auto& batch) { batch.tokens = nullptr; }, "batch->tokens is NULL");
+    refused([](auto& batch) { batch.targets = nullptr; }, "batch->targets is NULL");
+    refused([](auto& batch) { batch.sequences = 3; }, "3 sequences of 8");
+    refused([](auto& batch) { batch.sequence = INT64_MAX; }, "another shape");
+    refused([](auto& batch) { batch.evaluation = 2; }, "batch->evaluation");
+    refused([](auto& batch) { batch.size = 8; }, "size is wrong");
+    EXPECT_REFUSED(ferry_engine_feed(engine_, nullptr), FERRY_USAGE, "batch is NULL");
+    int64_t number = 0;
+    EXPECT_REFUSED(ferry_engine_batch_shape(engine_, 2, &number, &number), FERRY_USAGE,
+                   "evaluation");
+    EXPECT_REFUSED(ferry_engine_batch_shape(engine_, 0, nullptr, &number), FERRY_USAGE,
+                   "sequences is NULL");
+    ASSERT_EQ(ferry_engine_destroy(std::exchange(engine_, nullptr)), FERRY_OK);
+    ASSERT_DONE(create());
+    auto batch = sized<ferry_batch>();
+    EXPECT_REFUSED(ferry_engine_feed(engine_, &batch), FERRY_USAGE, "data.tokens");
+}
+
+// ---------------------------------------------------------------- memory, progress, ranks
+
+// Memory that remembers what of it is out.
+struct Memory {
+    static void* allocate(void* context, int64_t bytes, int64_t alignment) {
+        auto& self = *static_cast<Memory*>(context);
+        if (self.none) return nullptr;
+        const auto size = static_cast<size_t>((bytes + alignment - 1) / alignment * alignment);
+        auto* const memory =
+            static_cast<char*>(std::aligned_alloc(static_cast<size_t>(alignment), size));
+        memset(memory, 0x5a, size);
+        self.out[memory + self.past] = bytes;
+        ++self.given;
+        return memory + self.past;
+    }
+    static void release(void* context, void* memory, int64_t bytes) {
+        auto& self = *static_cast<Memory*>(context);
+        EXPECT_EQ(self.out[memory], bytes);
+        self.out.erase(memory);
+        std::free(static_cast<char*>(memory) - self.past);
+    }
+    ferry_allocator allocator() {
+        auto made = sized<ferry_allocator>();
+        made.context = this;
+        made.allocate = allocate;
+        made.release = release;
+        return made;
+    }
+    std::map<void*, int64_t> out{};
+    int64_t given = 0, past = 0;
+    bool none = false;
+};
+
+TEST_F(CapiFed, HoldsItsStateInTheProgramsMemory) {
+    uint64_t expected_hash = 0, hash = 0;
+    const std::vector<double> expected = this->expected(expected_hash);
+    Memory memory;
+    const ferry_allocator allocator = memory.allocator();
+    const std::string text = config();
+    auto options = fed(text);
+    options.allocator = &allocator;
+    memory.none = true;
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_DOES_NOT_FIT,
+                   "the program's allocator");
+    memory.none = false;
+    memory.past = 64;
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "not aligned");
+    EXPECT_TRUE(memory.out.empty()) << "given back after a call that failed";
+    memory.past = 0;
+    ASSERT_DONE(ferry_engine_create(&options, &engine_));
+    EXPECT_FALSE(memory.out.empty());
+    EXPECT_EQ((std::vector<double>{step().loss, step().loss, evaluate(), step().loss}), expected);
+    ASSERT_DONE(ferry_engine_state_hash(engine_, &hash));
+    EXPECT_EQ(hash, expected_hash);
+    ASSERT_EQ(ferry_engine_destroy(std::exchange(engine_, nullptr)), FERRY_OK);
+    EXPECT_TRUE(memory.out.empty());
+}
+
+TEST_F(CapiFed, TellsItsProgress) {
+    struct Told {
+        std::string stage;
+        int64_t bytes, of;
+    };
+    std::vector<Told> told;
+    const std::string text = config();
+    auto options = fed(text);
+    options.progress_context = &told;
+    options.progress = [](void* context, const char* stage, int64_t bytes, int64_t of) {
+        static_cast<std::vector<Told>*>(context)->push_back({stage, bytes, of});
+    };
+    ASSERT_DONE(ferry_engine_create(&options, &engine_));
+    const auto ended = [&](const char* stage) {
+        return std::ranges::count_if(
+            told, [&](const Told& one) { return one.stage == stage && one.bytes == one.of; });
+    };
+    EXPECT_EQ(ended("first contents"), 1);
+    step();
+    ASSERT_DONE(ferry_engine_save(engine_, (directory_ / "saved").c_str()));
+    EXPECT_EQ(ended("checkpoint"), 1);
+    ASSERT_DONE(ferry_engine_export(engine_, (directory_ / "model").c_str(), FERRY_F32));
+    EXPECT_GE(ended("export"), 1);
+    for (const Told& one : told) EXPECT_LE(one.bytes, one.of) << one.stage;
+}
+
+TEST_F(CapiEngine, RanksNeedAnIdentityAndGpus) {
+    const std::string text = config();
+    auto options = sized<ferry_engine_options>();
+    options.config_json = text.c_str();
+    options.ranks = 2;
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "NCCL unique id");
+    const std::vector<char> id(128, 1);
+    options.nccl_unique_id = id.data();
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "device is \"cpu\"");
+    options.rank = 2;
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "rank is out of range");
+    options.rank = 0, options.ranks = 0;
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "ranks is out of range");
+    options.gpu = -1;
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "gpu is out of range");
+}
+
+// A program that was compiled against version 3 says so by its structure's size.
+TEST_F(CapiEngine, TakesOptionsOfOlderPrograms) {
+    const std::string text = config();
+    auto options = sized<ferry_engine_options>();
+    options.config_json = text.c_str();
+    options.size = offsetof(ferry_engine_options, fed);
+    options.fed = 77;  // whatever lies behind it
+    ASSERT_DONE(ferry_engine_create(&options, &engine_));
+    EXPECT_EQ(step().step, 1);
+    EXPECT_EQ(ferry_engine_destroy(std::exchange(engine_, nullptr)), FERRY_OK);
+    options.size -= 1;
+    EXPECT_REFUSED(ferry_engine_create(&options, &engine_), FERRY_USAGE, "size is wrong");
 }
 
 }  // namespace

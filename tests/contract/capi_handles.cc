@@ -58,6 +58,9 @@ void expect_no_call_takes(void* handle) {
         {"engine_evaluate", ferry_engine_evaluate(engine, nullptr)},
         {"engine_state_hash", ferry_engine_state_hash(engine, nullptr)},
         {"engine_export", ferry_engine_export(engine, nullptr, 0)},
+        {"engine_save", ferry_engine_save(engine, nullptr)},
+        {"engine_feed", ferry_engine_feed(engine, nullptr)},
+        {"engine_batch_shape", ferry_engine_batch_shape(engine, 0, nullptr, nullptr)},
         {"engine_report", ferry_engine_report(engine, nullptr)}};
     for (const auto& [name, status] : results) EXPECT_EQ(status, FERRY_BAD_HANDLE) << name;
 }
@@ -167,6 +170,25 @@ TEST(CapiBugsElsewhere, EndTheProcessAsBefore) {
         "");
 }
 
+// ---------------------------------------------------------------- callbacks
+
+TEST_F(CapiBugs, ACallFromWithinACallIsRefused) {
+    EXPECT_EQ(call([&](Probe&) {
+                  EXPECT_REFUSED(call([](Probe&) {}), FERRY_USAGE, "whose call it is within");
+                  EXPECT_EQ(close_handle<Probe>("close", handle_), FERRY_USAGE);
+                  ferry_team* const other = make_team();  // other handles are free
+                  EXPECT_EQ(ferry_team_destroy(other), FERRY_OK);
+              }),
+              FERRY_OK);
+    EXPECT_EQ(call([](Probe&) {}), FERRY_OK) << "neither poisoned nor locked";
+    EXPECT_EQ(close_handle<Probe>("close", handle_), FERRY_OK);
+}
+
+TEST(CapiStuck, IsTakenAndGivenBack) {
+    EXPECT_EQ(ferry_on_stuck([](void*, const char*) {}, nullptr), FERRY_OK);
+    EXPECT_EQ(ferry_on_stuck(nullptr, nullptr), FERRY_OK);
+}
+
 // ---------------------------------------------------------------- texts and structures
 
 TEST(CapiErrors, AreOfTheThread) {
@@ -190,7 +212,7 @@ TEST(CapiErrors, HaveNames) {
     EXPECT_STREQ(ferry_status_name(FERRY_CANCELLED), "cancelled");
     for (const ferry_status none : {-1, FERRY_CANCELLED + 1, INT32_MIN, INT32_MAX})
         EXPECT_STREQ(ferry_status_name(none), "unknown");
-    EXPECT_EQ(ferry_abi_version(), 3);
+    EXPECT_EQ(ferry_abi_version(), 4);
     EXPECT_EQ(std::string(ferry_version()).find("0."), 0u);
 }
 
@@ -198,11 +220,18 @@ TEST(CapiStructures, SayTheirSize) {
     ferry_pool* pool = nullptr;
     ferry_pool_options options{};
     EXPECT_REFUSED(ferry_pool_create(nullptr, &pool), FERRY_USAGE, "options is NULL");
-    for (const size_t size : {size_t{0}, size_t{8}, sizeof options - 1, SIZE_MAX}) {
+    // Of the first version, to which later ones have added.
+    const size_t first = offsetof(ferry_pool_options, allocator);
+    for (const size_t size : {size_t{0}, size_t{8}, first - 1, SIZE_MAX}) {
         options.size = size;
         EXPECT_REFUSED(ferry_pool_create(&options, &pool), FERRY_USAGE, "size is wrong");
     }
     EXPECT_EQ(pool, nullptr);
+    options.size = first;
+    options.budget_bytes = 1 << 20;
+    options.allocator = reinterpret_cast<ferry_allocator*>(8);  // what lies behind it
+    ASSERT_DONE(ferry_pool_create(&options, &pool));
+    EXPECT_EQ(ferry_pool_destroy(pool), FERRY_OK);
 }
 
 TEST(CapiStructures, OfANewerProgramAreTakenWhereItAsksForNothingNew) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <vector>
@@ -30,15 +31,17 @@ public:
         for (ferry_files* one : files_open_) EXPECT_EQ(ferry_files_destroy(one), FERRY_OK);
         for (ferry_pool* one : pools_) EXPECT_EQ(ferry_pool_destroy(one), FERRY_OK);
         for (ferry_team* one : teams_) EXPECT_EQ(ferry_team_destroy(one), FERRY_OK);
+        for (ferry_engine* one : engines_) EXPECT_EQ(ferry_engine_destroy(one), FERRY_OK);
+        EXPECT_EQ(taken_, 0) << "memory of the program's that was not given back";
     }
     Strangers(const Strangers&) = delete;
     Strangers& operator=(const Strangers&) = delete;
 
     void call() {
         using Call = void (Strangers::*)();
-        static constexpr std::array<Call, 6> kCalls{&Strangers::of_teams,  &Strangers::of_pools,
-                                                    &Strangers::of_stores, &Strangers::of_aio,
-                                                    &Strangers::of_files,  &Strangers::of_arrays};
+        static constexpr std::array<Call, 7> kCalls{
+            &Strangers::of_teams, &Strangers::of_pools,  &Strangers::of_stores, &Strangers::of_aio,
+            &Strangers::of_files, &Strangers::of_arrays, &Strangers::of_engines};
         (this->*kCalls[below(kCalls.size())])();
     }
     int64_t done = 0, refused = 0;
@@ -95,6 +98,26 @@ private:
         if (holds(close(handle))) std::erase(live, handle);
     }
 
+    // Memory of the program's, which at times has none.
+    ferry_allocator allocator() {
+        auto made = sized<ferry_allocator>();
+        made.context = this;
+        made.allocate = [](void* context, int64_t bytes, int64_t alignment) -> void* {
+            auto& self = *static_cast<Strangers*>(context);
+            if (self.seldom()) return nullptr;
+            const int64_t whole = (bytes + alignment - 1) / alignment * alignment;
+            ++self.taken_;
+            return std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(whole));
+        };
+        made.release = [](void* context, void* memory, int64_t) {
+            --static_cast<Strangers*>(context)->taken_;
+            std::free(memory);
+        };
+        if (seldom()) made.allocate = nullptr;
+        if (seldom()) made.size = one_of<size_t>({0, 1});
+        return made;
+    }
+
     void of_teams() {
         ferry_team* team = nullptr;
         if (teams_.size() < 2)
@@ -108,10 +131,12 @@ private:
         void* got = nullptr;
         int64_t bytes = 0;
         auto options = sized<ferry_pool_options>();
+        const ferry_allocator memory = allocator();
         switch (below(5)) {
             case 0:
                 options.budget_bytes = seldom() ? size() : 8 << 20;
                 if (seldom()) options.size = draw();
+                if (below(4) == 0) options.allocator = &memory;
                 if (pools_.size() < 2) made(ferry_pool_create(&options, &pool), pools_, pool);
                 break;
             case 1:
@@ -139,6 +164,8 @@ private:
         options.threads = choice(2);
         options.backend = choice(3);
         options.queue_depth = seldom() ? -1 : 0;
+        const ferry_allocator memory = allocator();
+        if (below(4) == 0) options.allocator = &memory;
         made(ferry_store_create(&options, &store), stores_, store);
     }
     void lease() {
@@ -277,6 +304,90 @@ private:
         }
     }
 
+    // An engine of the smallest sort, fed by hand or by a callback that does not always do it.
+    void make_engine() {
+        static constexpr const char* kConfig =
+            R"({"model": {"hidden": 16, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 8,
+                          "intermediate": 16, "vocab": 32},
+                "batch": {"sequence": 8, "micro_batch": 1, "micro_batches": 2},
+                "evaluate": {"micro_batches": 1}, "steps": 100, "threads": 1})";
+        ferry_engine* engine = nullptr;
+        auto options = sized<ferry_engine_options>();
+        const ferry_allocator memory = allocator();
+        const char* const override = seldom() ? nullptr : one_of({"seed=1", "seed=-1", "nothing"});
+        const std::array<char, 128> id{};
+        options.config_json = seldom() ? one_of({"", "[]", "{"}) : kConfig;
+        options.overrides = &override;
+        options.override_count = below(4) == 0 ? 1 : 0;
+        options.fed = choice(2);
+        if (below(2) == 0) options.load = load_some;
+        options.load_context = this;
+        options.progress = [](void* context, const char* stage, int64_t bytes, int64_t of) {
+            EXPECT_TRUE(context && stage && bytes <= of);
+        };
+        options.progress_context = this;
+        if (below(2) == 0) options.allocator = &memory;
+        if (seldom()) options.gpu = choice(2);
+        if (seldom()) options.nccl_unique_id = id.data();
+        if (seldom()) options.rank = choice(2), options.ranks = choice(3);
+        made(ferry_engine_create(&options, &engine), engines_, engine);
+    }
+    static int64_t load_some(void* context, int64_t step, int64_t sequences, int64_t sequence,
+                             int32_t* tokens, int32_t* targets) {
+        auto& self = *static_cast<Strangers*>(context);
+        EXPECT_GE(step, 0);
+        for (int64_t i = 0; i < sequences * sequence; ++i)
+            tokens[i] = targets[i] = static_cast<int32_t>(self.below(32));
+        if (self.seldom()) tokens[0] = self.one_of({-1, 32, std::numeric_limits<int32_t>::max()});
+        if (self.seldom() && !self.engines_.empty()) {
+            EXPECT_EQ(ferry_engine_last_step(self.engines_[0], nullptr), FERRY_USAGE);
+        }
+        return self.seldom() ? self.size() : sequences;
+    }
+    void feed() {
+        std::array<int32_t, 16> tokens{}, targets{};
+        for (size_t i = 0; i < tokens.size(); ++i)
+            tokens[i] = targets[i] = static_cast<int32_t>(below(32));
+        if (seldom()) targets[3] = one_of({-1, -2, 32});
+        auto batch = sized<ferry_batch>();
+        batch.evaluation = below(4) == 0 ? choice(2) : 0;
+        batch.sequences = seldom() ? size() : batch.evaluation == 1 ? 1 : 2;
+        batch.sequence = seldom() ? size() : 8;
+        batch.tokens = seldom() ? nullptr : tokens.data();
+        batch.targets = seldom() ? nullptr : targets.data();
+        holds(ferry_engine_feed(handle_of(engines_), seldom() ? nullptr : &batch));
+    }
+    void of_engines() {
+        ferry_engine* const engine = handle_of(engines_);
+        auto evaluation = sized<ferry_evaluation>();
+        auto report = sized<ferry_run_report>();
+        int64_t one = 0, two = 0;
+        uint64_t hash = 0;
+        switch (below(10)) {
+            case 0:
+                return engines_.empty() ? make_engine() : closed(engines_, ferry_engine_destroy);
+            case 1:
+            case 2:
+            case 3:
+                return feed();
+            case 4:
+            case 5:
+                holds(ferry_engine_step(engine, nullptr));
+                break;
+            case 6:
+                holds(ferry_engine_evaluate(engine, seldom() ? nullptr : &evaluation));
+                break;
+            case 7:
+                holds(ferry_engine_batch_shape(engine, choice(2), &one, seldom() ? nullptr : &two));
+                break;
+            case 8:
+                holds(ferry_engine_report(engine, &report));
+                break;
+            default:
+                holds(ferry_engine_state_hash(engine, seldom() ? nullptr : &hash));
+        }
+    }
+
     // Of arrays that hold kElements of the largest type.
     void of_arrays() {
         const auto array = [&](size_t n) { return seldom() ? nullptr : arrays_[n].data(); };
@@ -292,6 +403,7 @@ private:
         update.p = array(1);
         if (below(2) == 0) update.p_in = array(1);
         update.m = array(2), update.v = array(3), update.weight = array(4);
+        if (seldom()) update.v = array(1 + below(4));  // one that another has
         update.m_scale = array(5), update.v_scale = array(6);
         if (below(4) == 0) update.low = reinterpret_cast<uint16_t*>(array(7)), update.p = nullptr;
         update.gradient_type = choice(3), update.weight_type = choice(3);
@@ -321,6 +433,8 @@ private:
     std::vector<ferry_store*> stores_;
     std::vector<ferry_aio*> volumes_;
     std::vector<ferry_files*> files_open_;
+    std::vector<ferry_engine*> engines_;
+    int64_t taken_ = 0;  // pieces of the program's memory
     std::vector<std::pair<ferry_store*, uint64_t>> leases_;
 };
 

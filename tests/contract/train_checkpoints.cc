@@ -195,6 +195,79 @@ TEST_P(Resumes, EachChunkOnStorageIsReadOnceForACheckpoint) {
     });
 }
 
+// A checkpoint behind a step whose updates are still to come reads nothing: they hand the state
+// over, whether there is room for it or not. What it has are the bits of one that was read.
+TEST_P(Resumes, UpdatesHandOverWhatLiesOnStorage) {
+    if (ranks() > 1 || comm::ranks_launched() > 0) GTEST_SKIP() << "of one rank";
+    for (const Placement placement : {Placement::both, Placement::storage}) {
+        for (const int64_t room : {int64_t{0}, 20 * kKiB, 4 * kMiB}) {
+            SCOPED_TRACE(testing::Message() << static_cast<int>(placement) << ", room " << room);
+            const TemporaryDirectory directory(memory_directory()), other(memory_directory());
+            Config config = this->config(placement);
+            config.swap.speculate = Speculate::off;
+            config.checkpoint = {
+                .dir = directory.path(), .every = {.steps = 100}, .memory_bytes = room};
+            std::array<int64_t, 2> read_bytes{};
+            int64_t step = 0;
+            bool passes = true;
+            for (const bool handed : {true, false}) {
+                checkpoint::Steps steps((handed ? directory : other).path());
+                run(config, "", [&](Engine& engine, bool) {
+                    passes = passes_by(Inside(engine).plan());
+                    while (engine.step().skipped || engine.last_step() < 2) {
+                    }
+                    step = engine.last_step();
+                    if (!handed) engine.report();  // finishes the step
+                    ASSERT_FALSE(Inside(engine).save({.directory = &steps}));
+                    for (const aio::PathCounters& path : engine.report().paths)
+                        read_bytes[handed ? 0 : 1] += path.bytes_read;
+                    EXPECT_GT(read_bytes[0], 0);
+                    if (handed || !passes) return;
+                    EXPECT_GE(read_bytes[1] - read_bytes[0],
+                              stored_checkpoint_bytes(Inside(engine).plan()));
+                });
+            }
+            EXPECT_TRUE(passes || !config.freeze.empty());  // no update brings a frozen weight
+            const std::string name = checkpoint::name_of_step(step);
+            const checkpoint::Saved mine(std::filesystem::path(directory.path()) / name),
+                theirs(std::filesystem::path(other.path()) / name);
+            for (size_t i = 0; i < theirs.manifest().shards.size(); ++i)
+                EXPECT_EQ(mine.manifest().shards[i].checksum, theirs.manifest().shards[i].checksum);
+            for (const auto& [array, of] : theirs.arrays())
+                EXPECT_EQ(mine.find(array)->checksum, of.checksum) << array;
+        }
+    }
+}
+
+// The disk fills while updates wait with what they hand over: they go on, and training does.
+TEST(ADiskThatFills, WhileUpdatesHandOverTheStateHoldsNobodyUp) {
+    const TinyData data;
+    const TemporaryDirectory directory(memory_directory()), storage(memory_directory());
+    const auto executor = make_thread_executor();
+    Config config = tiny_config(data);
+    config.budgets.nvme = {{.path = storage.path(), .size_bytes = 64 * kMiB}};
+    config.swap.state_on_nvme = 1;
+    config.swap.speculate = Speculate::off;
+    config.io.direct = false;
+    const auto whole = [&](bool saves) {
+        const auto engine = Engine::make(config, {.executor = executor.get()});
+        checkpoint::Steps steps(directory.path());
+        const auto fail = [](int64_t, int64_t) {
+            throw Error(Trouble::io, {.what = "the file cannot be written"});
+        };
+        while (engine->last_step() < config.steps) {
+            engine->step();
+            if (!saves || engine->last_step() != 2) continue;
+            EXPECT_TRUE(passes_by(Inside(*engine).plan()));
+            const auto failed = Inside(*engine).save({.directory = &steps, .progress = fail});
+            EXPECT_TRUE(failed.has_value());
+        }
+        return engine->state_hash();
+    };
+    EXPECT_EQ(whole(true), whole(false));
+    EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
 // The thread that writes stands still after its first piece, and there is room for a few: neither
 // the call nor the next step waits for it. What it writes then is of the step that was asked for.
 TEST(ACheckpointOfStateInMemory, IsReadWhileTheNextStepIsTaken) {

@@ -19,6 +19,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
+#include "tests/support/write_tokens.h"
 #include "train/from_config.h"
 #include "train/inside.h"
 #include "train/prediction/predictor.h"
@@ -334,13 +335,20 @@ TEST_F(Ranks, GiveTheSameBitsWhateverTheySaveForBackward) {
 
 struct Sharing {
     int ranks, sequence;
+    SequenceOrder order = SequenceOrder::heads;
     friend void PrintTo(const Sharing& sharing, std::ostream* out) {
-        *out << sharing.ranks << "By" << sharing.sequence;
+        *out << sharing.ranks << "By" << sharing.sequence
+             << (sharing.order == SequenceOrder::ring ? "InARing" : "");
     }
 };
 
 class Sequences : public Ranks, public testing::WithParamInterface<Sharing> {
 protected:
+    void SetUp() override {
+        Ranks::SetUp();
+        if (GetParam().order == SequenceOrder::ring && comm::device_of_ranks() == DeviceKind::cuda)
+            GTEST_SKIP() << "kernels of a GPU have no attention in a ring";
+    }
     int ranks() const override { return GetParam().ranks; }
 
     // Two rows a micro-batch, and heads that two and three ranks divide but four do not.
@@ -353,6 +361,7 @@ protected:
         config.evaluate.micro_batches = 3;
         config.steps = 3;
         config.parallel.sequence = sequence;
+        config.parallel.sequence_order = GetParam().order;
         return config;
     }
     static Outcome alone(Config config) {
@@ -402,7 +411,9 @@ TEST_P(Sequences, FollowTheRunOfOneWhateverTheHeadsAndTheMask) {
     config.model.kv_heads = 3;
     compare("three heads of keys");
     config.model.kv_heads = 1;
-    compare("one head of keys: the other ranks have none");
+    compare("one head of keys: fewer than ranks");
+    config.model.kv_heads = 2;
+    compare("two heads of keys");
     config.model.heads = 5;
     config.model.kv_heads = 5;
     config.model.head_dim = 4;
@@ -459,15 +470,22 @@ TEST_P(Sequences, AreNamedByTheRecord) {
         return record;
     };
     const int sequence = GetParam().sequence;
+    const bool ring = GetParam().order == SequenceOrder::ring;
     EXPECT_THAT(record_of(sequence),
                 testing::HasSubstr("; ranks " + std::to_string(ranks()) + ", sequences over " +
-                                   std::to_string(sequence) + ";"));
+                                   std::to_string(sequence) + (ring ? " in a ring;" : ";")));
     EXPECT_THAT(record_of(1), testing::Not(testing::HasSubstr("sequences over")));
 }
 
 INSTANTIATE_TEST_SUITE_P(shared, Sequences,
                          testing::Values(Sharing{2, 2}, Sharing{3, 3}, Sharing{4, 2},
                                          Sharing{4, 4}),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(ring, Sequences,
+                         testing::Values(Sharing{2, 2, SequenceOrder::ring},
+                                         Sharing{3, 3, SequenceOrder::ring},
+                                         Sharing{4, 2, SequenceOrder::ring},
+                                         Sharing{4, 4, SequenceOrder::ring}),
                          testing::PrintToStringParamName());
 
 // ---------------------------------------------------------------- ranks that share tensors
@@ -873,6 +891,76 @@ TEST_F(Ranks, AllSkipWhereOneOverflows) {
     }
 }
 
+// ---------------------------------------------------------------- batches of the program's own
+
+LoadBatch from_file(const TokenLoader& loader, int64_t sequence) {
+    return [&loader, sequence](const FedBatch& batch) {
+        const auto length = static_cast<size_t>(sequence);
+        for (size_t i = 0; i * length < batch.tokens.size(); ++i) {
+            const MicroBatch out{.tokens = batch.tokens.subspan(i * length, length),
+                                 .targets = batch.targets.subspan(i * length, length)};
+            const auto number = static_cast<int64_t>(i);
+            batch.step > 0 ? loader.fill(batch.step, number, out)
+                           : loader.fill_evaluation(number, out);
+        }
+    };
+}
+
+TEST_F(Ranks, FedByTheirProgramGiveTheBitsOfTheFile) {
+    Config config = this->config();
+    const TokenLoader loader({.path = config.data.tokens,
+                              .sequence = config.batch.sequence,
+                              .micro_batch = config.batch.micro_batch,
+                              .micro_batches = config.batch.micro_batches,
+                              .model_vocab = config.model.vocab,
+                              .held_back = config.data.held_back,
+                              .evaluation_micro_batches = config.evaluate.micro_batches,
+                              .seed = config.seed});
+    const auto fed = [&](Runtime& runtime, std::unique_ptr<comm::Communicator> others) {
+        runtime = with(std::move(runtime), {.ranks = std::move(others)});
+        runtime.load_batch = from_file(loader, config.batch.sequence);
+    };
+    for (const int64_t parts : {1, 2}) {
+        config.parallel.sequence = parts;
+        config.zero.stage = parts == 1 ? 3 : 1;
+        Config unnamed = config;
+        unnamed.data.tokens = "";
+        expect_equal(run(unnamed, 2, fed), run(config, 2));
+    }
+}
+
+TEST_F(Ranks, AreFedTheSameOrEnd) {
+    const Config config = this->config();
+    const auto said_by = [&](const std::function<void(int, const FedBatch&)>& load) {
+        std::vector<std::string> said(2);
+        comm::on_run_ranks(2, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+            const int rank = others->rank();
+            Runtime runtime = with({.executor = &executor}, {.ranks = std::move(others)});
+            runtime.load_batch = [&load, rank](const FedBatch& batch) {
+                std::ranges::fill(batch.tokens, 1);
+                std::ranges::fill(batch.targets, 2);
+                load(rank, batch);
+            };
+            const auto engine = Engine::make(config, std::move(runtime));
+            try {
+                engine->step();
+            } catch (const Error& error) {
+                said[static_cast<size_t>(rank)] = error.what();
+            }
+        });
+        return said;
+    };
+    if (comm::ranks_launched() > 0) GTEST_SKIP() << "threads of one process alone tell all";
+    for (const std::string& each :
+         said_by([](int rank, const FedBatch&batch) { batch.tokens[3] = rank; }))
+        EXPECT_THAT(each, testing::HasSubstr("the fed batch of step 1"));
+    const std::vector<std::string> said = said_by([](int rank, const FedBatch&) {
+        if (rank == 1) throw Error(Trouble::usage, {.what = "no more text"});
+    });
+    EXPECT_THAT(said[1], testing::HasSubstr("no more text"));
+    EXPECT_THAT(said[0], testing::HasSubstr("rank 1"));
+}
+
 #ifdef FERRY_NCCL
 // As a runtime that has no MPI brings them.
 TEST_F(Ranks, MetByAnIdentityGiveTheSameBits) {
@@ -925,8 +1013,8 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
                 .weights = stage == 3 && ranks == 2 ? CodecKind::int8 : CodecKind::none};
             const planner::Plan plan = Predictor::make(config, {.ranks = ranks, .on_a_host = ranks})
                                            ->plan(request_of(config));
-            const double least =
-                cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+            const double least = cost::comm_traffic(plan.layers, plan.partition, plan.compute,
+                                                    plan.wire, Exchanged::gradients);
             EXPECT_GT(least, 0);
             for (const ScheduleBytes& schedule : schedule_bytes(plan)) {
                 if (schedule.name != "after a step without speculation") continue;
@@ -934,6 +1022,33 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
                     << ranks << " ranks, stage " << stage;
             }
         }
+    }
+}
+
+TEST_F(Ranks, MoveInAStepOfMomentumWhatTheBoundCounts) {
+    Config config = this->config();
+    config.optimizer.method = optim::Method::onebit_adam;
+    config.optimizer.freeze_step = 1;
+    for (const int64_t stage : {0, 1, 2, 3}) {
+        config.zero.stage = stage;
+        const auto predictor = Predictor::make(config, {.ranks = 3, .on_a_host = 3});
+        const planner::Plan plan = predictor->plan(request_of(config));
+        int64_t bytes = 0;
+        const swap::Schedule step =
+            record_step(plan, Previous::not_speculative, false, Exchanged::momentum);
+        for (const swap::Task& task : step.tasks)
+            bytes += task.lane == swap::Lane::comm ? task.bytes : 0;
+        EXPECT_EQ(bytes, cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire,
+                                            Exchanged::momentum))
+            << "stage " << stage;
+        // A slow network: the bound of a step of gradients, which are more, is none of this one.
+        cost::Measurements measurements = predictor->assumed(plan);
+        measurements.comm_bytes_per_s = 1e3;
+        const Prediction slow =
+            predictor->predict(request_of(config), plan, measurements, Exchanged::momentum);
+        EXPECT_EQ(slow.bound_link, cost::Link::comm);
+        EXPECT_DOUBLE_EQ(slow.bound_seconds, static_cast<double>(bytes) / 1e3);
+        EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     }
 }
 
@@ -948,18 +1063,19 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
         measurements.comm_overhead_s = overhead_s;
         return predictor->predict(request_of(config), plan, measurements);
     };
-    EXPECT_NE(step(1e15, 0).binding().link, "comm");
+    EXPECT_NE(step(1e15, 0).binding().link, cost::Link::comm);
     const Prediction slow = step(1e3, 0);
-    const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
-    EXPECT_EQ(slow.binding().link, "comm");
-    EXPECT_EQ(slow.bound_link, "comm");
+    const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire,
+                                            Exchanged::gradients);
+    EXPECT_EQ(slow.binding().link, cost::Link::comm);
+    EXPECT_EQ(slow.bound_link, cost::Link::comm);
     EXPECT_DOUBLE_EQ(slow.bound_seconds, bytes / 1e3);
     EXPECT_DOUBLE_EQ(slow.binding().seconds, slow.bound_seconds);
     EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     // Calls that take long bind as well, and no placement is to blame for them.
     const Prediction late = step(1e15, 10);
-    EXPECT_EQ(late.binding().link, "comm");
-    EXPECT_NE(late.bound_link, "comm");
+    EXPECT_EQ(late.binding().link, cost::Link::comm);
+    EXPECT_NE(late.bound_link, cost::Link::comm);
     EXPECT_GE(late.timeline.step_seconds, late.binding().seconds);
 }
 
@@ -988,6 +1104,25 @@ std::vector<Problem> problems(int ranks, const std::function<Config(int)>& confi
         }
     }
     return found;
+}
+
+TEST_F(Ranks, HaveNoBoundWhereSomeStepsExchangeMomentum) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    config.steps = 4;
+    for (const auto method : {optim::Method::adamw, optim::Method::onebit_adam}) {
+        config.optimizer.method = method;
+        config.optimizer.freeze_step = method == optim::Method::adamw ? 0 : 1;
+        const auto measure = [&](int, Engine& engine) {
+            engine.measure_bound();
+            const RunReport report = engine.report();
+            EXPECT_GT(report.predicted_seconds, 0);
+            EXPECT_EQ(report.bound_seconds > 0, method == optim::Method::adamw);
+        };
+        for (const Problem& problem : problems(
+                 2, [&](int) { return config; }, measure))
+            EXPECT_EQ(problem.what, "");
+    }
 }
 
 TEST_F(Ranks, NameTheOneThatWasStartedOtherwiseAndTheKey) {

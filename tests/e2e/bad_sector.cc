@@ -1,15 +1,18 @@
-// Preloaded by files_test.py and resume_test.py: the file that the test named cannot be read, as on
-// a drive whose sector went bad.
+// Preloaded by files_test.py, resume_test.py and checkpoint_reading_test.py: the file that the test
+// named cannot be read, as on a drive whose sector went bad, or not soon.
 //   FERRY_TEST_BAD_FILE=PATH
 //   FERRY_TEST_GOOD_READS=17   these many reads of it still succeed; or
-//   FERRY_TEST_BAD_BELOW=4096  what begins below this offset can be neither read nor written
+//   FERRY_TEST_BAD_BELOW=4096  what begins below this offset can be neither read nor written; or
+//   FERRY_TEST_READ_TAKES=0.2  seconds, each read of it
 #include <dlfcn.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 namespace {
 
@@ -34,9 +37,16 @@ bool is_bad(int file, off_t offset) {
     return good && is_the_bad_file(file) && ++reads > std::strtol(good, nullptr, 10);
 }
 
+void take_time(int file) {
+    const char* seconds = std::getenv("FERRY_TEST_READ_TAKES");
+    if (seconds && is_the_bad_file(file))
+        std::this_thread::sleep_for(std::chrono::duration<double>(std::strtod(seconds, nullptr)));
+}
+
 using Read = ssize_t (*)(int, void*, size_t, off_t);
 
 ssize_t read_unless_bad(const char* symbol, int file, void* to, size_t bytes, off_t offset) {
+    take_time(file);
     if (is_bad(file, offset)) {
         errno = EIO;
         return -1;

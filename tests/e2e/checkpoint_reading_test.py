@@ -1,9 +1,11 @@
 """Whatever reads a checkpoint proves it: damage is named by training, evaluation and export alike, and the tool says what is
 there."""
 
+import contextlib
 import json
 import os
 import pathlib
+import pty
 import shutil
 import signal
 import struct
@@ -12,6 +14,8 @@ import unittest
 
 from checkpoints import STEPS, Saving, xxh3
 from harness import FERRY, IO, USAGE
+
+BAD_SECTOR = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "libbad_sector.so")
 
 
 class ReadingTest(Saving):
@@ -296,6 +300,24 @@ class ReadingTest(Saving):
         pathlib.Path(there, "model.safetensors.154afaa8dc478d6b.part").write_text("half", encoding="utf-8")
         self.ok(self.ferry("ckpt", "export", self.dir_, there))
         self.assertEqual(sorted(os.listdir(there)), ["config.json", "model.safetensors"])
+
+    @unittest.skipUnless(os.path.exists(BAD_SECTOR), "built without what is preloaded")
+    def test_what_takes_long_says_how_far_it_is(self):
+        """On a terminal: bytes, rate and time left, on a line that is wiped in the end."""
+        self.ok(self.train(self.saving(checkpoint__every=6)))
+        env = {**os.environ, "LD_PRELOAD": BAD_SECTOR, "FERRY_TEST_READ_TAKES": "0.1",
+               "FERRY_TEST_BAD_FILE": os.path.join(self.step(STEPS), "exp_avg.safetensors")}
+        ours, terminal = pty.openpty()
+        with subprocess.Popen([FERRY, "ckpt", "verify", self.step(STEPS)], stdout=subprocess.DEVNULL, stderr=terminal,
+                              env=env) as process:
+            os.close(terminal)
+            text = b""
+            with open(ours, "rb", buffering=0) as shown, contextlib.suppress(OSError):  # EIO: its end
+                while part := shown.read(4096):
+                    text += part
+        self.assertEqual(process.returncode, 0, text)
+        self.assertRegex(text.decode(), r"verify .*: [0-9.]+ \w*B of [0-9.]+ \w*B \(\d+ %\), [0-9.]+ GB/s, .* left")
+        self.assertTrue(text.endswith(b"\r\x1b[K"), text[-40:])
 
     def test_tool(self):
         self.ok(self.train(self.saving(precision="bf16"), "--weights-out", self.path("w.safetensors")))

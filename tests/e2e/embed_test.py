@@ -27,6 +27,8 @@ add_executable(embed ${EXAMPLES}/embed.cc)
 target_link_libraries(embed PRIVATE ferry::swap ferry::optim ferry::pinned_mem)
 add_executable(embed_c ${EXAMPLES}/embed.c)
 target_link_libraries(embed_c PRIVATE ferry::c m)
+add_executable(feed_c ${EXAMPLES}/feed.c)
+target_link_libraries(feed_c PRIVATE ferry::c)
 add_executable(engine engine.cc)
 target_link_libraries(engine PRIVATE ferry::engine)
 """
@@ -78,6 +80,18 @@ class Symbols(unittest.TestCase):
         self.assertEqual({name.rstrip("@").split("@")[0] for name in versions}, set(listed().values()))
         self.assertEqual(sorted(set(symbols) - versions), sorted(f"{name}@@{version}" for name, version in listed().items()))
 
+    def test_it_brings_none_of_nvidia_s_libraries(self):
+        """A process has one of each name, and another part of it may want its own (torch does)."""
+        library = Path(BUILD) / "libferry.so"
+        if not BUILD or not library.exists():
+            self.skipTest("libferry.so is not built")
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-d", library))
+        self.assertIn("libc.so.6", needed)
+        self.assertEqual([name for name in needed if re.match("lib(nccl|cudnn|cublas|cudart|nvrtc|cuda|mpi)", name)], [])
+        # Each of them is looked for when it is called.
+        undefined = run("nm", "-D", "--undefined-only", library)
+        self.assertNotRegex(undefined, r"\b(nccl|cudnn|cublas|nvrtc|MPI_)")
+
 
 class Header(unittest.TestCase):
     def test_it_is_c99_and_cxx(self):
@@ -122,6 +136,8 @@ class Package(unittest.TestCase):
         run("cmake", "--build", project / "build", "-j2")
         for program in ("embed", "embed_c"):
             self.assertIn("the loss fell", run(project / "build" / program, self.storage()))
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            self.assertRegex(run(project / "build" / "feed_c", folder), r"checkpoint: \d+ bytes\n61 batches; the loss fell")
         self.assertIn("here", run(project / "build" / "engine", code=2))
         # Whoever takes a part takes no more than that.
         self.assertNotRegex(run("ldd", project / "build" / "embed"), "openblas|libmpi|nccl|cudnn|cublas")

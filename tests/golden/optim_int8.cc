@@ -200,5 +200,28 @@ TEST(Maps, are_torchaos_to_the_last_bits) {
     }
 }
 
+// Which is torchao's rule; nearer to half way than this the lines that ferry computes by may
+// differ.
+TEST(Maps, a_code_is_the_nearest_but_close_to_half_way) {
+    for (const Map map : {Map::with_sign, Map::without_sign}) {
+        for (int code = 1; code < 256; ++code) {
+            const float down = share_of(map, static_cast<uint8_t>(code - 1));
+            const float step = share_of(map, static_cast<uint8_t>(code)) - down;
+            for (const bool above : {false, true}) {
+                const float share = down + step * (0.5f + (above ? 0x1p-12f : -0x1p-12f));
+                for (const float scale : {1.0f, 3e-9f, 7e29f, 0x1.8p126f}) {
+                    const float moments[] = {scale, share * scale};
+                    uint8_t codes[2];
+                    float kept = 0;
+                    encode_block(map, moments, codes, &kept);
+                    EXPECT_EQ(kept, scale);
+                    EXPECT_EQ(codes[0], 255);
+                    EXPECT_EQ(codes[1], above ? code : code - 1) << share << " of " << scale;
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace ferry::optim

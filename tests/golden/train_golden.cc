@@ -15,10 +15,10 @@
 #include "ferry/device.h"
 #include "ferry/train.h"
 #include "model/model.h"
+#include "tests/support/plan_for.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "train/inside.h"
-#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {

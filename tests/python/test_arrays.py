@@ -174,7 +174,7 @@ def test_arrays_without_elements_are_contiguous():
     ({"v": None}, "update->v is NULL"),
     ({"gradient": "text"}, "no array"),
     ({"step": 0}, "step"),
-    ({"p_in": "overlapping"}, "overlaps"),
+    ({"p_in": "overlapping"}, "update->p_in overlaps update->p"),
 ])
 def test_what_no_update_takes(change, says):
     block = np.ones(9, np.float32)
@@ -183,6 +183,29 @@ def test_what_no_update_takes(change, says):
         arguments["p_in"] = block[1:]
     with pytest.raises(ferry.UsageError, match=says):
         ferry.update(ferry.Hyper("adamw"), **arguments)
+
+
+@pytest.mark.parametrize(("arrays", "says"), [
+    (("m", "p"), "update->p overlaps update->m"), (("v", "m"), "update->m overlaps update->v"),
+    (("gradient", "p"), "update->gradient overlaps update->p"), (("weight", "v"), "update->v overlaps update->weight"),
+    (("p_in", "m"), "update->p_in overlaps update->m"), (("v_in", "m"), "update->v_in overlaps update->m")])
+def test_different_arrays_of_an_update_share_no_bytes(arrays, says):
+    memory = np.ones(15, np.float32)
+    given = {name: ONES.copy() for name in ("gradient", "p", "m", "v", "weight")}
+    given[arrays[0]], given[arrays[1]] = memory[:8], memory[7:]  # one element
+    kept = {name: array.copy() for name, array in given.items()}
+    with pytest.raises(ferry.UsageError, match=says + "$|" + says + "\n") as caught:
+        ferry.update(ferry.Hyper("adamw"), 1, given.pop("gradient"), **given)
+    assert "28 bytes apart" in caught.value.measured
+    assert all(np.array_equal(array, kept[name]) for name, array in given.items())
+
+
+def test_neighbours_share_no_bytes():
+    memory, alone = np.ones(32, np.float32), {name: ONES.copy() for name in ("p", "m", "v")}
+    given = {"p": memory[:8], "m": memory[8:16], "v": memory[16:24], "p_in": memory[:8]}
+    ferry.update(ferry.Hyper("adamw"), 1, memory[24:], **given)
+    ferry.update(ferry.Hyper("adamw"), 1, ONES, **alone)
+    assert all(np.array_equal(given[name], alone[name]) for name in alone)
 
 
 def test_a_closed_team_and_an_unknown_method():

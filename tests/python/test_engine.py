@@ -3,7 +3,10 @@
 import math
 import pickle
 import subprocess
+import sys
+import threading
 
+import numpy as np
 import pytest
 
 import ferry_offload as ferry
@@ -59,6 +62,149 @@ def test_a_model_to_keep(tokens, tmp_path):
     assert (tmp_path / "model" / "config.json").exists()
     with pytest.raises(ferry.ClosedError):
         engine.step()
+
+
+# ---------------------------------------------------------------- batches of the program's own
+
+def row(start):
+    """A sequence of 16 and the token behind it."""
+    return (np.arange(17) * 3 + start) % 251
+
+
+def rows(step, sequences=4):
+    return np.stack([row(step * 10 + i) for i in range(sequences)])
+
+
+@pytest.fixture
+def one_sequence(tmp_path):
+    """A token file of one sequence: every step sees it in all its rows."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(row(0).astype(np.uint8)))
+    subprocess.run([planning.program(), "data", text, "-o", tmp_path / "one.bin"], check=True, capture_output=True)
+    return tmp_path / "one.bin"
+
+
+def losses(engine, steps=3):
+    return [engine.step().loss for _ in range(steps)], engine.state_hash()
+
+
+def test_a_fed_batch_is_the_file_s(one_sequence):
+    made = config(one_sequence)
+    made["data"]["held_back"], made["evaluate"]["micro_batches"] = 0, 0
+    with ferry.Engine(made) as engine:
+        expected = losses(engine)
+    del made["data"]
+    batch = np.stack([row(0)] * 4)
+    with ferry.Engine(made, load=lambda step: batch) as engine:
+        assert losses(engine) == expected
+    with ferry.Engine(made, fed=True) as engine:
+        assert engine.batch_shape() == (4, 16) and engine.batch_shape(evaluation=True) == (0, 16)
+        found = []
+        for _ in range(3):
+            engine.feed(batch[:, :-1].astype(np.int32).copy(), batch[:, 1:].astype(np.uint16).copy())
+            found.append(engine.step().loss)
+        assert (found, engine.state_hash()) == expected
+
+
+def fed_config():
+    made = config("")
+    del made["data"]
+    return made
+
+
+def test_batches_that_cannot_be_had_leave_the_engine_as_it_was():
+    def load(step):
+        asked.append(step)
+        answer = answers.pop(0) if answers else rows(step)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with ferry.Engine(fed_config(), load=rows_of) as engine:
+        expected = losses(engine)
+    answers, asked = [], []
+    with ferry.Engine(fed_config(), load=load) as engine:
+        for answer, error, says in ((rows(1, 3), ferry.UsageError, "3 sequences of 16 tokens"),
+                                    (rows(1) + 250, ferry.UsageError, "outside the vocabulary"),
+                                    (rows(1).astype(np.float32), ferry.UsageError, "another type"),
+                                    (rows(1)[0], ferry.UsageError, "has no rows"),
+                                    (rows(1) + 2**40, ferry.UsageError, "no token"),
+                                    (None, ferry.UsageError, "no array")):
+            answers.append(answer)
+            with pytest.raises(error, match=says):
+                engine.step()
+            assert engine.last_step == 0
+        answers.append(ZeroDivisionError())
+        with pytest.raises(ZeroDivisionError):  # the program's own error
+            engine.step()
+        assert losses(engine) == expected and asked == [1] * 7 + [1, 2, 3]
+    with ferry.Engine(fed_config(), fed=True) as engine:
+        with pytest.raises(ferry.UsageError, match="no batch was fed"):
+            engine.step()
+        with pytest.raises(ferry.UsageError, match="another shape than tokens"):
+            engine.feed(rows(1), rows(1)[:, 1:].copy())
+        with pytest.raises(ferry.UsageError, match="another shape than a step's"):
+            engine.feed(rows(1, 5))
+        engine.feed(rows(1))
+        assert engine.step().loss == expected[0][0]
+        with pytest.raises(ferry.UsageError, match="no batch was fed"):  # a batch is for one step
+            engine.step()
+
+
+def rows_of(step):
+    return rows(step)
+
+
+def test_an_engine_that_reads_a_file_is_not_fed(tokens):
+    with ferry.Engine(config(tokens)) as engine, pytest.raises(ferry.UsageError, match="data.tokens"):
+        engine.feed(rows(1))
+
+
+def test_a_fed_evaluation():
+    with ferry.Engine(fed_config(), fed=True) as engine:
+        with pytest.raises(ferry.UsageError, match="no batch was fed"):
+            engine.evaluate()
+        held = rows(99)
+        targets = held[:, 1:].copy()
+        targets[2:] = -1
+        engine.feed(held[:, :-1].copy(), targets, evaluation=True)
+        first = engine.evaluate()
+        assert first.targets == 2 * 16 and math.isfinite(first.loss)
+        engine.feed(rows(1))
+        engine.step()
+        assert engine.evaluate().loss != first.loss
+
+
+def test_a_call_from_within_its_own_callback_is_refused():
+    def load(step):
+        with pytest.raises(ferry.UsageError, match="within"):
+            engine.step()
+        threads.append(threading.get_ident())
+        return rows(step)
+
+    threads = []
+    with ferry.Engine(fed_config(), load=load) as engine:
+        engine.step()
+    assert threads == [threading.get_ident()]
+
+
+def test_progress_is_told(tmp_path, monkeypatch):
+    told, unraised = [], []
+    monkeypatch.setattr(sys, "unraisablehook", lambda failure: unraised.append(failure.exc_type))
+    with ferry.Engine(fed_config(), load=rows_of, progress=lambda *now: told.append(now)) as engine:
+        assert told and all(0 <= bytes <= of for _, bytes, of in told)
+        start_up = len(told)
+        engine.step()
+        assert len(told) == start_up
+        engine.save(tmp_path / "saved")
+        engine.save_model(tmp_path / "model")
+        stages = [stage for stage, bytes, of in told[start_up:] if bytes == of]
+        assert set(stages) == {"checkpoint", "export"}
+    with ferry.Engine(fed_config(), load=rows_of, progress=lambda *_: 1 // 0) as engine:
+        assert engine.step().step == 1
+    assert set(unraised) == {ZeroDivisionError}
+    with ferry.Engine(fed_config(), checkpoint=tmp_path / "saved" / "step-00000001", fed=True) as engine:
+        assert engine.last_step == 1
 
 
 def test_a_plan(tokens):

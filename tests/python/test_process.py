@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 
 def run(code, *arguments):
     done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), *map(str, arguments)], capture_output=True,
@@ -19,6 +21,32 @@ def test_it_is_typed_and_wants_no_torch():
         folder = pathlib.Path(ferry_offload.__file__).parent
         assert (folder / "py.typed").exists() and "class Store" in (folder / "_core.pyi").read_text()
         assert "torch" not in sys.modules
+    """)
+
+
+def test_it_brings_no_libraries_that_another_package_may_want_its_own_of():
+    """The first of a name that is loaded counts for the whole process."""
+    run("""
+        import ferry_offload, numpy
+        ones = numpy.ones(8, numpy.float32)
+        ferry_offload.update(ferry_offload.Hyper(), 1, ones, p=ones.copy(), m=ones.copy(), v=ones.copy())
+        maps = open("/proc/self/maps").read()
+        found = [name for name in ("nccl", "cudnn", "cublas", "nvrtc", "cudart", "libmpi", "libcuda.") if name in maps]
+        assert "libferry.so" in maps and not found, found
+    """)
+
+
+def test_torch_may_come_after_it():
+    pytest.importorskip("torch")
+    run("""
+        import ferry_offload
+        before = set(line.split()[-1] for line in open("/proc/self/maps") if "/" in line)
+        import torch
+        loaded = set(line.split()[-1] for line in open("/proc/self/maps") if "/" in line) - before
+        assert torch.ones(2).sum() == 2 and any("torch" in name for name in loaded)
+        folder = str(__import__("pathlib").Path(torch.__file__).parent.parent)
+        for name in loaded:  # what it brings of NVIDIA's is its own
+            assert not any(part in name for part in ("libnccl", "libcudnn", "libcublas")) or name.startswith(folder), name
     """)
 
 
@@ -77,3 +105,30 @@ def test_an_exception_while_a_lease_is_held(storage):
     for left in storage.iterdir():  # the next program that opens the path removes them
         assert left.name.startswith("ferry.")
         left.unlink()
+
+
+def test_paths_without_permission(tmp_path):
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_bytes(b"1234")
+    folder.mkdir()
+    for path in (file, folder):
+        path.chmod(0)
+    tmp_path.chmod(0o711)
+    assert run("""
+        import os, sys, ferry_offload as ferry
+        file, folder = sys.argv[1:]
+        store = ferry.Store("4MiB", [folder])
+        store.register("1MiB", "nvme")
+        if os.geteuid() == 0:
+            os.seteuid(65534)  # root may do anything
+        with ferry.Files() as files:
+            for call in (lambda: files.open(file), lambda: files.open(file, "write"), store.open,
+                         lambda: ferry.Aio([folder], [("1MiB", 1)])):
+                try:
+                    call()
+                except ferry.FerryError as error:
+                    assert "Permission denied" in str(error) and error.remedy, error
+                    print("refused")
+    """, file, folder) == "refused\n" * 4
+    for path in (file, folder):
+        path.chmod(0o700)

@@ -162,6 +162,29 @@ def test_many_transfers_awaited(storage, pool):
         asyncio.run(all_of(aio))
 
 
+def test_awaiting_can_be_given_up(tmp_path):
+    """The others' transfers go on being looked at, and a loop after this one starts anew."""
+    (tmp_path / "a").write_bytes(b"0123456789" * 10_000)
+
+    async def give_up(files, file):
+        buffers = [bytearray(10_000) for _ in range(10)]
+        tasks = [asyncio.ensure_future(read(files, file, buffer, i * 10_000)) for i, buffer in enumerate(buffers)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        found = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert found[1::2] == [10_000] * 5 and all(bytes(buffer) == b"0123456789" * 1000 for buffer in buffers[1::2])
+        assert all(one == 10_000 or isinstance(one, asyncio.CancelledError) for one in found[::2])
+
+    async def read(files, file, buffer, offset):
+        return await files.submit_read(file, buffer, offset)
+
+    with ferry.Files() as files:
+        file = files.open(tmp_path / "a")
+        for _ in range(3):
+            asyncio.run(give_up(files, file))
+
+
 def test_threads_share_one_volume(storage, pool):
     buffers = [pool.reserve(MIB, name=str(i)).numpy() for i in range(4)]
     wrong = []

@@ -175,3 +175,31 @@ def test_a_refused_load_changes_nothing(storage, into, said):
         with pytest.raises(ferry.UsageError, match=said):
             store.load_into(1, into)
         assert not any(one.any() for one in into.values())
+
+
+def test_a_failed_load_keeps_nothing_from_closing(storage):
+    old = groups(2)
+    store = NVMeTensorStore(old, [storage], host="12KiB")
+    errors = []
+    for attempt in (lambda: store.load(0, "meta:3x"), lambda: store.load_into(1, {"w": _Refusing(old[1]["w"])}),
+                    lambda: store.write(0, {**old[0], "n": _Refusing(old[0]["n"])})):
+        with pytest.raises(RuntimeError) as caught:
+            attempt()
+        errors.append(caught)
+    assert all(torch.equal(store.load(1)[name], one) for name, one in old[1].items())
+    store.close()  # while the errors live, with the frames that they came through
+    assert len(errors) == 3
+
+
+class _Refusing(torch.Tensor):
+    """No copy from it or into it succeeds."""
+
+    @staticmethod
+    def __new__(cls, like):
+        return torch.Tensor._make_subclass(cls, like)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if "copy_" in getattr(function, "__name__", ""):
+            raise RuntimeError("no copy of this one")
+        return super().__torch_function__(function, types, args, kwargs or {})

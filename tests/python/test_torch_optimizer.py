@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from ferry_offload.torch import OffloadAdam, OffloadAdamW, OffloadLion, OffloadSGD  # noqa: E402
+from ferry_offload.torch._format import Format  # noqa: E402
 from ferry_offload.torch._worker import Worker  # noqa: E402
 
 
@@ -153,13 +154,13 @@ def test_a_split_master_is_the_fp32_one(make):
     assert torch.equal(runs[0][0][~half_way], runs[1][0][~half_way])
 
 
-def test_codes_of_a_loaded_state_are_those_of_an_update():
+def test_codes_of_a_loaded_state_are_those_of_an_update_but_close_to_half_way():
     from ferry_offload.torch._format import Format
     format = Format("sgd", ["momentum_buffer"], "int8", "fp32")
     shares = torch.tensor(ferry.moment_shares("sgd"))
     assert len(shares) == 256 and torch.equal(shares, shares.sort().values)
-    half_way = torch.cat([shares, (shares[1:] + shares[:-1]) / 2])
-    values = torch.cat([half_way[:256], torch.ones(1), half_way[256:], torch.zeros(256),
+    around_half_way = [torch.cat([torch.ones(1), shares[:-1] + shares.diff() * (0.5 + off)]) for off in (-2**-11, 2**-11)]
+    values = torch.cat([shares, *around_half_way, torch.zeros(256),
                         torch.randn(1000, generator=torch.Generator().manual_seed(1)).exp()])
     made, loaded = (format.empty(len(values), torch.device("cpu")) for _ in range(2))
     format.set_moment(made, "m", None)
@@ -946,3 +947,20 @@ def test_a_state_that_is_refused_changes_nothing(make, change):
             optimizer.zero_grad()
         found.append((weights_of(model), optimizer.param_groups[0]["lr"], optimizer.state_dict()["state"][0]["step"]))
     assert torch.equal(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]
+
+
+@pytest.mark.parametrize("name", ["host", "nvme"])
+def test_a_load_that_failed_keeps_nothing_from_closing(monkeypatch, storage, name):
+    model = make_model()
+    optimizer = OffloadAdamW(model.parameters(), lr=1e-3, **placed(name, storage))
+    train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    with monkeypatch.context() as patched:
+        def fail(*_):
+            raise RuntimeError("no room for a temporary")
+
+        patched.setattr(Format, "set_moment", fail)
+        with pytest.raises(RuntimeError, match="no room") as caught:
+            optimizer.load_state_dict(state)
+    optimizer.close()  # while the error lives, with the frames that it came through
+    assert caught.traceback

@@ -263,8 +263,10 @@ private:
                 ending.failure = failure_of(operation, *met.lost);
                 hall_.end(rank_, ending.at, *met.lost);
             } else {
+                const bool shifts = operation.kind == Operation::Kind::shift;
                 for (size_t i = 0; i < operation.count; ++i)
-                    ending.arrived.push_back(gather(operation, i, met.operations));
+                    ending.arrived.push_back(shifts ? shifted(operation, i, met.operations)
+                                                    : gather(operation, i, met.operations));
                 hall_.leave(meetings_ - 1);
                 for (size_t i = 0; i < operation.count; ++i) spoil(operation, i);
             }
@@ -299,9 +301,27 @@ private:
         return arrived;
     }
 
+    // What arrives by the i-th transfer of a shift: nothing by that which leaves.
+    std::vector<std::byte> shifted(const Operation& operation, size_t i,
+                                   const std::vector<const Operation*>& all) const {
+        const Operation& theirs = *all[static_cast<size_t>(operation.source(rank_, size()))];
+        FERRY_CHECK(theirs.kind == operation.kind && theirs.by == operation.by &&
+                        theirs.leaving().bytes == operation.arriving().bytes &&
+                        theirs.text() == operation.text(),
+                    "the ranks make different calls: " + theirs.text() + ", " + operation.text());
+        if (i == 0 || operation.arriving().bytes == 0) return {};
+        const std::byte* out = theirs.leaving().out;
+        return {out, out + theirs.leaving().bytes};
+    }
+
     // Garbage until it ends, but for this rank's own place, where a gather's transfer may lie.
     void spoil(const Operation& operation, size_t i) const {
         const Transfer& transfer = operation.transfers[i];
+        if (operation.kind == Operation::Kind::shift) {
+            if (i == 1 && transfer.bytes > 0)
+                std::memset(transfer.in, 0xA5, static_cast<size_t>(transfer.bytes));
+            return;
+        }
         for (int from = 0; from < size(); ++from) {
             if (from == rank_ || transfer.bytes == 0) continue;
             std::memset(transfer.in + from * transfer.bytes, 0xA5,
@@ -313,6 +333,7 @@ private:
         uint64_t all = 0;
         for (size_t i = 0; i < operation.count; ++i) {
             const Transfer& transfer = operation.transfers[i];
+            if (transfer.out == nullptr) continue;
             const int parts = operation.kind == Operation::Kind::exchange ? size() : 1;
             all = all * 31 + checksum({transfer.out, static_cast<size_t>(transfer.bytes * parts)});
         }

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -105,6 +106,48 @@ TEST_F(TensorsAheadTest, GivesAnyOrderInLittleMemory) {
             }
         }
     }
+}
+
+// As any type: the bytes of the file where it is theirs, or rounded once from what they say.
+TEST_F(TensorsAheadTest, GivesEachTypeAsAnyOther) {
+    constexpr int64_t kCount = 1'100'003;  // more than a stripe
+    std::vector<float> values(kCount);
+    for (int64_t i = 0; i < kCount; ++i)
+        values[static_cast<size_t>(i)] = static_cast<float>(i % 4099) * 0.37f - 700;
+    for (const DType stored : {DType::f32, DType::bf16, DType::f16}) {
+        const std::string path = directory_.path() + "/typed.safetensors";
+        write_safetensors(path, std::vector<TensorInfo>{{"w", {kCount}}}, stored,
+                          [&](size_t, const Sink& sink) { sink(values); });
+        const Weights weights(path);
+        const StoredTensor& tensor = *weights.find("w");
+        std::vector<float> there(kCount);
+        weights.read(tensor, 0, there);
+        for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+            TensorsAhead ahead(team_);
+            ahead.want({&weights, &tensor, kCount * size_of(stored), {}}, 0,
+                       kCount * size_of(stored));
+            ahead.end_step();
+            ahead.next();
+            const auto width = static_cast<size_t>(size_of(type));
+            std::vector<std::byte> expected(kCount * width), found(5 * width), all(kCount * width);
+            convert(there, type, "w", expected.data());
+            ahead.read_as(tensor, 0, type, all);
+            EXPECT_TRUE(all == expected) << dtype_name(stored) << " as " << dtype_name(type);
+            ahead.read_as(tensor, kCount - 5, type, found);
+            EXPECT_TRUE(std::ranges::equal(found, std::span(expected).last(5 * width)));
+        }
+    }
+    values[4] = 70000;
+    const std::string path = directory_.path() + "/large.safetensors";
+    write_safetensors(path, std::vector<TensorInfo>{{"w", {kCount}}}, DType::f32,
+                      [&](size_t, const Sink& sink) { sink(values); });
+    const Weights weights(path);
+    TensorsAhead ahead(team_);
+    ahead.want({&weights, weights.find("w"), kCount * 4, {}}, 0, 40);
+    ahead.end_step();
+    ahead.next();
+    std::vector<std::byte> halves(20);
+    EXPECT_THROW(ahead.read_as(*weights.find("w"), 0, DType::f16, halves), Error);
 }
 
 TEST_F(TensorsAheadTest, NamesTheTensorOfAFlippedBit) {

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -108,6 +110,43 @@ TEST_F(WeightsTest, what_is_written_is_read_back_in_any_part_and_type) {
             }
         }
     }
+}
+
+std::string bytes_of(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Who puts values where they go to in the file, block by block, writes what a source gives.
+TEST_F(WeightsTest, what_is_filled_in_is_what_is_given) {
+    std::vector<TensorInfo> tensors = kTensors;
+    tensors.push_back({"larger.than.blocks", {3, 500'001}});
+    const auto values = [&](size_t i) {
+        std::vector<float> all = values_of(i, tensors[i].count());
+        for (float& value : all) value = std::fmod(value, 60000.0f);
+        return all;
+    };
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+        SCOPED_TRACE(dtype_name(type));
+        write_safetensors(path("given.safetensors"), tensors, type,
+                          [&](size_t i, const Sink& sink) { sink(values(i)); });
+        const auto fill = [&](size_t i, int64_t first, std::span<std::byte> room) {
+            const std::vector<float> all = values(i);
+            const auto count = room.size() / static_cast<size_t>(size_of(type));
+            convert(std::span(all).subspan(static_cast<size_t>(first), count), type,
+                    tensors[i].name, room.data());
+        };
+        write_safetensors(path("filled.safetensors"), tensors, type, fill);
+        EXPECT_TRUE(bytes_of(path("filled.safetensors")) == bytes_of(path("given.safetensors")));
+        NewFiles made;
+        write_model(directory, tensors, type, 80, fill, made);
+        const Weights weights(directory);
+        EXPECT_EQ(weights.tensors().size(), tensors.size());
+        std::vector<float> c(12);
+        weights.read(*weights.find("c"), 0, c);
+        EXPECT_EQ(c[11], rounded(values(2)[11], type));
+    }
+    EXPECT_FALSE(std::filesystem::exists(path("model.safetensors.index.json")));
 }
 
 TEST_F(WeightsTest, shards_hold_what_fits_and_an_index_names_them) {

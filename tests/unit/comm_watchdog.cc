@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <string_view>
 
+#include "comm/comm.h"
 #include "tests/support/child.h"
 
 namespace ferry::comm {
@@ -27,6 +30,28 @@ TEST(Watchdog, EndsTheProcessWhoseCallDoesNotReturn) {
         std::this_thread::sleep_for(std::chrono::hours(1));
     };
     EXPECT_EXIT(hang(), testing::ExitedWithCode(6), "ferry: stuck");
+}
+
+// A program that has something to be called instead goes on.
+TEST(Watchdog, TellsInsteadOnceForEachCall) {
+    const int status = in_child([] {
+        std::atomic<int> told = 0;
+        on_stuck([&told](const Error& error) {
+            told += std::string_view(error.what()) == "stuck" && error.exit_code() == 6 ? 1 : 100;
+        });
+        {
+            Watchdog watchdog(judge);
+            for (int call = 1; call <= 2; ++call) {
+                watchdog.enter();
+                std::this_thread::sleep_for(milliseconds(2500));
+                if (told != call) return 10 + told;
+                watchdog.leave();
+            }
+        }
+        on_stuck({});
+        return 0;
+    });
+    EXPECT_EQ(status, 0);
 }
 
 TEST(Watchdog, LeavesThoseAloneThatComeBack) {

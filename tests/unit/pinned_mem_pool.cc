@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <fstream>
 #include <mutex>
 
@@ -42,6 +43,48 @@ TEST_F(PoolTest, SlabsAreAlignedZeroAndCounted) {
     EXPECT_EQ(pool.slabs()[1].name, "b");
     EXPECT_NE(a.data(), b.data());
     EXPECT_TRUE(pool.reserve("nothing", 0, teams_).empty());
+}
+
+TEST_F(PoolTest, AProgramMayGiveTheMemory) {
+    std::vector<std::pair<void*, int64_t>> given, back;
+    int64_t past = 0;
+    const Allocator allocator{
+        .allocate = [&](int64_t bytes, int64_t alignment) -> void* {
+            EXPECT_EQ(alignment, 2 * kMiB);
+            if (bytes == 3) return nullptr;
+            auto* const memory = static_cast<std::byte*>(
+                std::aligned_alloc(static_cast<size_t>(alignment),
+                                   static_cast<size_t>(round_up(bytes + past, alignment))));
+            std::fill_n(memory, bytes + past, std::byte{0x5a});
+            given.emplace_back(memory + past, bytes);
+            return memory + past;
+        },
+        .release =
+            [&](void* memory, int64_t bytes) {
+                back.emplace_back(memory, bytes);
+                std::free(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(memory) / (2 * kMiB) *
+                                                  (2 * kMiB)));
+            }};
+    {
+        Topology little = topology_;
+        little.memory_left_bytes = kMiB;  // the program's memory may have been taken before
+        Pool pool(little, 16 * kMiB, allocator);
+        const auto a = pool.reserve("a", 5 * kMiB + 123, teams_);
+        EXPECT_EQ(a.data(), given[0].first);
+        EXPECT_TRUE(std::ranges::all_of(a, [](std::byte x) { return x == std::byte{0}; }));
+        // All of it is cleared at once: nobody knows what is behind `now`.
+        const auto b = pool.reserve("b", 3 * kMiB, kMiB, teams_);
+        EXPECT_TRUE(std::ranges::all_of(b, [](std::byte x) { return x == std::byte{0}; }));
+        pool.touch(b, teams_);
+        EXPECT_THROW(pool.reserve("none", 3, teams_), Error);
+        EXPECT_THROW(pool.reserve("too much", 9 * kMiB, teams_), Error) << "the budget";
+        past = 64;
+        EXPECT_THROW(pool.reserve("not aligned", 4096, teams_), Error);
+        EXPECT_EQ(pool.reserved_bytes(), 8 * kMiB + 123);
+        EXPECT_TRUE(back.empty());
+    }
+    EXPECT_EQ(given.size(), 3u);
+    EXPECT_EQ(back, given);
 }
 
 TEST_F(PoolTest, TheBudgetAndTheMachineAreLimits) {

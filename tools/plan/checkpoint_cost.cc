@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "base/log.h"
 #include "checkpoint/array_file.h"
 #include "checkpoint/steps.h"
+#include "cost/bound.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
 #include "ferry/team.h"
@@ -25,6 +25,7 @@ namespace ferry::tools {
 namespace {
 
 namespace fs = std::filesystem;
+using cost::Link;
 
 struct WriteRate {
     double bytes_per_s = 0;
@@ -117,16 +118,15 @@ bool shares_drive(const Config& config) {
     });
 }
 
-double seconds_of(const train::Prediction& prediction, std::string_view name) {
-    for (const train::LinkPrediction& link : prediction.links)
-        if (link.link == name) return link.seconds;
-    return 0;
+double seconds_of(const train::Prediction& prediction, Link link) {
+    const auto found = std::ranges::find(prediction.links, link, &train::LinkPrediction::link);
+    return found == prediction.links.end() ? 0 : found->seconds;
 }
 
 // The part of a step in which the drives would move its bytes, with nothing beside it.
 double stored_share(const train::Prediction& prediction) {
     const double step = prediction.timeline.step_seconds;
-    return step > 0 ? std::min(seconds_of(prediction, "nvme") / step, 1.0) : 0;
+    return step > 0 ? std::min(seconds_of(prediction, Link::nvme) / step, 1.0) : 0;
 }
 
 // A checkpoint is of finished updates: those of the step before it have no step beside them, and
@@ -134,10 +134,10 @@ double stored_share(const train::Prediction& prediction) {
 double lost_overlap(const train::Prediction& prediction) {
     constexpr auto kTeam = static_cast<size_t>(swap::Lane::team);
     const double updates =
-        std::max(seconds_of(prediction, "nvme"), prediction.timeline.busy_seconds[kTeam]);
-    const double others =
-        std::max({seconds_of(prediction, "compute"), seconds_of(prediction, "host to device"),
-                  seconds_of(prediction, "device to host")});
+        std::max(seconds_of(prediction, Link::nvme), prediction.timeline.busy_seconds[kTeam]);
+    const double others = std::max({seconds_of(prediction, Link::compute),
+                                    seconds_of(prediction, Link::host_to_device),
+                                    seconds_of(prediction, Link::device_to_host)});
     return std::max(updates + others - prediction.timeline.step_seconds, 0.0);
 }
 
@@ -174,19 +174,21 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
         return std::nullopt;
     const int64_t bytes = train::checkpoint_bytes(plan, {.errors = plan.has_feedback()});
     const int64_t left = std::max<int64_t>(config.budgets.host_bytes - plan.host_bytes, 0);
+    const bool passes = train::passes_by(plan);
+    const int64_t on_drives = train::stored_checkpoint_bytes(plan);
     CheckpointCost cost{.bytes = bytes,
                         .held = std::min(saved.memory_bytes.value_or(left), bytes),
-                        .stored = train::stored_checkpoint_bytes(plan)};
+                        .stored = passes ? 0 : on_drives};
     const bool predicts = report && report->found.missing.empty();
     // Above a directory that is not there nobody would remove what a killed plan leaves.
     const bool knows = predicts && kind_of(saved.dir) == FileKind::directory &&
-                       (cost.stored == 0 || report->found.measurements.nvme_bytes_per_s > 0);
+                       (on_drives == 0 || report->found.measurements.nvme_bytes_per_s > 0);
     if (!knows) return cost;
     const bool meanwhile =
         cost.held > 0 && config.parallel.tensor == 1 && train::reads_meanwhile(plan);
     const int threads = config.threads.value_or(
         static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
-    Team team(meanwhile ? std::min(threads, train::kMeanwhileThreads) : threads);
+    Team team(meanwhile || passes ? std::min(threads, train::kMeanwhileThreads) : threads);
     const auto rate = rate_at(saved.dir, bytes, team);
     if (!rate) return cost;
     const auto all = static_cast<double>(bytes);
@@ -194,10 +196,13 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
                                                          plan, {.errors = plan.has_feedback()})) *
                                                          rate->file_seconds,
                   .rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s};
-    if (cost.held > 0) takes.copy = all / copied_per_second(bytes, team);
+    if (cost.held > 0 && !passes) takes.copy = all / copied_per_second(bytes, team);
     if (cost.stored > 0)
         takes.read = static_cast<double>(cost.stored) / report->found.measurements.nvme_bytes_per_s;
-    takes.together = cost.stored > 0 && shares_drive(config);
+    takes.together = on_drives > 0 && shares_drive(config);
+    // Updates that come by hand it over: another drive writes it beside them.
+    if (passes && !takes.together)
+        takes.rest = std::max(takes.rest - seconds_of(report->prediction, cost::Link::nvme), 0.0);
     const double step = report->prediction.timeline.step_seconds;
     cost.write_seconds = takes.write;
     cost.waited_seconds = std::max(takes.waited() - (meanwhile ? step : 0), 0.0);

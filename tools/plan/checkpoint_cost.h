@@ -15,7 +15,7 @@ namespace ferry::tools {
 struct CheckpointCost {
     int64_t bytes = 0;
     int64_t held = 0;    // of them, in host memory while training goes on, within the budgets
-    int64_t stored = 0;  // of them, read from NVMe while training waits
+    int64_t stored = 0;  // of them, read from NVMe for it, while training waits
     // None: nothing was measured, or nothing can be written there. Training is slowed by what it
     // waits, and by what the steps meanwhile take longer.
     std::optional<double> write_seconds{}, waited_seconds{}, slowed_seconds{};

@@ -317,7 +317,7 @@ private:
         std::atomic<int64_t> bytes = 0;
         std::atomic<double> written_seconds = 0;  // when the last of them was
         std::atomic<bool> alone = true;           // the run waits for it
-        double begun_seconds = 0, waited_seconds = 0;
+        double started_seconds = 0, begun_seconds = 0, waited_seconds = 0;
     };
 
     train::Inside inside() const { return train::Inside(*engine_); }
@@ -339,6 +339,7 @@ private:
                      save.written_seconds = save.progress.seconds();
                      if (save.alone) save.progress.at(written, of);
                  },
+             .started = [&save] { save.started_seconds = save.progress.seconds(); },
              .begun = [&save] { save.begun_seconds = save.progress.seconds(); },
              .waited = [&save](double seconds) { save.waited_seconds += seconds; },
              .program = FERRY_VERSION});
@@ -370,7 +371,7 @@ private:
             std::filesystem::path(config_.checkpoint.dir) / checkpoint::name_of_step(save.step);
         // The thread that trains looks for its end between steps alone.
         const double seconds =
-            std::max(save.written_seconds - save.begun_seconds, save.waited_seconds);
+            std::max(save.written_seconds - save.started_seconds, save.waited_seconds);
         if (options_.json) {
             const nlohmann::json line{{"step", save.step},
                                       {"checkpoint", path},

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import error_of, message
+from ..frames import let_go
 
 
 class Ahead(Protocol):
@@ -83,6 +84,7 @@ class Worker:
         try:
             future.set_result(job())
         except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+            let_go(error)  # it may live longer than the memory that its frames have arrays of
             future.set_exception(error)
             del error
 

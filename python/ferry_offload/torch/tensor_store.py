@@ -10,6 +10,7 @@ import torch
 
 from .._core import Store
 from ..errors import usage
+from ..frames import holding_nothing
 from ._options import directories
 
 _LINE = 64  # bytes: each tensor of a group begins at a line of the cache
@@ -78,11 +79,14 @@ class NVMeTensorStore:
         """All tensors of the group. It is stored when its buffer is needed, or by flush()."""
         object, given = self._of(name), dict(group)
         self._layouts[name].require(name, given, all_of_them=True)  # what it held goes with the first byte
-        with self._store.acquire(object, "overwrite") as lease:
-            into = self._layouts[name].views(torch.frombuffer(lease, dtype=torch.uint8))
-            for one, tensor in given.items():
-                into[one].copy_(tensor)
-            del into
+
+        def write() -> None:
+            with self._store.acquire(object, "overwrite") as lease:
+                into = self._layouts[name].views(torch.frombuffer(lease, dtype=torch.uint8))
+                for one, tensor in given.items():
+                    into[one].copy_(tensor)
+
+        holding_nothing(write)
 
     @contextlib.contextmanager
     def lease(self, name: Any) -> Iterator[dict[str, torch.Tensor]]:
@@ -92,16 +96,24 @@ class NVMeTensorStore:
 
     def load(self, name: Any, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """Copies of the tensors."""
-        with self.lease(name) as tensors:
-            return {one: tensor.to(device, copy=True) for one, tensor in tensors.items()}
+
+        def load() -> dict[str, torch.Tensor]:
+            with self.lease(name) as tensors:
+                return {one: tensor.to(device, copy=True) for one, tensor in tensors.items()}
+
+        return holding_nothing(load)
 
     def load_into(self, name: Any, group: Group) -> None:
         """Into tensors that are there. On a GPU the copy has ended for the current stream."""
         self._of(name)
         self._layouts[name].require(name, group, all_of_them=False)
-        with self.lease(name) as tensors, torch.no_grad():
-            for one, into in group.items():
-                into.copy_(tensors[one])
+
+        def load() -> None:
+            with self.lease(name) as tensors, torch.no_grad():
+                for one, into in group.items():
+                    into.copy_(tensors[one])
+
+        holding_nothing(load)
 
     def prefetch(self, names: Sequence[Any]) -> None:
         """What is likely to be read soon, the first first. Never waits."""

@@ -12,20 +12,35 @@ __device__ const MomentMap device_with_sign{true}, device_without_sign{false};
 
 // In shared memory: neighbouring elements have any codes.
 struct NearMap {
-    float share[kCodes], begin[kCodes];
+    float begin[kCodes], rise[kStretches], base[kStretches];
     __device__ void load(const MomentMap& map) {
         static_assert(kThreads == kCodes);
-        share[threadIdx.x] = map.share[threadIdx.x];
-        begin[threadIdx.x] = map.begin[threadIdx.x];
+        const unsigned i = threadIdx.x;
+        // Nothing comes behind a map's last begin.
+        begin[i] = map.begin[i] > 0 ? map.begin[i] : __uint_as_float(0x7f800000u);
+        if (i < kStretches) rise[i] = map.rise[i], base[i] = map.base[i];
     }
 };
 
-// The last code that begins at the share or before, by halving.
-__device__ uint8_t code_of(const NearMap& map, float share) {
-    int code = 0;
-    for (int step = kCodes / 2; step > 0; step /= 2)
-        code += map.begin[code + step] <= share ? step : 0;
-    return static_cast<uint8_t>(code);
+// moment_of() of ferry's CPU (moment_map.cc).
+template <bool kSigned>
+__device__ float decode(const NearMap& map, uint8_t code, float scale) {
+    const int d = kSigned ? int{code} - int{kZeroWithSign} : int{code} + 1;
+    const int stretch = (kSigned ? 32 : 31) - __clz(abs(d));
+    const float base = map.base[stretch] * scale;
+    const float moment = fused(static_cast<float>(kSigned ? 4 * d : d), map.rise[stretch] * scale,
+                               d < 0 ? base : -base);
+    return !kSigned && code == 0 ? moment + kLeastSquare : moment;
+}
+
+// The last distance that begins at the moment's share or before, by halving.
+template <bool kSigned>
+__device__ uint8_t code_of(const NearMap& map, float moment, float reciprocal) {
+    const float x = fused(fabsf(moment), reciprocal, kShareShift);
+    int d = 0;
+    for (int step = kCodes / 2; step > 0; step /= 2) d += map.begin[d + step] <= x ? step : 0;
+    if (!kSigned) return static_cast<uint8_t>(d);
+    return static_cast<uint8_t>(kZeroWithSign + (moment < 0 ? -min(d, int{kZeroWithSign}) : d));
 }
 
 // A warp has a block: what a moment's codes are stored as. All threads of the warp must come here.
@@ -44,6 +59,7 @@ __device__ uint32_t largest_of_warp(uint32_t bits) {
     return bits;
 #endif
 }
+template <bool kSigned>
 __device__ Encoded encode(const NearMap& map, const float (&moments)[kOfThread]) {
     uint32_t bits = 0;
     for (const float moment : moments) bits = max(bits, __float_as_uint(fabsf(moment)));
@@ -51,8 +67,11 @@ __device__ Encoded encode(const NearMap& map, const float (&moments)[kOfThread])
     Encoded found;
     const bool finite = bits < 0x7f800000u;  // the bits of NaN and infinity are above all others
     found.scale = finite ? fmaxf(__uint_as_float(bits), kLeastScale) : __uint_as_float(0x7fc00000u);
+    const float shrink = found.scale > kLargeScale ? kShrink : 1.0f;
+    const float reciprocal = 1 / (found.scale * shrink);
     for (int k = 0; k < kOfThread; ++k)
-        found.codes[k] = finite ? code_of(map, moments[k] / found.scale) : kNotFinite;
+        found.codes[k] =
+            finite ? code_of<kSigned>(map, moments[k] * shrink, reciprocal) : kNotFinite;
     return found;
 }
 
@@ -93,7 +112,8 @@ template <Method kMethod>
 __global__ void __launch_bounds__(kThreads)
     update_coded_kernel(const __grid_constant__ Spans spans, const __grid_constant__ Scalars s) {
     __shared__ NearMap map, map_of_v;
-    map.load(kMethod == Method::adagrad ? device_without_sign : device_with_sign);
+    constexpr bool kSignedM = kMethod != Method::adagrad;
+    map.load(kSignedM ? device_with_sign : device_without_sign);
     if constexpr (has_v(kMethod)) map_of_v.load(device_without_sign);
     __syncthreads();
     const int which = span_of_block(spans);
@@ -102,9 +122,9 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first = block * kMomentBlock;
     if (first >= span.count) return;  // a whole warp
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const float m_scale = span.m_scale_in[block];
+    const float m_scale = span.m_scale_in[block] * kept_m<kMethod>(s);
     float v_scale = 0;
-    if constexpr (has_v(kMethod)) v_scale = span.v_scale_in[block];
+    if constexpr (has_v(kMethod)) v_scale = span.v_scale_in[block] * s.beta2;
     const auto *m_in = static_cast<const uint8_t*>(span.m_in),
                *v_in = static_cast<const uint8_t*>(span.v_in);
     float m[kOfThread], v[kOfThread];
@@ -113,10 +133,9 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t i = first + 32 * k + lane;
         m[k] = v[k] = 0;
         if (i >= span.count) continue;
-        Element e{master_of(span, i), map.share[m_in[i]] * m_scale, 0};
-        if constexpr (has_v(kMethod)) e.v = map_of_v.share[v_in[i]] * v_scale;
-        Exact exact;
-        e = step<kMethod>(e, widened(span.gradient, span.gradient_type, i), s, exact);
+        Element e{master_of(span, i), decode<kSignedM>(map, m_in[i], m_scale), 0};
+        if constexpr (has_v(kMethod)) e.v = decode<false>(map_of_v, v_in[i], v_scale);
+        e = coded_step<kMethod>(e, widened(span.gradient, span.gradient_type, i), s);
         put_master(span, i, e.p);
         m[k] = e.m, v[k] = e.v;
     }
@@ -127,8 +146,8 @@ __global__ void __launch_bounds__(kThreads)
             if (i < span.count) static_cast<uint8_t*>(codes)[i] = encoded.codes[k];
         }
     };
-    put(encode(map, m), span.m, span.m_scale);
-    if constexpr (has_v(kMethod)) put(encode(map_of_v, v), span.v, span.v_scale);
+    put(encode<kSignedM>(map, m), span.m, span.m_scale);
+    if constexpr (has_v(kMethod)) put(encode<false>(map_of_v, v), span.v, span.v_scale);
 }
 
 }  // namespace

@@ -108,6 +108,51 @@ __device__ Element step(Element e, float gradient, const Scalars& s, Math& math)
     if constexpr (kMethod == Method::adagrad) return adagrad_step(e, decayed, s, math);
 }
 
+// Of int8 moments: m comes times this, and v times beta2.
+template <Method kMethod>
+__device__ float kept_m(const Scalars& s) {
+    return kMethod == Method::lion || kMethod == Method::adagrad ? 1.0f : s.beta1;
+}
+
+__device__ inline Element coded_adam_step(Element e, float g, const Scalars& s) {
+    e.m = fused(g, s.one_minus_beta1, e.m);
+    e.v = fused(g * s.one_minus_beta2, g, e.v);
+    const float divisor = fused(sqrtf(e.v), s.inv_sqrt_bias2, s.eps);
+    e.p = fused(e.p, s.decay, -((e.m * s.step_size) / divisor));
+    return e;
+}
+
+__device__ inline Element coded_sgd_step(Element e, float g, const Scalars& s) {
+    e.m = e.m + g;
+    const float move = s.nesterov ? fused(e.m, s.beta1, g) : e.m;
+    e.p = fused(-move, s.step_size, e.p);
+    return e;
+}
+
+__device__ inline Element coded_lion_step(Element e, float g, const Scalars& s) {
+    const float c = fused(e.m, s.beta1, g * s.one_minus_beta1);
+    const float sign = c > 0 ? 1.0f : c < 0 ? -1.0f : c;  // zero, or a NaN that stays one
+    e.p = fused(e.p, s.decay, -(sign * s.step_size));
+    e.m = fused(e.m, s.beta2, g * s.one_minus_beta2);
+    return e;
+}
+
+__device__ inline Element coded_adagrad_step(Element e, float g, const Scalars& s) {
+    e.m = fused(g, g, e.m);
+    e.p = e.p - (g * s.step_size) / (sqrtf(e.m) + s.eps);
+    return e;
+}
+
+template <Method kMethod>
+__device__ Element coded_step(Element e, float gradient, const Scalars& s) {
+    const float g = gradient * s.gradient_scale, decayed = fused(e.p, s.weight_decay, g);
+    if constexpr (kMethod == Method::adamw) return coded_adam_step(e, g, s);
+    if constexpr (kMethod == Method::adam) return coded_adam_step(e, decayed, s);
+    if constexpr (kMethod == Method::sgd) return coded_sgd_step(e, decayed, s);
+    if constexpr (kMethod == Method::lion) return coded_lion_step(e, g, s);
+    if constexpr (kMethod == Method::adagrad) return coded_adagrad_step(e, decayed, s);
+}
+
 constexpr bool has_v(Method method) { return method == Method::adamw || method == Method::adam; }
 
 }  // namespace ferry::optim::cuda

@@ -9,7 +9,7 @@
 namespace ferry::train {
 namespace {
 
-void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
+void check_nccl(const NcclRanks& ranks, bool has_gpu, DeviceKind kind, bool others) {
     const auto refuse = [](const char* measured, const char* remedy) {
         throw Error(Trouble::usage, {.what = "ranks by an NCCL unique id cannot be used here",
                                      .where = "Runtime::nccl",
@@ -20,7 +20,7 @@ void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
     if (kind != DeviceKind::cuda)
         refuse("device is \"cpu\"",
                "set device to \"cuda\", or start the ranks with `ferry launch`");
-    if (gpu < 0) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
+    if (!has_gpu) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
     if (ranks.rank < 0 || ranks.rank >= ranks.size)
         refuse("numbers that contradict each other", "see train::NcclRanks");
 }
@@ -100,9 +100,8 @@ void ComputeContext::open_device(const Config& config, Runtime& runtime) {
         ranks = std::move(runtime.given->ranks);
     if (ranks) require_same_config(*ranks, executor, config);
     const DeviceKind kind = config.device;
-    if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu, kind, ranks != nullptr);
-    int gpu = runtime.gpu;
-    if (gpu < 0) gpu = gpu_of_rank(config, ranks.get(), executor);
+    if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu.has_value(), kind, ranks != nullptr);
+    const int gpu = runtime.gpu ? *runtime.gpu : gpu_of_rank(config, ranks.get(), executor);
     if (kind != DeviceKind::cuda) {
         device = Device::open(kind, executor);
         return;

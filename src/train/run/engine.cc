@@ -49,6 +49,7 @@ public:
     }
 
     StepReport step() {
+        load(step_ + 1);
         return guarded([this] { return next_step(); });
     }
 
@@ -56,24 +57,24 @@ public:
     const StepReport* resumed_step() const { return resumed_.step > 0 ? &resumed_ : nullptr; }
 
     Evaluation evaluate(std::span<float> logits) {
+        load(0);
         return guarded([&] { return held_back(logits); });
     }
 
     void begin_save(const Saving& saving) {
         FERRY_CHECK(!save_, "a checkpoint is on its way");
         guarded([&] {
+            Saving whole = saving;
+            if (!whole.progress && progress_) whole.progress = told_progress();
+            if (begin_passing(whole)) return;
             drain();
+            if (saving.started) saving.started();
             if (saving.begun) saving.begun();
             const bool may = !ranks_ && !checkpoint_room_.empty() && reads_meanwhile(plan_);
             Team* const copiers = may ? copiers_or_none() : nullptr;
             Team& team = copiers ? *copiers : stack_.teams().all();
             state_->begin_arrays(team);
-            const auto read = [this](int64_t layer, const model::Tensor& tensor, Kept what,
-                                     const ArraySink& sink) {
-                if (what == Kept::errors) return momentum_->read_errors(layer, tensor, sink);
-                read_arrays(layer, tensor, sink);
-            };
-            Saving whole = saving;
+            const ReadArrays read = reader();
             whole.errors = has_errors(moment_updates_);
             if (world_.rank != 0)
                 return read_checkpoint(
@@ -165,6 +166,22 @@ private:
         }
     }
 
+    // Before a step or, with 0, an evaluation begins: what a program's batches run into leaves one
+    // rank as it was. Of several the others could not go on.
+    void load(int64_t step) {
+        try {
+            loader_->load(step);
+        } catch (const std::exception& error) {
+            context_->abandon(error.what());
+            throw;
+        } catch (...) {
+            context_->abandon("its program's batch failed");
+            throw;
+        }
+        if (!ranks_ || loader_->info().count > 0) return;
+        guarded([&] { require_same_batch(*ranks_, executor_, step, loader_->loaded_sum()); });
+    }
+
     void measure_anew() {
         store().reset_report();
         if (lane_) lane_->count_anew();
@@ -196,7 +213,7 @@ private:
         const Nanos start = executor_.now();
         StepReport report{.step = ++step_,
                           .tokens = plan_.micro_batches * world_.sharers() * numerics_.tokens()};
-        report.targets = loader_.count_targets(step_);
+        report.targets = loader_->count_targets(step_);
         report.lr = judge_->learning_rate(updates_ + 1);
         if (report.targets == 0) {
             log_warn("step " + std::to_string(step_) + " has no real target and is skipped");
@@ -274,6 +291,63 @@ private:
         join_arrays(*ranks_, executor_, {shape_, world_.slicing()}, tensor, widths, of_slice, sink);
     }
 
+    ReadArrays reader() {
+        return
+            [this](int64_t layer, const model::Tensor& tensor, Kept what, const ArraySink& sink) {
+                if (what == Kept::errors) return momentum_->read_errors(layer, tensor, sink);
+                read_arrays(layer, tensor, sink);
+            };
+    }
+
+    // Whether the updates that are still to come are those of all chunks.
+    bool updates_all() const {
+        return previous_ == Previous::not_speculative || previous_ == Previous::rolled_back;
+    }
+
+    // A checkpoint of state that lies in storage, all or some of it: the updates that finish its
+    // step hand it over, so that nothing is read for it. False: it cannot be had so.
+    bool begin_passing(const Saving& saving) {
+        if (ranks_ || executor_.simulated() || !updates_all() || !passes_by(plan_)) return false;
+        Team* const copiers = copiers_or_none();
+        if (!copiers) return false;
+        const auto passing = std::make_shared<PassingState>(plan_);
+        save_ = std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving, checkpoint_room_,
+                                                 *copiers, rows_->checkpoint, passing);
+        state_->begin_arrays(*copiers, passing.get());
+        if (!save_->begin_reading(reader())) {
+            save_->stop();
+            save_.reset();
+            return false;
+        }
+        if (saving.started) saving.started();
+        kernels().tell_of_updates(passing);
+        try {
+            finish_last_step();
+        } catch (...) {
+            save_->stop();
+            save_.reset();
+            throw;
+        }
+        kernels().tell_of_updates(nullptr);
+        passing->end();
+        waited_ = saving.waited;
+        if (saving.begun) saving.begun();
+        if (waited_) waited_(save_->held_back_seconds());
+        return true;
+    }
+
+    // Of a checkpoint, to the runtime's program.
+    std::function<void(int64_t, int64_t)> told_progress() {
+        return [this, told = Nanos{}, last = int64_t{-1}](int64_t bytes, int64_t of) mutable {
+            constexpr Nanos kBetween = 100'000'000;
+            const Nanos now = executor_.now();
+            if (bytes == last || (bytes < of && now - told < kBetween)) return;
+            told = now;
+            last = bytes;
+            progress_("checkpoint", bytes, of);
+        };
+    }
+
     Unwritten unwritten(const Saving& saving) const {
         Unwritten made{.description = description_};
         note_run(run_state(), made.manifest);
@@ -289,8 +363,8 @@ private:
         manifest.numerics_hash = numerics_id();
         manifest.ranks = world_.ranks;
         // Behind a local step each rank evaluated weights of its own, and none of them is saved.
-        const bool alone =
-            moment_updates_ > 0 && judge_->travels_after(moment_updates_ - 1) == Travels::nothing;
+        const bool alone = moment_updates_ > 0 &&
+                           judge_->exchanged_after(moment_updates_ - 1) == Exchanged::nothing;
         if (saving.held_back_loss && !alone) manifest.held_back = {step_, *saving.held_back_loss};
         return made;
     }
@@ -298,14 +372,14 @@ private:
     void measure();
     void predict(const cost::Measurements& measured);
 
-    // What the step before left is finished. Where momentum travels from here on, every rank gets
-    // all of it.
-    void change_over(Travels what) {
+    // What the step before left is finished. Where momentum is exchanged from here on, every rank
+    // gets all of it.
+    void change_over(Exchanged what) {
         const double before = totals_.seconds;
         drain();
         totals_.seconds = before;  // the step that is to come counts it
-        travels_ = what;
-        if (what == Travels::gradients) return;
+        exchanged_ = what;
+        if (what == Exchanged::gradients) return;
         const Nanos start = executor_.now();
         const bool off = has_errors(moment_updates_);
         momentum_->begin(*state_, off);
@@ -320,14 +394,15 @@ private:
     }
 
     const swap::Schedule& next_schedule(bool speculative) const {
-        return travels_ == Travels::gradients ? schedules_.step(previous_, speculative)
-                                              : schedules_.step_by_momentum(previous_);
+        return exchanged_ == Exchanged::gradients ? schedules_.step(previous_, speculative)
+                                                  : schedules_.step_by_momentum(previous_);
     }
 
     void replay(StepReport& report) {
-        const Travels next = judge_->travels_after(moment_updates_);
-        if ((next == Travels::gradients) != (travels_ == Travels::gradients)) change_over(next);
-        travels_ = next;
+        const Exchanged next = judge_->exchanged_after(moment_updates_);
+        if ((next == Exchanged::gradients) != (exchanged_ == Exchanged::gradients))
+            change_over(next);
+        exchanged_ = next;
         StepState& state = kernels().states()[++sequence_];
         const double scale = report.loss_scale = loss_scale_.value();
         state = {.step = step_,
@@ -335,13 +410,14 @@ private:
         // What a checkpoint is read from is updated no sooner than it must be.
         if (previous_ != Previous::none) await_reading();
         report.speculative = plan_.speculative && judge_->speculates_now() &&
-                             travels_ == Travels::gradients && !(save_ && save_->reads());
+                             exchanged_ == Exchanged::gradients && !(save_ && save_->reads()) &&
+                             !hands_over();
         if (report.speculative)
             state.speculative = judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
         const swap::Schedule& schedule = next_schedule(report.speculative);
         log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_, schedule.name,
                               schedule.tasks.size(), schedule.waits.size()));
-        if (recording_ && travels_ == Travels::gradients)  // the other sort is not predicted
+        if (recording_ && exchanged_ == Exchanged::gradients)  // the other sort is not predicted
             rows_->lanes.record(
                 schedule, planned_[static_cast<size_t>(previous_)][report.speculative ? 1 : 0],
                 executor_.now(), step_);
@@ -351,7 +427,7 @@ private:
         store().run_to_outcome();
         const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : judge_->report()};
         const Outcome outcome =
-            judge_->judge(lane_ ? lane_->reports() : mine, report.targets, scale, travels_);
+            judge_->judge(lane_ ? lane_->reports() : mine, report.targets, scale, exchanged_);
         report.loss = outcome.loss;
         report.gradient_norm = outcome.norm;
         report.clip_factor = outcome.clip_factor;
@@ -362,14 +438,14 @@ private:
         ++moment_updates_;
         state.after_outcome =
             judge_->scalars({updates_, moment_updates_}, outcome.clip_factor / scale);
-        if (travels_ != Travels::gradients)
+        if (exchanged_ != Exchanged::gradients)
             state.momentum_share =
                 judge_->momentum_share({updates_, moment_updates_}, outcome.clip_factor / scale);
         report.committed = report.speculative && outcome.clip_factor == 1;
-        previous_ = travels_ == Travels::nothing ? Previous::alone
-                    : !report.speculative        ? Previous::not_speculative
-                    : report.committed           ? Previous::committed
-                                                 : Previous::rolled_back;
+        previous_ = exchanged_ == Exchanged::nothing ? Previous::alone
+                    : !report.speculative            ? Previous::not_speculative
+                    : report.committed               ? Previous::committed
+                                                     : Previous::rolled_back;
     }
 
     // The updates that come now are written where the durable step before the last one lies. That
@@ -386,6 +462,14 @@ private:
         const Nanos start = executor_.now();
         save_->end_reading();
         if (waited_) waited_(static_cast<double>(executor_.now() - start) * 1e-9);
+    }
+
+    // Whether a checkpoint follows this step and gets its state from the updates: all of them then
+    // come behind it.
+    bool hands_over() const {
+        const CheckpointConfig& saved = config_.checkpoint;
+        return !saved.dir.empty() && saved.every.steps > 0 && step_ % saved.every.steps == 0 &&
+               !ranks_ && passes_by(plan_);
     }
 
     // Null: there are no threads for it to be had.
@@ -419,7 +503,7 @@ private:
         step_ = found.step;
         updates_ = found.updates;
         moment_updates_ = found.moment_updates;
-        if (moment_updates_ > 0) travels_ = judge_->travels_after(moment_updates_ - 1);
+        if (moment_updates_ > 0) exchanged_ = judge_->exchanged_after(moment_updates_ - 1);
         loss_scale_.resume(found.loss_scale);
         skipped_in_a_row_ = found.skipped_in_a_row;
         judge_->resume(found.unclipped_in_a_row);
@@ -458,13 +542,17 @@ private:
     // Finishes the last step, to the last byte that is to be durable; its time is the steps'.
     void drain() {
         await_reading();
+        finish_last_step();
+    }
+
+    void finish_last_step() {
         const Nanos start = executor_.now();
         const bool publishes = plan_.durable && durable_step_ != step_;
         // Behind a skipped step, too: a record goes over the one before the last.
         if (previous_ != Previous::none || publishes) await_durable();
         if (previous_ != Previous::none) {
             kernels().states()[++sequence_] = {.step = step_};
-            store().append(schedules_.drain(previous_, travels_), sequence_, step_);
+            store().append(schedules_.drain(previous_, exchanged_), sequence_, step_);
             previous_ = Previous::none;
         }
         if (publishes) {
@@ -499,7 +587,7 @@ private:
     int64_t skipped_in_a_row_ = 0;
     uint64_t frozen_ = 0;  // hash of the frozen weights
     Previous previous_ = Previous::none;
-    Travels travels_ = Travels::gradients;  // between ranks, in the last step
+    Exchanged exchanged_ = Exchanged::gradients;  // between ranks, in the last step
     RunReport totals_{};
     std::optional<Team> copiers_{};           // of a checkpoint's state, while a step is taken
     std::function<void(double)> waited_{};    // of the checkpoint on its way
@@ -513,10 +601,10 @@ void Engine::Run::measure() {
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     cost::Measurements measured = take_measurements(
         schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
-        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
+        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, footprint_of_updates(plan_));
     time_storage(config_, plan_, store(), executor_, measured);
     if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
-    if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
+    if (totals_.predicted_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
     predict(measured);
     measure_anew();
 }
@@ -542,6 +630,8 @@ std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
         throw;
     }
 }
+
+void on_stuck(std::function<void(const Error&)> instead) { comm::on_stuck(std::move(instead)); }
 
 bool Engine::any(bool mine) { return run_->any(mine); }
 void Engine::abandon(const char* why) noexcept { run_->abandon(why); }

@@ -100,25 +100,26 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       executor_(*runtime.executor),
       device_(*context_->device),
       recording_(runtime.given ? runtime.given->recording : nullptr),
+      progress_(runtime.progress),
       measurements_(runtime.given ? runtime.given->measurements : nullptr),
       hyper_(hyper_of(config)),
       schedule_(schedule_of(config)),
       described_(model_of(config)),
       numerics_(numerics_of(config, shape_, world_)),
-      loader_(loader_options(config, shape_, !runtime.only_evaluates, world_)),
+      loader_(batches_of(config, shape_, runtime, world_)),
       layers_(layers_of(config, shape_, world_.ranks, world_.slicing().rank)),
-      checkpoint_identity_(checkpoint_identity_of(config, shape_, loader_.info())),
+      checkpoint_identity_(checkpoint_identity_of(config, shape_, loader_->info())),
       description_(config.checkpoint.dir.empty() ? "" : description_of(config, numerics_.compute)),
       saved_(open_saved(runtime, config, checkpoint_identity_)),
       loaded_(first_weights_of(config, runtime)),
       imported_(import(runtime.imported, shape_, layers_, world_.ranks)),
-      stack_(ground(runtime.resume), TierStack::Model{model::slice_of(shape_, world_.slicing()),
-                                                      numerics_,
-                                                      layers_,
-                                                      {},
-                                                      kernel_exchanges()}),
+      stack_(ground(runtime), TierStack::Model{model::slice_of(shape_, world_.slicing()),
+                                               numerics_,
+                                               layers_,
+                                               {},
+                                               kernel_exchanges()}),
       machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
-      record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
+      record_(identity_of(config, numerics_record(), loader_->info()), config.steps) {
     if (!runtime.only_evaluates) require_ranks(config, world_.ranks);
     if (world_.rank == 0) log_slices(shape_, world_);
     make_plan(runtime);
@@ -151,15 +152,16 @@ uint64_t StartedRun::numerics_id() const {
 
 std::unique_ptr<LoadedWeights> StartedRun::first_weights_of(const Config& config,
                                                             const Runtime& runtime) const {
-    check_vocabulary(config, described_, loader_.info());
+    check_vocabulary(config, described_, loader_->info());
     if (saved_ || !runtime.imported.directory.empty()) return nullptr;
     return LoadedWeights::of(config.model, shape_, layers_);
 }
 
-TierStack::Ground StartedRun::ground(bool resumes) {
+TierStack::Ground StartedRun::ground(const Runtime& runtime) {
     Topology machine =
         machine_of_rank(machine_for(config_), device_.pci_address(), ranks_, executor_);
-    if (resumes) take_recorded_kernels(config_, share_.budgets.nvme, shape_, device_, world_.ranks);
+    if (runtime.resume)
+        take_recorded_kernels(config_, share_.budgets.nvme, shape_, device_, world_.ranks);
     if (saved_)
         take_kernels_of(saved_->manifest().numerics_hash, config_, shape_, device_, world_.ranks);
     return {.config = config_,
@@ -167,7 +169,9 @@ TierStack::Ground StartedRun::ground(bool resumes) {
             .executor = executor_,
             .device = device_,
             .machine = std::move(machine),
-            .ranks = world_.ranks};
+            .ranks = world_.ranks,
+            .progress = progress_,
+            .memory = runtime.memory};
 }
 
 void StartedRun::make_plan(const Runtime& runtime) {
@@ -213,7 +217,7 @@ void StartedRun::prove_first_state() {
 
 void StartedRun::require_same_start() const {
     require_same_run(*ranks_, executor_, device_.kind() == DeviceKind::cpu ? ops::blas_core() : "",
-                     numerics_text(config_, shape_, machine_text_, world_.ranks), loader_.info(),
+                     numerics_text(config_, shape_, machine_text_, world_.ranks), loader_->info(),
                      saved_ ? saved_->text() : first_weights(loaded_.get(), shape_));
 }
 
@@ -223,7 +227,7 @@ void StartedRun::open(const Runtime& runtime) {
         require_recorded_formats(config_, share_.budgets.nvme, shape_, machine_text_, world_.ranks);
     rows_.emplace(recording_, executor_, config_, share_, world_.ranks, stack_.teams());
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
-    if (world_.rank == 0 && momentum_schedule_.of(config_.steps) == Travels::nothing)
+    if (world_.rank == 0 && momentum_schedule_.of(config_.steps) == Exchanged::nothing)
         log_warn(
             fmt::format("step {}, the last, is a local step unless some are skipped: exports will "
                         "have the weights of the exchange before it; end the run at one "
@@ -240,7 +244,7 @@ void StartedRun::open(const Runtime& runtime) {
                      },
                  .lays_out_later = true,  // the first contents go to nearly every slot
                  .tracer = rows_->paths.tracer(),
-                 .loader = &loader_,
+                 .loader = loader_.get(),
                  .evaluation_micro_batches = config_.evaluate.micro_batches,
                  .workers = &rows_->workers,
                  .recording = recording_,
@@ -345,7 +349,7 @@ void StartedRun::resume_saved(const StateIo::Contents& contents, const StateIo::
         momentum_->restore(
             [this](const model::Layer& layer, const StateArray& array, int64_t first,
                    std::span<std::byte> out) { saved_->read_proved(layer, array, first, out); });
-    if (momentum_schedule_.of(found_.moment_updates) == Travels::nothing)
+    if (momentum_schedule_.of(found_.moment_updates) == Exchanged::nothing)
         momentum_->restore_weights(*state_,
                                    judge_->scalars({found_.updates, found_.moment_updates}, 1));
     if (world_.rank == 0)

@@ -90,13 +90,14 @@ protected:
     Executor& executor_;
     Device& device_;
     trace::Recording* recording_;
+    const Progress progress_;
     const cost::Measurements* measurements_;
     const optim::Hyper hyper_;
     const optim::LrSchedule schedule_;
     const model::Description described_;
     const model::Shape& shape_ = described_.shape;
     const model::Numerics numerics_;
-    TokenLoader loader_;
+    const std::unique_ptr<Batches> loader_;
     const std::vector<model::Layer> layers_;
     const std::string checkpoint_identity_;
     // The model's config.json, where checkpoints are written: the model's directory may be gone
@@ -116,7 +117,7 @@ protected:
     const planner::Plan& plan_ = stack_.plan();
     std::optional<RankPlanner> planner_{};
     std::optional<StateIo> state_{};
-    std::optional<MomentumIo> momentum_{};  // where momentum travels, sooner or later
+    std::optional<MomentumIo> momentum_{};  // where momentum is exchanged, sooner or later
     // Made once: the table of products that it names may change while the run goes on.
     const std::string machine_text_;
     RunRecord record_;
@@ -124,7 +125,7 @@ protected:
     RunState found_{.loss_scale = first_loss_scale().state()};  // where the run goes on
 
 private:
-    TierStack::Ground ground(bool resumes);
+    TierStack::Ground ground(const Runtime& runtime);
     std::unique_ptr<LoadedWeights> first_weights_of(const Config& config,
                                                     const Runtime& runtime) const;
     void make_plan(const Runtime& runtime);

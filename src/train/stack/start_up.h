@@ -3,24 +3,33 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <utility>
+
 #include "base/log.h"
 #include "base/progress.h"
 #include "ferry/executor.h"
+#include "ferry/train.h"
 #include "ferry/units.h"
 
 namespace ferry::train {
 
 class StartUp {
 public:
-    explicit StartUp(const Executor& executor) : executor_(executor) {}
+    explicit StartUp(const Executor& executor, Progress progress = {})
+        : executor_(executor), progress_(std::move(progress)) {}
     // Within a stage, often: a line every ten seconds, with the rate and the time left.
     void at(const char* stage, int64_t bytes, int64_t of) {
+        if (progress_ && of > 0 && executor_.now() - told_ >= kBetween) {
+            progress_(stage, bytes, of);
+            told_ = executor_.now();
+        }
         if (seconds_since(said_) < 10 || of == 0) return;
         log_info(fmt::format("{}: {}", stage, progress_text(bytes, of, seconds())));
         said_ = executor_.now();
     }
     // Ends a stage, with a line if it took a second, and begins the next.
     void done(const char* stage, int64_t bytes) {
+        if (progress_) progress_(stage, bytes, bytes);
         if (seconds() >= 1)
             log_info(fmt::format("{}: {} in {:.1f} s, {:.2f} GB/s", stage, format_bytes(bytes),
                                  seconds(), static_cast<double>(bytes) * 1e-9 / seconds()));
@@ -30,11 +39,13 @@ public:
     void next() { began_ = said_ = executor_.now(); }
 
 private:
+    static constexpr Nanos kBetween = 100'000'000;
     double seconds_since(Nanos then) const {
         return static_cast<double>(executor_.now() - then) * 1e-9;
     }
     const Executor& executor_;
-    Nanos began_ = executor_.now(), said_ = began_;
+    const Progress progress_;
+    Nanos began_ = executor_.now(), said_ = began_, told_ = began_;
 };
 
 }  // namespace ferry::train

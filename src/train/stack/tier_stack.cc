@@ -51,7 +51,7 @@ void TierStack::plan(planner::Plan plan) {
 
 void TierStack::reserve(const Reserving& reserving) {
     stage({Stage::planned}, Stage::reserved, [&] {
-        pool_.emplace(ground_.machine, reserving.host_budget_bytes);
+        pool_.emplace(ground_.machine, reserving.host_budget_bytes, ground_.memory);
         arena_ = reserve_arenas(plan_, ground_.device, *teams_, *pool_, start_up_, reserving.name);
         place_patterns();
     });

@@ -49,6 +49,8 @@ public:
         Device& device;
         Topology machine{};  // that this rank may use
         int ranks = 1;
+        Progress progress{};             // of the start-up; may be empty
+        pinned_mem::Allocator memory{};  // the host's; none: the system's
     };
     struct Model {
         model::Shape shape{};
@@ -94,7 +96,7 @@ public:
         bool lays_out_later = false;  // by fill(), and not where first contents were written
         aio::Tracer tracer{};
         // Kernels: what they read of a run, beside the stack's own model and device.
-        const TokenLoader* loader = nullptr;
+        const Batches* loader = nullptr;
         int64_t evaluation_micro_batches = 0;
         WorkerRows* workers = nullptr;
         // Optional: what the store calls instead of the step's kernels, and that may call them.
@@ -160,7 +162,7 @@ private:
     swap::StoreOptions store_options(const Opening& opening) const;
 
     const Ground ground_;
-    StartUp start_up_{ground_.executor};
+    StartUp start_up_{ground_.executor, ground_.progress};
     Stage stage_ = Stage::none;
     std::unique_ptr<NodeTeams> teams_;
     std::unique_ptr<ops::Ops> ops_{};

@@ -21,13 +21,15 @@ int64_t bytes_of(std::span<const std::span<const std::byte>> arrays) {
 }  // namespace
 
 BackgroundSave::BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
-                               std::span<std::byte> room, Team& team, CheckpointRows& rows)
+                               std::span<std::byte> room, Team& team, CheckpointRows& rows,
+                               std::shared_ptr<PassingState> passing)
     : plan_(plan),
       unwritten_(std::move(unwritten)),
       saving_(std::move(saving)),
       threads_(team.threads()),
       queue_(room, team),
-      rows_(rows) {
+      rows_(rows),
+      passing_(std::move(passing)) {
     try {
         thread_ = std::thread([this] { write(); });
     } catch (const std::system_error& error) {
@@ -68,8 +70,13 @@ void BackgroundSave::write() {
                                             .where = saving_.directory->directory(),
                                             .measured = error.what()});
     }
-    queue_.close();
+    stop();
     ended_.store(true, std::memory_order_release);
+}
+
+void BackgroundSave::stop() noexcept {
+    queue_.close();
+    if (passing_) passing_->close();
 }
 
 void BackgroundSave::read(const ReadArrays& read, bool together) {
@@ -93,8 +100,11 @@ void BackgroundSave::read(const ReadArrays& read, bool together) {
                 queue_.end_tensor();
                 return together || !queue_.closed();
             });
-    } catch (...) {
+        if (passing_) passing_->close();
+    } catch (const PassingState::Closed&) {
         queue_.close();
+    } catch (...) {
+        stop();
         throw;
     }
 }

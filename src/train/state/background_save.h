@@ -3,12 +3,14 @@
 
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <span>
 #include <thread>
 
 #include "ferry/error.h"
 #include "ferry/team.h"
+#include "passing_state.h"
 #include "save.h"
 #include "save_queue.h"
 #include "saving.h"
@@ -19,10 +21,11 @@ namespace ferry::train {
 class BackgroundSave {
 public:
     // Starts the thread that writes. `room` holds what waits for it, and the team's threads copy it
-    // there; plan, room, team and rows must outlive this. Throws does_not_fit where no
-    // thread can be made.
+    // there; plan, room, team and rows must outlive this. `passing`: what is read, where that
+    // passes by. Throws does_not_fit where no thread can be made.
     BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
-                   std::span<std::byte> room, Team& team, CheckpointRows& rows);
+                   std::span<std::byte> room, Team& team, CheckpointRows& rows,
+                   std::shared_ptr<PassingState> passing = nullptr);
     ~BackgroundSave();  // waits until all is written
     BackgroundSave(const BackgroundSave&) = delete;
     BackgroundSave& operator=(const BackgroundSave&) = delete;
@@ -35,6 +38,10 @@ public:
     // there is no thread to be had, and nothing is read.
     bool begin_reading(ReadArrays read);
     bool reads() const { return reader_.joinable(); }
+    // That whoever reads has waited for room until now.
+    double held_back_seconds() const { return queue_.waited_seconds(); }
+    // Neither thread waits any more: what is not whole by now goes again.
+    void stop() noexcept;
     void end_reading();  // throws what `read` threw
     // Whether it was written, or could not be.
     bool ended() const { return ended_.load(std::memory_order_acquire); }
@@ -50,6 +57,7 @@ private:
     const int threads_;
     SaveQueue queue_;
     CheckpointRows& rows_;
+    const std::shared_ptr<PassingState> passing_;
     std::optional<Error> failed_{};  // why the thread failed; read once it has ended
     std::exception_ptr not_read_{};  // why the state could not be read; read once that has ended
     std::atomic<bool> ended_ = false;

@@ -24,7 +24,6 @@
 #include "loaded_weights.h"
 #include "model/huggingface.h"
 #include "planner/planner.h"
-#include "read_ahead.h"
 #include "train/model_of.h"
 #include "train/state/export.h"
 
@@ -111,81 +110,104 @@ Exported exported_of(const std::vector<model::Layer>& layers, const Config& conf
     return what;
 }
 
+// `from`: a TensorSource or a checkpoint::Filler.
+template <class From>
 void write_files(const std::string& directory, const Exported& what, const ExportOptions& options,
-                 const ExportDirectory& claimed, const TensorSource& source) {
+                 const ExportDirectory& claimed, const From& from) {
     checkpoint::NewFiles made;
-    checkpoint::write_model(directory, what.tensors, what.type, options.shard_bytes, source, made);
+    checkpoint::write_model(directory, what.tensors, what.type, options.shard_bytes, from, made);
     made.keep();
     write_companions(directory, claimed);
     checkpoint::write_new_text(std::filesystem::path(directory) / "config.json", what.description);
 }
 
-// The same source, of which `progress` hears.
-TensorSource told(const Exported& what, const TensorSource& source,
-                  const ExportProgress& progress) {
-    if (!progress) return source;
-    int64_t of = 0;
-    for (const auto& tensor : what.tensors) of += tensor.count() * size_of(what.type);
-    const auto bytes = std::make_shared<int64_t>(0);
-    return [=, type = what.type](size_t i, const ValueSink& sink) {
+// Counts what was written; `progress` may be none.
+class Told {
+public:
+    Told(const Exported& what, const ExportProgress& progress) : progress_(progress) {
+        for (const auto& tensor : what.tensors) of_ += tensor.count() * size_of(what.type);
+    }
+    void add(int64_t bytes) {
+        bytes_ += bytes;
+        if (progress_) progress_(bytes_, of_);
+    }
+
+private:
+    const ExportProgress& progress_;
+    int64_t bytes_ = 0, of_ = 0;
+};
+
+TensorSource told(Told& told, const TensorSource& source, DType type) {
+    return [&told, &source, type](size_t i, const ValueSink& sink) {
         source(i, [&](std::span<const float> values) {
             sink(values);
-            progress(*bytes += std::ssize(values) * size_of(type), of);
+            told.add(std::ssize(values) * size_of(type));
         });
     };
 }
 
-// All values of tensors, one after the other, read ahead on a thread of its own.
+checkpoint::Filler told(Told& told, const checkpoint::Filler& fill, DType) {
+    return [&told, &fill](size_t i, int64_t first, std::span<std::byte> room) {
+        fill(i, first, room);
+        told.add(std::ssize(room));
+    };
+}
+
+// All elements of tensors, one after the other, read ahead. What the ring holds goes to its file in
+// one pass.
 class AllAhead {
 public:
-    explicit AllAhead(std::vector<checkpoint::TensorSource> tensors)
-        : tensors_(std::move(tensors)),
-          tensors_ahead_(team_),
-          ahead_(counts(), [this](size_t i, int64_t first, std::span<float> values) {
-              read(i, first, values);
-          }) {}
-
-    void give(size_t i, const ValueSink& sink) { ahead_.give(i, sink); }
-
-private:
-    // How many elements each has; all of them are wanted.
-    std::vector<int64_t> counts() {
-        std::vector<int64_t> all;
+    AllAhead(std::vector<checkpoint::TensorSource> tensors, DType type)
+        : tensors_(std::move(tensors)), type_(type), ahead_(team_) {
         for (const checkpoint::TensorSource& tensor : tensors_) {
-            const int64_t count = all.emplace_back(tensor.stored->count());
+            const int64_t count = tensor.stored->count();
             const int64_t width = tensor.bytes / std::max<int64_t>(1, count);
-            for (int64_t first = 0; first < count; first += ReadAhead::kPartMost) {
-                tensors_ahead_.want(tensor, first * width,
-                                    std::min(ReadAhead::kPartMost, count - first) * width);
-                tensors_ahead_.end_step();
+            for (int64_t first = 0; first < count; first += kStep) {
+                ahead_.want(tensor, first * width, std::min(kStep, count - first) * width);
+                ahead_.end_step();
             }
         }
-        return all;
     }
-    void read(size_t i, int64_t first, std::span<float> values) {
+
+    void fill(size_t i, int64_t first, std::span<std::byte> room) {
+        const int64_t width = size_of(type_), end = first + std::ssize(room) / width;
+        while (first < end) {
+            if (first % kStep == 0) ahead_.next();
+            const int64_t count = std::min(end, round_down(first, kStep) + kStep) - first;
+            const auto part = room.first(static_cast<size_t>(count * width));
+            copy(*tensors_[i].stored, first, part);
+            room = room.subspan(part.size());
+            first += count;
+        }
+    }
+
+private:
+    static constexpr int64_t kStep = 2 * kMiB;  // elements
+
+    void copy(const checkpoint::StoredTensor& stored, int64_t first, std::span<std::byte> room) {
         constexpr int64_t kPart = 64 * kKiB;
-        tensors_ahead_.next();
-        team_.parallel(ceil_div(std::ssize(values), kPart), [&](int64_t part) {
+        const int64_t width = size_of(type_), count = std::ssize(room) / width;
+        team_.parallel(ceil_div(count, kPart), [&](int64_t part) {
             const int64_t at = part * kPart;
-            tensors_ahead_.read_floats(
-                *tensors_[i].stored, first + at,
-                values.subspan(static_cast<size_t>(at),
-                               static_cast<size_t>(std::min(kPart, std::ssize(values) - at))));
+            ahead_.read_as(stored, first + at, type_,
+                           room.subspan(static_cast<size_t>(at * width),
+                                        static_cast<size_t>(std::min(kPart, count - at) * width)));
         });
     }
 
     const std::vector<checkpoint::TensorSource> tensors_;
+    const DType type_;
     Team team_{static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
-    checkpoint::TensorsAhead tensors_ahead_;
-    ReadAhead ahead_;
+    checkpoint::TensorsAhead ahead_;
 };
 
+template <class From>
 void write(const Exported& what, const ExportOptions& options, const ExportDirectory& claimed,
-           const TensorSource& from, const ExportProgress& progress) {
+           const From& from, const ExportProgress& progress) {
     const ExportDirectory::Place place = claimed.place();
-    const TensorSource source = told(what, from, progress);
+    Told written(what, progress);
     try {
-        write_files(place.path, what, options, claimed, source);
+        write_files(place.path, what, options, claimed, told(written, from, what.type));
     } catch (const Error& error) {
         // One file that is whole elsewhere is no model.
         if (!place.instead_of) throw Error(error.trouble(), error.problem());
@@ -197,6 +219,16 @@ void write(const Exported& what, const ExportOptions& options, const ExportDirec
     Problem problem = place.instead_of->problem();
     problem.remedy = "the whole export is in " + place.path + ": move it to another name";
     throw WholeElsewhere(place.instead_of->trouble(), std::move(problem));
+}
+
+void write_ahead(std::vector<checkpoint::TensorSource> tensors, const Exported& what,
+                 const ExportOptions& options, const ExportDirectory& claimed,
+                 const ExportProgress& progress) {
+    AllAhead ahead(std::move(tensors), what.type);
+    const checkpoint::Filler fill = [&](size_t i, int64_t first, std::span<std::byte> room) {
+        ahead.fill(i, first, room);
+    };
+    write(what, options, claimed, fill, progress);
 }
 
 }  // namespace
@@ -371,10 +403,7 @@ void export_weights(const std::string& weights, const Config& config, const Expo
     const Exported what = exported_of(layers, config, options, directory);
     std::vector<checkpoint::TensorSource> tensors;
     for (const Read& read : in_order(layers)) tensors.push_back(loaded.source_of(*read.tensor));
-    AllAhead ahead(std::move(tensors));
-    write(
-        what, options, directory, [&](size_t i, const ValueSink& sink) { ahead.give(i, sink); },
-        progress);
+    write_ahead(std::move(tensors), what, options, directory, progress);
 }
 
 namespace {
@@ -435,10 +464,7 @@ void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& opti
     if (!saved.in_stripes())
         for (const checkpoint::Shard& shard : saved.manifest().shards)
             checkpoint::check_shard(saved.path(), shard, [](int64_t) {});
-    AllAhead ahead(std::move(tensors));
-    write(
-        what, options, directory, [&](size_t i, const ValueSink& sink) { ahead.give(i, sink); },
-        progress);
+    write_ahead(std::move(tensors), what, options, directory, progress);
 }
 
 }  // namespace ferry::train

@@ -47,8 +47,8 @@ std::string operations_of(const Config& config) {
     if (format.moments > 0 && format.moment_type == MomentType::bf16)
         text += ", moments bf16 rounded stochastically";
     if (coded_moments_of(config).coded)
-        text += fmt::format(", moments int8 in blocks of {} but fp32 of {}", kMomentBlock,
-                            fmt::join(config.optimizer.fp32_moments, " "));
+        text += fmt::format(", moments int8 in blocks of {} by fused operations but fp32 of {}",
+                            kMomentBlock, fmt::join(config.optimizer.fp32_moments, " "));
     if (format.split)
         text += config.precision == DType::f16 ? ", split master beside fp16" : ", split master";
     return text;
@@ -115,12 +115,14 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
     const bool travel = ranks > config.parallel.tensor;
     if (travel && codecs.gradients.on()) coded += ", gradients " + text_of(codecs.gradients);
     if (travel && codecs.weights.on()) coded += ", weights " + text_of(codecs.weights);
-    if (n.parts > 1) coded += fmt::format(", sequences over {}", n.parts);
+    if (n.parts > 1)
+        coded += fmt::format(", sequences over {}{}", n.parts, n.ring ? " in a ring" : "");
     if (n.slices > 1) coded += fmt::format(", tensors over {}", n.slices);
     return fmt::format(
-        "model {}; sequence {} micro-batch {} x {}; head tile {} mlp tile {}; compute {} residual "
+        "model {}; sequence {} micro-batch {} x {}; head tile {} {} tile {}; compute {} residual "
         "{} wire {}{}; ranks {}{}; optimizer {}",
-        shape_text(s), n.whole_sequence(), n.micro_batch, micro_batches, n.head_tile, n.mlp_tile,
+        shape_text(s), n.whole_sequence(), n.micro_batch, micro_batches, n.head_tile,
+        n.mlp_tile > 0 ? "block" : "mlp", n.mlp_tile,  // "mlp" where nothing but it had tiles
         name_of(n.compute), name_of(n.residual), name_of(n.wire),
         n.documents ? ", documents isolated" : "", ranks, coded, operations);
 }

@@ -17,12 +17,13 @@ struct Saving {
     std::optional<double> held_back_loss{};  // the loss of these weights, where it was evaluated
     // Called by the thread that writes: the last time when all is published.
     std::function<void(int64_t bytes, int64_t of)> progress{};
-    // Called by the thread that trains: what the last step left under way is finished, and so many
-    // seconds were waited after begin_save() had returned.
+    // Called by the thread that trains: parts are read and written from here on; what the last step
+    // left under way is finished; and so many seconds were waited that neither call shows.
+    std::function<void()> started{};
     std::function<void()> begun{};
     std::function<void(double seconds)> waited{};
     std::string program{};  // the version that writes it
-    // Whether momentum has travelled between ranks: what its codes were off by is state
+    // Whether ranks have exchanged momentum: what its codes were off by is state
     // (error_arrays).
     bool errors = false;
     int64_t shard_bytes = 16LL << 30;  // the most that the files of one number hold together
@@ -36,6 +37,9 @@ int64_t checkpoint_files(const planner::Plan& plan, const Saving& saving);
 // taken, by as many threads.
 bool reads_meanwhile(const planner::Plan& plan);
 constexpr int kMeanwhileThreads = 4;
+// Whether some of it lies on NVMe, and the updates that finish a step pass by all of it, in a
+// checkpoint's order, where every chunk has one (passing_state.h): storage is not read for it.
+bool passes_by(const planner::Plan& plan);
 // Of these bytes, what a rank reads from storage first.
 int64_t stored_checkpoint_bytes(const planner::Plan& plan);
 

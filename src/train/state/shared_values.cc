@@ -1,7 +1,9 @@
 #include "shared_values.h"
 
 #include <algorithm>
-#include <utility>
+#include <array>
+#include <atomic>
+#include <cstring>
 #include <vector>
 
 namespace ferry::train {
@@ -10,7 +12,8 @@ namespace {
 constexpr comm::Topic kValues{.of = "values of a tensor"};
 
 // From their owner to everyone, block by block, array behind array; who is not the owner sends as
-// many of nothing. The first array has a number for each element.
+// many of nothing. The first array has a number for each element. Some blocks are under way at a
+// time: a call to the other ranks takes long beside its bytes.
 class Broadcast {
 public:
     Broadcast(comm::Communicator& ranks, Executor& executor, std::span<const Width> widths,
@@ -19,36 +22,55 @@ public:
           executor_(executor),
           widths_(widths.begin(), widths.end()),
           block_(elements_within(comm::Communicator::kAgreedBytes)),
-          sink_(sink),
-          gathered_(widths.size()),
-          mine_(static_cast<size_t>(bytes_of(block_))),
-          all_(mine_.size() * static_cast<size_t>(ranks.size())) {}
+          sink_(sink) {}
+    // Not before nothing reads or writes the blocks any more.
+    ~Broadcast() {
+        while (done_.load(std::memory_order_acquire) < sent_) executor_.wait(kForever);
+    }
+    Broadcast(const Broadcast&) = delete;
+    Broadcast& operator=(const Broadcast&) = delete;
 
-    // The owner: its parts, re-cut into blocks.
-    void give(int owner, std::span<const std::span<const std::byte>> arrays) {
-        int64_t count = std::ssize(arrays.front()) / widths_.front().bytes;
-        for (int64_t at = 0; count > 0;) {
-            const int64_t taken = std::min(count, block_ - held_);
+    // Then come so many elements of this rank's, or of that one's.
+    void begin(int owner, int64_t count) {
+        owner_ = owner;
+        left_ = count;
+        begin_block();
+    }
+    // The owner's parts, re-cut into blocks.
+    void give(std::span<const std::span<const std::byte>> arrays) {
+        const int64_t count = std::ssize(arrays.front()) / widths_.front().bytes;
+        for (int64_t at = 0; at < count;) {
+            Block& block = next();
+            const int64_t taken = std::min(count - at, block.count - held_);
+            int64_t begin = 0;  // of the array, in the block
             for (size_t a = 0; a < widths_.size(); ++a) {
-                const auto part = arrays[a].subspan(static_cast<size_t>(widths_[a].of(at)),
-                                                    static_cast<size_t>(widths_[a].of(taken)));
-                gathered_[a].insert(gathered_[a].end(), part.begin(), part.end());
+                const Width& width = widths_[a];
+                std::memcpy(block.mine.data() + begin + width.of(held_),
+                            arrays[a].data() + width.of(at), static_cast<size_t>(width.of(taken)));
+                begin += width.of(block.count);
             }
             held_ += taken;
             at += taken;
-            count -= taken;
-            if (held_ == block_) end_block(owner);
+            if (held_ == block.count) send();
         }
     }
-    void end(int owner) {
-        if (held_ > 0) end_block(owner);
+    // Everyone else, in place of give().
+    void take() {
+        while (left_ > 0) send();
     }
-    // Everyone else.
-    void take(int owner, int64_t count) {
-        for (; count > 0; count -= std::min(count, block_)) send(owner, std::min(count, block_));
+    // After all: the sink has everything.
+    void end() {
+        while (taken_ < sent_) take_oldest();
     }
 
 private:
+    static constexpr uint64_t kBlocks = 16;
+    struct Block {
+        std::vector<std::byte> mine{}, all{};
+        int owner = 0;
+        int64_t count = 0;  // elements
+    };
+
     int64_t bytes_of(int64_t count) const {
         int64_t bytes = 0;
         for (const Width& width : widths_) bytes += width.of(count);
@@ -60,26 +82,44 @@ private:
         return most_bytes / bytes_of(unit) * unit;
     }
 
-    void end_block(int owner) {
-        auto to = mine_.begin();
-        for (std::vector<std::byte>& array : gathered_) {
-            to = std::ranges::copy(array, to).out;
-            array.clear();
-        }
-        send(owner, std::exchange(held_, 0));
+    Block& next() { return blocks_[sent_ % kBlocks]; }
+    void begin_block() {
+        if (left_ == 0) return;
+        if (sent_ - taken_ == kBlocks) take_oldest();
+        Block& block = next();
+        block.owner = owner_;
+        block.count = std::min(left_, block_);
+        const auto bytes = static_cast<size_t>(bytes_of(block.count));
+        block.mine.resize(bytes);
+        block.all.resize(bytes * static_cast<size_t>(ranks_.size()));
+        held_ = 0;
     }
 
-    void send(int owner, int64_t count) {
-        const auto bytes = static_cast<size_t>(bytes_of(count));
-        const auto all = std::span(all_).first(bytes * static_cast<size_t>(ranks_.size()));
-        comm::agree(ranks_, executor_, std::span(mine_).first(bytes), all, kValues);
-        std::span<const std::byte> rest = all.subspan(static_cast<size_t>(owner) * bytes, bytes);
+    void send() {
+        Block& block = next();
+        ranks_.all_gather_host(
+            {.mine = block.mine.data(), .all = block.all.data(), .bytes = bytes_of(block.count)},
+            kValues);
+        ranks_.signal(done_);
+        ++sent_;
+        left_ -= block.count;
+        begin_block();
+    }
+
+    void take_oldest() {
+        while (done_.load(std::memory_order_acquire) <= taken_) executor_.wait(kForever);
+        ranks_.check();
+        const Block& block = blocks_[taken_ % kBlocks];
+        const auto bytes = static_cast<size_t>(bytes_of(block.count));
+        auto rest = std::span<const std::byte>(block.all).subspan(
+            static_cast<size_t>(block.owner) * bytes, bytes);
         std::vector<std::span<const std::byte>> arrays;
         for (const Width& width : widths_) {
-            arrays.push_back(rest.first(static_cast<size_t>(width.of(count))));
+            arrays.push_back(rest.first(static_cast<size_t>(width.of(block.count))));
             rest = rest.subspan(arrays.back().size());
         }
         sink_(arrays);
+        ++taken_;
     }
 
     comm::Communicator& ranks_;
@@ -87,9 +127,11 @@ private:
     const std::vector<Width> widths_;
     const int64_t block_;  // elements
     const ArraySink& sink_;
-    std::vector<std::vector<std::byte>> gathered_;
-    int64_t held_ = 0;  // elements gathered
-    std::vector<std::byte> mine_, all_;
+    std::array<Block, kBlocks> blocks_{};
+    int owner_ = 0;
+    int64_t left_ = 0, held_ = 0;     // elements: of the owner's, from this block on; in this block
+    uint64_t sent_ = 0, taken_ = 0;   // blocks
+    std::atomic<uint64_t> done_ = 0;  // of them, in order
 };
 
 }  // namespace
@@ -104,15 +146,15 @@ void share_arrays(comm::Communicator& ranks, Executor& executor, const zero::Par
         const int64_t first = std::max(run.first, shard.first),
                       end = std::min(run.first + run.count, shard.first + shard.count);
         if (first >= end) continue;
+        broadcast.begin(owner, end - first);
         if (owner != partition.rank) {
-            broadcast.take(owner, end - first);
+            broadcast.take();
             continue;
         }
-        mine({first, end - first}, [&](std::span<const std::span<const std::byte>> arrays) {
-            broadcast.give(owner, arrays);
-        });
-        broadcast.end(owner);
+        mine({first, end - first},
+             [&](std::span<const std::span<const std::byte>> arrays) { broadcast.give(arrays); });
     }
+    broadcast.end();
 }
 
 ArraySource as_arrays(const Source& values) {

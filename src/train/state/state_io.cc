@@ -457,13 +457,23 @@ void StateIo::read_arrays(int64_t layer, int64_t first, int64_t count, const Arr
                       end = std::min(last, chunk.first + chunk.count) - chunk.first;
         if (begin >= end) continue;
         FERRY_CHECK(chunk.trainable || !chunk.replica, "the state of another rank's chunk");
-        const Staging place = held_ == &chunk ? place_of(chunk, staging_[0])
-                                              : brought(chunk, chunk.trainable,
-                                                        !chunk.trainable || plan_.state.split);
-        held_ = &chunk;
+        const Staging place = held(chunk);
         for (int64_t at = begin; at < end; at += kGivenAtOnce)
             give_arrays(chunk, place, at, std::min(kGivenAtOnce, end - at), sink);
     }
+}
+
+StateIo::Staging StateIo::held(const Chunk& chunk) {
+    if (held_ == &chunk) return held_place_;
+    if (passing_ && chunk.trainable) {
+        const UpdatedChunks::Place place = passing_->take(chunk);
+        FERRY_CHECK(!place.state.empty(), "a chunk that was not updated");
+        held_place_ = {.state = place.state, .weight = place.weight};
+    } else {
+        held_place_ = brought(chunk, chunk.trainable, !chunk.trainable || plan_.state.split);
+    }
+    held_ = &chunk;
+    return held_place_;
 }
 
 void StateIo::give_arrays(const Chunk& chunk, const Staging& from, int64_t at, int64_t count,

@@ -11,6 +11,7 @@
 #include "ferry/swap.h"
 #include "ferry/team.h"
 #include "model/model.h"
+#include "passing_state.h"
 #include "planner/planner.h"
 #include "shared_values.h"
 #include "state_arrays.h"
@@ -86,11 +87,13 @@ public:
     // The same of all that a checkpoint keeps (state_arrays): elements of this rank's shards. A
     // pass begins with begin_arrays() and does nothing else until its end: a chunk that is in
     // storage and holds several tensors is then read once.
-    // `team` has the threads for it, or else this one's own.
+    // `team` has the threads for it, or else this one's own. Of `passing` the state is taken as it
+    // passes, and storage is not read.
     void begin_arrays() { begin_arrays(team_); }
-    void begin_arrays(Team& team) {
+    void begin_arrays(Team& team, PassingState* passing = nullptr) {
         held_ = nullptr;
         arrays_team_ = &team;
+        passing_ = passing;
     }
     void read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink);
     // Has the weight of a chunk that trains written anew: `write` gets its state, and where the
@@ -106,6 +109,8 @@ private:
     Staging place_of(const planner::Chunk& chunk, const Staging& staging);
     // The same after they are there.
     Staging brought(const planner::Chunk& chunk, bool state, bool weight);
+    // The same of one whose arrays are read, in a pass over all of them.
+    Staging held(const planner::Chunk& chunk);
     // Weights and state, all of it.
     bool lies_in_host(const planner::Chunk& chunk) const;
     bool lies_on(swap::Tier tier, const planner::Chunk& chunk) const;  // any of it
@@ -146,8 +151,10 @@ private:
     swap::Store& store_;
     Team& team_;
     const std::vector<Staging> staging_;
-    const planner::Chunk* held_ = nullptr;  // by the staging memory, in a pass over all arrays
+    const planner::Chunk* held_ = nullptr;  // in a pass over all arrays
+    Staging held_place_{};                  // where it lies
     Team* arrays_team_ = nullptr;           // of such a pass
+    PassingState* passing_ = nullptr;       // that it takes from; null: all lies where it is kept
     std::vector<float> master_{};           // of the elements that such a pass gives
     std::vector<std::byte> cast_{};         // and their weights
 };

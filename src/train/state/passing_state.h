@@ -1,0 +1,47 @@
+// State on its way back to storage: the updates that finish a step have all of it in host memory,
+// chunk by chunk, and a checkpoint is read from there.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include "planner/planner.h"
+#include "train/updated_chunks.h"
+
+namespace ferry::train {
+
+// Between the thread of the updates and one that reads. The updates wait with a chunk that goes
+// back to storage, or to the device, until it was read: memory for a second version is then where
+// the reader puts it, and there is no other.
+class PassingState final : public UpdatedChunks {
+public:
+    // The plan must outlive it.
+    explicit PassingState(const planner::Plan& plan) : plan_(plan), places_(plan.chunks.size()) {}
+
+    void updated(const planner::Chunk& chunk, const Place& place) noexcept override;
+    // After the last of them.
+    void end() noexcept;
+
+    // Of the reader, which goes through the chunks in their order: where this one lies, once it is
+    // as the step leaves it. Those before it are not needed any more. What was not updated has no
+    // place.
+    struct Closed {};
+    Place take(const planner::Chunk& chunk);  // throws Closed
+    // Of either side: nothing is read any more, and nobody waits.
+    void close() noexcept;
+
+private:
+    size_t index_of(const planner::Chunk& chunk) const;
+    bool stays(const planner::Chunk& chunk) const;
+
+    const planner::Plan& plan_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<Place> places_;     // of the chunks
+    size_t ready_ = 0, taken_ = 0;  // ready_: chunks before it are as the step leaves them
+    bool closed_ = false;
+};
+
+}  // namespace ferry::train
