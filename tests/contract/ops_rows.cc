@@ -486,10 +486,9 @@ TEST_P(OpsRows, cross_entropy_ignores_masked_rows) {
 // More rows than a GPU's blocks have at once, so that each block has several: what a row gets is
 // what it gets alone.
 TEST_P(OpsRows, cross_entropy_of_many_rows_is_that_of_each) {
-    const bool gpu = std::get<0>(GetParam()).threads == kGpu;
+    if (std::get<0>(GetParam()).threads != kGpu) GTEST_SKIP() << "of the GPU's blocks";
     for (const auto& [rows, vocab] :
          {std::pair{1100, 1001}, {1100, 1000}, {301, 20484}, {150, 90001}}) {
-        if (vocab > 2000 && !gpu) continue;
         SCOPED_TRACE(vocab);
         const Matrix logits = Matrix(DType::f32, rows, vocab).random(1, 5);
         std::vector<int32_t> targets;
@@ -508,7 +507,7 @@ TEST_P(OpsRows, cross_entropy_of_many_rows_is_that_of_each) {
             ops().cross_entropy(logits.view().row_range(i, 1), &targets[static_cast<size_t>(i)],
                                 0.5f, alone.view(), &own, aligned(room));
             sum += own;
-            if (gpu && i % 11 != 0) continue;  // all rows take long
+            if (i % 11 != 0) continue;  // all rows take long
             for (int64_t c = 0; c < vocab; ++c) {
                 ASSERT_EQ(d.get(i, c), alone.get(0, c)) << i << ", " << c;
                 if (type() == DType::f32) {
