@@ -201,12 +201,12 @@ struct ZeroConfig {
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange
 };
 
-// What several ranks do together beside sharing the state.
 // What ranks that share a sequence send each other for attention: heads, so that each has all
 // tokens of some, or keys and queries in a ring, so that each has its tokens of all heads.
-// automatic: heads where the ranks divide them, and on a GPU.
+// automatic: heads where the ranks divide them, and on a GPU; else a ring.
 enum class SequenceOrder : uint8_t { automatic, heads, ring };
 
+// What several ranks do together beside sharing the state.
 struct ParallelConfig {
     int sequence = 1;  // ranks that share each sequence: docs/attention.md
     SequenceOrder sequence_order = SequenceOrder::automatic;

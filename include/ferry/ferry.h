@@ -18,8 +18,9 @@
 // library's, valid as long as its function says.
 //
 // Callbacks: called within a call of the program's, or on a thread of ferry's own where that is
-// said. They must not throw, nor call ferry with the handle whose call they are within: that call
-// is refused with FERRY_USAGE.
+// said. They must not throw, nor call ferry with the handle whose call they are within. On the
+// thread of that call it is refused with FERRY_USAGE; on a thread of ferry's own, which may tell of
+// progress, it would wait for ever.
 //
 // Bugs in ferry. Found on the calling thread, the call returns FERRY_INTERNAL and its handle is
 // poisoned. All later calls return FERRY_POISONED; its close alone works, and leaves memory and
@@ -98,7 +99,8 @@ typedef struct ferry_allocator {
     // call that says that it takes memory.
     void* (*allocate)(void* context, int64_t bytes, int64_t alignment);
     // Each of them once, at the latest within the call that ends the handle; also after a call that
-    // failed. NULL: the program takes it back by itself.
+    // failed. NULL: the program takes it back by itself. After FERRY_INTERNAL the memory is ferry's
+    // until the process ends.
     void (*release)(void* context, void* memory, int64_t bytes);
 } ferry_allocator;
 

@@ -126,7 +126,8 @@ struct FedBatch {
 using LoadBatch = std::function<void(const FedBatch&)>;
 
 // How a start-up or a checkpoint gets on: so many bytes of so many, at most ten times a second and
-// at each stage's end. Called on any thread, one call at a time; it must not call the engine.
+// at each stage's end. Called on any thread, one call at a time; it must not call the engine and
+// must not throw.
 using Progress = std::function<void(const char* stage, int64_t bytes, int64_t of)>;
 
 // src/train/inside.h, which is not installed: what ferry's own programs give an engine and ask of

@@ -249,16 +249,17 @@ struct Documents {
     const int32_t* part_start = nullptr;
 };
 
-// Ranks that a block's kernels talk to, in the order of the compute stream. Those that share a
-// micro-batch's sequences: between its products of tokens and its attention a block gives each of
-// them the heads that are theirs, and gets all tokens of its own. Those that share its tensors:
-// they add up what attention and the MLP give. Declared here so that `model` need not see `comm`.
 struct Shift {  // as comm's: to the rank `by` places behind, from the one as far before
     const std::byte* to = nullptr;
     std::byte* from = nullptr;
     int64_t to_bytes = 0, from_bytes = 0;
     int by = 0;
 };
+
+// Ranks that a block's kernels talk to, in the order of the compute stream. Those that share a
+// micro-batch's sequences: between its products of tokens and its attention a block gives each of
+// them the heads that are theirs, and gets all tokens of its own. Those that share its tensors:
+// they add up what attention and the MLP give. Declared here so that `model` need not see `comm`.
 class KernelRanks {
 public:
     virtual ~KernelRanks() = default;

@@ -174,7 +174,9 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
         return std::nullopt;
     const int64_t bytes = train::checkpoint_bytes(plan, {.errors = plan.has_feedback()});
     const int64_t left = std::max<int64_t>(config.budgets.host_bytes - plan.host_bytes, 0);
-    const bool passes = train::passes_by(plan);
+    // Of most checkpoints: by the clock, or behind an evaluation or a hash, none is handed over.
+    const bool passes = train::passes_by(plan) && saved.every.steps > 0 &&
+                        !train::drains_before_checkpoint(config, saved.every.steps);
     const int64_t on_drives = train::stored_checkpoint_bytes(plan);
     CheckpointCost cost{.bytes = bytes,
                         .held = std::min(saved.memory_bytes.value_or(left), bytes),

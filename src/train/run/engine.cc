@@ -319,9 +319,9 @@ private:
             save_.reset();
             return false;
         }
-        if (saving.started) saving.started();
-        kernels().tell_of_updates(passing);
         try {
+            if (saving.started) saving.started();
+            kernels().tell_of_updates(passing);
             finish_last_step();
         } catch (...) {
             save_->stop();
@@ -465,11 +465,11 @@ private:
     }
 
     // Whether a checkpoint follows this step and gets its state from the updates: all of them then
-    // come behind it.
+    // come behind it. An evaluation or a hash between the two finishes the updates first.
     bool hands_over() const {
         const CheckpointConfig& saved = config_.checkpoint;
         return !saved.dir.empty() && saved.every.steps > 0 && step_ % saved.every.steps == 0 &&
-               !ranks_ && passes_by(plan_);
+               !drains_before_checkpoint(config_, step_) && !ranks_ && passes_by(plan_);
     }
 
     // Null: there are no threads for it to be had.

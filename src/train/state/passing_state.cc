@@ -10,6 +10,11 @@ namespace ferry::train {
 using planner::Chunk;
 using swap::Tier;
 
+bool drains_before_checkpoint(const Config& config, int64_t step) {
+    return config.hash_every == HashEvery::step ||
+           (config.evaluate.every > 0 && step % config.evaluate.every == 0);
+}
+
 bool passes_by(const planner::Plan& plan) {
     if (!plan.partition.decides_alone()) return false;
     const auto home = [&](swap::ObjectId object) { return plan.objects[object].home; };

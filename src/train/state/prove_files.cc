@@ -34,8 +34,8 @@ void prove_files(const std::string& checkpoint, std::span<const checkpoint::Shar
             if (!failed) failed = error;
         }
     });
-    start_up.done(kStage, bytes);
     if (failed) throw Error(*failed);
+    start_up.done(kStage, bytes);
 }
 
 }  // namespace ferry::train

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "checkpoint/steps.h"
+#include "ferry/config.h"
 #include "planner/planner.h"
 
 namespace ferry::train {
@@ -40,6 +41,9 @@ constexpr int kMeanwhileThreads = 4;
 // Whether some of it lies on NVMe, and the updates that finish a step pass by all of it, in a
 // checkpoint's order, where every chunk has one (passing_state.h): storage is not read for it.
 bool passes_by(const planner::Plan& plan);
+// Whether the program evaluates or takes a hash behind this step and before its checkpoint, which
+// finishes the updates: nothing is handed over then.
+bool drains_before_checkpoint(const Config& config, int64_t step);
 // Of these bytes, what a rank reads from storage first.
 int64_t stored_checkpoint_bytes(const planner::Plan& plan);
 

@@ -467,7 +467,8 @@ StateIo::Staging StateIo::held(const Chunk& chunk) {
     if (held_ == &chunk) return held_place_;
     if (passing_ && chunk.trainable) {
         const UpdatedChunks::Place place = passing_->take(chunk);
-        FERRY_CHECK(!place.state.empty(), "a chunk that was not updated");
+        // Its update failed, which the store tells; a later chunk's came through before that.
+        if (place.state.empty()) throw PassingState::Closed();
         held_place_ = {.state = place.state, .weight = place.weight};
     } else {
         held_place_ = brought(chunk, chunk.trainable, !chunk.trainable || plan_.state.split);
