@@ -186,8 +186,8 @@ HWY_INLINE void encode_finite(const BlockMoments& block, float reciprocal, uint8
 
 #endif
 
-// What orders moments by magnitude. Those of the map without signs have none, and there AVX-512,
-// whose registers hold the tables, may take any bits.
+// What orders moments by magnitude. Those of the map without signs are above zero, and AVX-512
+// leaves it to encode_all to see that they are.
 template <bool kSigned>
 HWY_INLINE VU order_of(VF moment) {
     const VU bits = hn::BitCast(U(), moment);
@@ -201,11 +201,23 @@ HWY_INLINE float largest_of(VU magnitudes) {
     return std::bit_cast<float>(*std::max_element(lanes, lanes + 16));
 }
 
+// Makes a block's moments magnitudes, of which the largest comes back.
+HWY_INLINE float without_signs(BlockMoments& block) {
+    uint32_t largest = 0;
+    for (float& value : block.value) {
+        const uint32_t bits = std::bit_cast<uint32_t>(value) & 0x7fffffffu;
+        value = std::bit_cast<float>(bits);
+        largest = std::max(largest, bits);
+    }
+    return std::bit_cast<float>(largest);
+}
+
 // Encodes a whole moment block: its scale, and its codes. One copy a target and map, not one a
 // loop.
 template <bool kSigned>
 HWY_NOINLINE void encode_all(BlockMoments& block, uint8_t* codes, float* scale) {
-    const float largest = block.largest;
+    float largest = block.largest;
+    if (HWY_UNLIKELY((std::bit_cast<uint32_t>(largest) >> 31) != 0)) largest = without_signs(block);
     if (!(largest <= std::numeric_limits<float>::max())) {
         *scale = std::numeric_limits<float>::quiet_NaN();
         std::memset(codes, kNotFinite, kMomentBlock);

@@ -25,7 +25,8 @@ int distance_of(const MomentMap& map, float x) {
 
 uint8_t code_of(const MomentMap& map, float moment, float reciprocal) {
     const int d = distance_of(map, std::fma(std::fabs(moment), reciprocal, kShareShift));
-    const int code = std::signbit(moment) ? map.zero() - d : map.zero() + d;
+    const bool below = map.has_sign && std::signbit(moment);
+    const int code = below ? map.zero() - d : map.zero() + d;
     return static_cast<uint8_t>(std::max(code, 0));
 }
 

@@ -95,16 +95,11 @@ private:
         const double codes = first_of(stretch + 1) - first_of(stretch), unit = kUnit[stretch];
         rise[stretch] = static_cast<float>(9 * unit / codes / (has_sign ? 4 : 1));
         base[stretch] = static_cast<float>((8 - 4.5 / codes) * unit);
-        // Few bits, so that products and sums of doubles are exact below. Right in the middle.
-        slope[stretch] = with_20_bits(codes / (9 * unit));
+        slope[stretch] = static_cast<float>(codes / (9 * unit));
+        // Right in the middle.
         const double middle = first_of(stretch) + codes / 2;
         const double x = 5.5 * unit + double{kShareShift};
         offset[stretch] = static_cast<float>(middle - double{slope[stretch]} * x);
-    }
-
-    static constexpr float with_20_bits(double value) {
-        const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value));
-        return std::bit_cast<float>((bits + 8) & ~15u);
     }
 
     constexpr void set_border(int stretch) {
@@ -116,7 +111,8 @@ private:
         border[stretch] = std::bit_cast<float>(bits | number);
     }
 
-    constexpr float line(int stretch, float x) const {  // exact until it is rounded
+    // Rounded once: within a stretch the sum takes 53 bits at most.
+    constexpr float line(int stretch, float x) const {
         return static_cast<float>(double{x} * double{slope[stretch]} + double{offset[stretch]});
     }
 
