@@ -370,13 +370,12 @@ class Ranks(FerryTest):
                 self.assert_trained(run)
             for run in ring:
                 self.assertEqual(run.numbers(), ring[0].numbers())
-            self.assertIn(f"sequences over {number} in a ring;", ring[0].err)
-            self.assertIn(f"sequences over {number};", heads.err)
             for run in (ring[0], heads):
                 for mine, theirs in zip(run.steps, one.steps):
                     self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
             sent = {call["collective"]: call for call in ring[0].summary["collectives"]}
             self.assertNotIn("exchange heads", sent)
+            self.assertIn("exchange heads", [call["collective"] for call in heads.summary["collectives"]])
             # There and back, in each step of the circle: forward, again in backward, and backward's own.
             calls = 6 * (number // 2) * 12 * ring[0].summary["steps"] * self.config()["model"]["layers"]
             self.assertEqual(sent["shift heads"]["calls"], calls)
