@@ -10,8 +10,10 @@ namespace {
 class EngineHandle : public Handle<ferry_engine, ferry_engine_destroy> {
 public:
     nb::object load{}, progress{};  // callables of the program's; invalid: none
-    std::exception_ptr failure{};   // of load, within a call
 };
+
+// What load raised within a call of this thread, on which it runs.
+thread_local std::exception_ptr failure_of_load;
 
 // ---------------------------------------------------------------- batches
 
@@ -108,7 +110,7 @@ int64_t load_batch(void* context, int64_t step, int64_t sequences, int64_t seque
     try {
         return write_batch(self, step, sequences, sequence, tokens, targets);
     } catch (...) {
-        self.failure = std::current_exception();
+        failure_of_load = std::current_exception();
         return -1;
     }
 }
@@ -124,12 +126,12 @@ void tell_progress(void* context, const char* stage, int64_t bytes, int64_t of) 
 }
 
 template <class Call>
-void done_by(EngineHandle& self, const Call& call) {
-    self.failure = nullptr;
+void done_by(const Call& call) {
+    failure_of_load = nullptr;
     try {
         done(call);
     } catch (const nb::python_error&) {
-        if (const auto failure = std::exchange(self.failure, nullptr))
+        if (const auto failure = std::exchange(failure_of_load, nullptr))
             std::rethrow_exception(failure);
         throw;
     }
@@ -228,7 +230,7 @@ template <class Report, ferry_status (*kCall)(ferry_engine*, Report*)>
 auto reports() {
     return [](EngineHandle& self) {
         auto report = sized<Report>();
-        done_by(self, [&] { return kCall(self.ticket, &report); });
+        done_by([&] { return kCall(self.ticket, &report); });
         return report;
     };
 }
