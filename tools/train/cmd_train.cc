@@ -163,7 +163,7 @@ private:
             const train::StepReport report = engine_->step();
             if (speaks_) say(report);
             lr_ = report.lr;
-            if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
+            if (train::evaluates_behind(config_, step)) evaluate(step);
             if (config_.hash_every == HashEvery::step) print_hash(step);
             steps_ = step;
             if (save_ && inside().save_ended()) end_save();
@@ -302,7 +302,7 @@ private:
     // On all ranks alike, by the first one's clock.
     bool is_save_due() {
         const Period& every = config_.checkpoint.every;
-        if (every.steps > 0) return steps_ % every.steps == 0;
+        if (every.steps > 0) return train::saves_behind(config_, steps_);
         if (every.seconds == 0) return false;
         const double since = static_cast<double>(executor_->now() - saved_at_) * 1e-9;
         return engine_->any(speaks_ && since >= every.seconds);

@@ -467,8 +467,7 @@ private:
     // Whether a checkpoint follows this step and gets its state from the updates: all of them then
     // come behind it. An evaluation or a hash between the two finishes the updates first.
     bool hands_over() const {
-        const CheckpointConfig& saved = config_.checkpoint;
-        return !saved.dir.empty() && saved.every.steps > 0 && step_ % saved.every.steps == 0 &&
+        return !config_.checkpoint.dir.empty() && saves_behind(config_, step_) &&
                !drains_before_checkpoint(config_, step_) && !ranks_ && passes_by(plan_);
     }
 

@@ -10,9 +10,17 @@ namespace ferry::train {
 using planner::Chunk;
 using swap::Tier;
 
+bool evaluates_behind(const Config& config, int64_t step) {
+    return config.evaluate.every > 0 && step % config.evaluate.every == 0;
+}
+
+bool saves_behind(const Config& config, int64_t step) {
+    const int64_t every = config.checkpoint.every.steps;
+    return every > 0 && step % every == 0;
+}
+
 bool drains_before_checkpoint(const Config& config, int64_t step) {
-    return config.hash_every == HashEvery::step ||
-           (config.evaluate.every > 0 && step % config.evaluate.every == 0);
+    return config.hash_every == HashEvery::step || evaluates_behind(config, step);
 }
 
 bool passes_by(const planner::Plan& plan) {

@@ -41,6 +41,10 @@ constexpr int kMeanwhileThreads = 4;
 // Whether some of it lies on NVMe, and the updates that finish a step pass by all of it, in a
 // checkpoint's order, where every chunk has one (passing_state.h): storage is not read for it.
 bool passes_by(const planner::Plan& plan);
+// Which steps the program evaluates behind, and which have a checkpoint that is known before them:
+// not those by the clock, nor by a signal.
+bool evaluates_behind(const Config& config, int64_t step);
+bool saves_behind(const Config& config, int64_t step);
 // Whether the program evaluates or takes a hash behind this step and before its checkpoint, which
 // finishes the updates: nothing is handed over then.
 bool drains_before_checkpoint(const Config& config, int64_t step);
