@@ -231,8 +231,7 @@ void RingAttention::backward(ConstView q, ConstView k, ConstView v, ConstView ou
     float *const sum_keys = room_.sum + of_queries, *const part_keys = room_.part + of_queries;
     for (int step = 1; step <= steps(); ++step) {
         give(step, own_keys, own, true);
-        const bool mine =
-            gets_keys(step);  // the queries of the pair are this rank's, else its keys
+        const bool mine = gets_keys(step);  // the pair's queries, else its keys
         if (mine) {
             attend_back(me, me - step, keys_of(step), own, keys_in(room_.from), part, scratch);
             ops_.add(room_.sum, room_.part, of_queries);

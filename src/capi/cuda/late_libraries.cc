@@ -43,11 +43,6 @@ private:
     std::string why_{};
 };
 
-template <class Function>
-Function find(const Library& library, const char* name) {
-    return library.symbol<Function>(name);
-}
-
 const Library& cublas() {
     static const Library* const kLibrary =
         new Library("libcublasLt.so." FERRY_TEXT(CUBLAS_VER_MAJOR));
@@ -57,10 +52,10 @@ const Library& cublas() {
 }  // namespace
 
 // A function with the signature of its header, which calls the library's.
-#define FERRY_LATE(library, result, failure, name, parameters, arguments)    \
-    extern "C" result name parameters {                                      \
-        static const auto kCall = find<decltype(&(name))>(library(), #name); \
-        return kCall ? kCall arguments : failure;                            \
+#define FERRY_LATE(library, result, failure, name, parameters, arguments)     \
+    extern "C" result name parameters {                                       \
+        static const auto kCall = library().symbol<decltype(&(name))>(#name); \
+        return kCall ? kCall arguments : failure;                             \
     }
 
 // ---------------------------------------------------------------- cuBLASLt
@@ -137,7 +132,7 @@ FERRY_LATE(cudnn, size_t, 0, cudnnGetVersion, (), ())
 FERRY_LATE(cudnn, const char*, cudnn().why(), cudnnGetErrorString, (cudnnStatus_t status), (status))
 extern "C" void cudnnGetLastErrorString(char* message, size_t bytes) {
     static const auto kCall =
-        find<decltype(&cudnnGetLastErrorString)>(cudnn(), "cudnnGetLastErrorString");
+        cudnn().symbol<decltype(&cudnnGetLastErrorString)>("cudnnGetLastErrorString");
     if (kCall) return kCall(message, bytes);
     if (bytes == 0) return;
     const std::string why = cudnn().why();
