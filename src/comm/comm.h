@@ -40,6 +40,13 @@ struct Exchange {
     int64_t bytes = 0;  // each part's; 0 is allowed
 };
 
+// In a group of two, from one rank to the other: one of them gives `from` and the other `to`.
+struct Pass {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    int64_t bytes = 0;
+};
+
 // The purpose of a call, as an error names it: "all-gather of the weights of block 3, step 12".
 struct Topic {
     const char* of = "";  // "weights", "gradient", "outcome", "configuration"
@@ -66,7 +73,8 @@ public:
     static constexpr size_t kTransfers = 8;
     virtual void all_gather(std::span<const Gather> transfers, Topic topic) = 0;
     virtual void exchange(std::span<const Exchange> transfers, Topic topic) = 0;
-    // The same for at most kAgreedBytes of host memory a rank, on any device.
+    virtual void pass(const Pass& transfer, Topic topic) = 0;
+    // The same as all_gather for at most kAgreedBytes of host memory a rank, on any device.
     static constexpr int64_t kAgreedBytes = 64 << 10;
     virtual void all_gather_host(Gather transfer, Topic topic) = 0;
     // After everything enqueued so far: ++counter, then the executor's wake(). Also when that

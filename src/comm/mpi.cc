@@ -124,10 +124,14 @@ public:
         flight.requests.clear();
         for (size_t i = 0; i < operation.count; ++i) {
             const Transfer& transfer = operation.transfers[i];
-            for_others([&](int rank) { receive(flight, transfer, rank); });
+            if (!operation.receives(transfer)) continue;
+            for_others([&](int rank) {
+                receive(flight, operation.in_from(transfer, rank), transfer.bytes, rank);
+            });
         }
         for (size_t i = 0; i < operation.count; ++i) {
             const Transfer& transfer = operation.transfers[i];
+            if (!operation.sends(transfer)) continue;
             for_others([&](int rank) {
                 send(flight, operation.out_for(transfer, rank), transfer.bytes, rank);
             });
@@ -232,9 +236,8 @@ private:
             each(at, part, &flight.requests.emplace_back(MPI_REQUEST_NULL));
         }
     }
-    void receive(Flight& flight, const Transfer& transfer, int rank) {
-        std::byte* place = transfer.in + rank * transfer.bytes;
-        cut(flight, transfer.bytes, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
+    void receive(Flight& flight, std::byte* place, int64_t all, int rank) {
+        cut(flight, all, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
             demand(MPI_Irecv(place + at, bytes, MPI_BYTE, in_world(rank), tag_, world_, request),
                    "MPI_Irecv");
         });

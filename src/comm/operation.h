@@ -8,7 +8,7 @@
 namespace ferry::comm {
 
 // A gather sends `out` to every rank, an exchange the part at r * bytes of it to rank r. What rank
-// r sent arrives at r * bytes of `in`.
+// r sent arrives at r * bytes of `in`. A pass has one of the two: what leaves, or what arrives.
 struct Transfer {
     const std::byte* out = nullptr;
     std::byte* in = nullptr;
@@ -16,7 +16,7 @@ struct Transfer {
 };
 
 struct Operation {
-    enum class Kind : uint8_t { all_gather, exchange, all_gather_host, signal };
+    enum class Kind : uint8_t { all_gather, exchange, pass, all_gather_host, signal };
 
     Kind kind = Kind::signal;
     size_t count = 0;  // transfers in it
@@ -30,6 +30,7 @@ struct Operation {
 
     static Operation gather(std::span<const Gather> transfers, Topic topic);
     static Operation exchange(std::span<const Exchange> transfers, Topic topic);
+    static Operation pass(const Pass& transfer, Topic topic);
     static Operation gather_host(Gather transfer, Topic topic);
     static Operation signal(std::atomic<uint64_t>& counter);
 
@@ -37,6 +38,13 @@ struct Operation {
     const std::byte* out_for(const Transfer& transfer, int rank) const {
         return kind == Kind::exchange ? transfer.out + rank * transfer.bytes : transfer.out;
     }
+    // Where what `rank` sends arrives.
+    std::byte* in_from(const Transfer& transfer, int rank) const {
+        return kind == Kind::pass ? transfer.in : transfer.in + rank * transfer.bytes;
+    }
+    // Of a pass one rank sends, and one receives.
+    bool sends(const Transfer& transfer) const { return kind != Kind::pass || transfer.out; }
+    bool receives(const Transfer& transfer) const { return kind != Kind::pass || transfer.in; }
     // "all-gather of the weights of layer 3, step 12"
     std::string text() const;
 };
@@ -49,6 +57,10 @@ public:
     }
     void exchange(std::span<const Exchange> transfers, Topic topic) final {
         post(Operation::exchange(transfers, topic));
+    }
+    void pass(const Pass& transfer, Topic topic) final {
+        FERRY_CHECK(size() == 2, "a pass is between two ranks");
+        post(Operation::pass(transfer, topic));
     }
     void all_gather_host(Gather transfer, Topic topic) final {
         post(Operation::gather_host(transfer, topic));

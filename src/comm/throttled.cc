@@ -68,7 +68,11 @@ Throttled::Throttled(std::unique_ptr<Transport> real, const EmulatedNetwork& net
 
 void Throttled::start(const Operation& operation, size_t slot) {
     int64_t bytes = 0;
-    for (size_t i = 0; i < operation.count; ++i) bytes += operation.transfers[i].bytes;
+    leaves_[slot] = false;
+    for (size_t i = 0; i < operation.count; ++i) {
+        bytes += operation.transfers[i].bytes;
+        leaves_[slot] = leaves_[slot] || operation.sends(operation.transfers[i]);
+    }
     bytes_[slot] = bytes * (place().size - 1);
     due_[slot] = kNever;
     real_->start(operation, slot);
@@ -82,10 +86,14 @@ void Throttled::look() {
         under_way_.pop_front();
         const auto takes =
             static_cast<Nanos>(static_cast<double>(bytes_[slot]) / network_.bytes_per_s * 1e9);
-        const std::lock_guard lock(link_->mutex);
-        link_->free_at = std::max(link_->free_at, now_()) + takes;
-        due_[slot] = link_->free_at + network_.delay;
+        due_[slot] = (leaves_[slot] ? leave(takes) : now_() + takes) + network_.delay;
     }
+}
+
+// When what takes so long has left.
+Nanos Throttled::leave(Nanos takes) {
+    const std::lock_guard lock(link_->mutex);
+    return link_->free_at = std::max(link_->free_at, now_()) + takes;
 }
 
 bool Throttled::finished(size_t slot) {

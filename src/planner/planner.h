@@ -154,7 +154,8 @@ struct Plan {
     std::vector<Chunk> chunks{};
     std::vector<AccumulatorSpill> spills{};
     std::vector<swap::Object> objects{};
-    std::vector<swap::ObjectId> inputs{};  // [layer * group_size + i]; kNoObject: on the device
+    // [layer * inputs_of_a_block() + i]; kNoObject: on the device
+    std::vector<swap::ObjectId> inputs{};
     std::array<Buffers, kClasses> buffers{};
     std::vector<aio::SlotClass> slot_classes{};
     std::vector<swap::HostSlots> host_slots{};
@@ -176,6 +177,9 @@ struct Plan {
     std::vector<TierRow> rows{};
 
     int64_t group_size() const { return micro_batches / groups; }
+    // Of a pipeline's stage several groups are under way, and each of them keeps its inputs.
+    int64_t groups_under_way() const { return partition.stage.under_way(groups); }
+    int64_t inputs_of_a_block() const { return groups_under_way() * group_size(); }
     std::span<const Chunk> chunks_of(int64_t layer) const {
         const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
         return {chunks.data() + l.first_chunk, static_cast<size_t>(l.chunks)};

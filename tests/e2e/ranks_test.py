@@ -958,8 +958,7 @@ class Ranks(FerryTest):
             self.assert_left_nothing()
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
-    def test_a_rank_that_shares_tensors_is_named_when_it_is_killed(self):
-        """In the first of the sums. Which operation it was is told only where the group finds it before the run does."""
+    def test_a_rank_that_shares_tensors_is_named_with_its_group(self):
         config = self.config(parallel__tensor=3, model__heads=6, model__kv_heads=3, model__head_dim=8, steps=1,
                              **self.tight(3))
         command = self.command(config)
@@ -971,7 +970,8 @@ class Ranks(FerryTest):
             sizes = [int(line) for line in file]
         part = 11 * 64 * 4  # bytes of a third of 32 tokens' rows
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(sizes.index(part) + 1))
-        self.assert_ended(said, codes, "lost rank 1: its process has ended")
+        self.assert_ended(said, codes, "lost rank 1: its process has ended", "exchange of the sums of layer 1, step 1",
+                          "among ranks 0, 1, 2")
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
     def test_a_rank_killed_before_the_ranks_have_met(self):

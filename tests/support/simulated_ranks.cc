@@ -284,6 +284,7 @@ private:
     std::vector<std::byte> gather(const Operation& operation, size_t i,
                                   const std::vector<const Operation*>& all) const {
         const Transfer& transfer = operation.transfers[i];
+        if (operation.kind == Operation::Kind::pass) return passed(operation, i, all);
         std::vector<std::byte> arrived(all.size() * static_cast<size_t>(transfer.bytes));
         for (size_t from = 0; from < all.size(); ++from) {
             const Operation& theirs = *all[from];
@@ -299,9 +300,28 @@ private:
         return arrived;
     }
 
+    // Empty where this rank is the one that passes something on.
+    std::vector<std::byte> passed(const Operation& operation, size_t i,
+                                  const std::vector<const Operation*>& all) const {
+        const Transfer& transfer = operation.transfers[i];
+        const Operation& theirs = *all[static_cast<size_t>(1 - rank_)];
+        FERRY_CHECK(theirs.kind == operation.kind && theirs.text() == operation.text() &&
+                        theirs.transfers[i].bytes == transfer.bytes &&
+                        theirs.sends(theirs.transfers[i]) == operation.receives(transfer),
+                    "the ranks make different calls: " + theirs.text() + ", " + operation.text());
+        if (operation.sends(transfer)) return {};
+        const std::byte* from = theirs.transfers[i].out;
+        return {from, from + transfer.bytes};
+    }
+
     // Garbage until it ends, but for this rank's own place, where a gather's transfer may lie.
     void spoil(const Operation& operation, size_t i) const {
         const Transfer& transfer = operation.transfers[i];
+        if (!operation.receives(transfer)) return;
+        if (operation.kind == Operation::Kind::pass) {
+            std::memset(transfer.in, 0xA5, static_cast<size_t>(transfer.bytes));
+            return;
+        }
         for (int from = 0; from < size(); ++from) {
             if (from == rank_ || transfer.bytes == 0) continue;
             std::memset(transfer.in + from * transfer.bytes, 0xA5,
@@ -313,6 +333,7 @@ private:
         uint64_t all = 0;
         for (size_t i = 0; i < operation.count; ++i) {
             const Transfer& transfer = operation.transfers[i];
+            if (!operation.sends(transfer)) continue;
             const int parts = operation.kind == Operation::Kind::exchange ? size() : 1;
             all = all * 31 + checksum({transfer.out, static_cast<size_t>(transfer.bytes * parts)});
         }
