@@ -205,6 +205,7 @@ struct ZeroConfig {
 struct ParallelConfig {
     int sequence = 1;  // ranks that share each sequence: docs/attention.md
     int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
+    int pipeline = 1;  // stages of layers, each of as many ranks
 };
 
 struct NumericsConfig {

@@ -43,6 +43,7 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
     Plan plan{.partition = partition,
               .micro_batches = request.micro_batches,
               .tokens = numerics.tokens(),
+              .input_bytes = needs.activation,
               .exchanges = needs.exchanges,
               .chunk_elements = std::max(chunk_elements, matrices.elements),
               .tied = partition.ties(layers),
@@ -148,8 +149,22 @@ int64_t Plan::blocks_saving(model::Saved what) const {
                                  [what](const LayerPlan& l) { return l.saves[at(what)]; });
 }
 
+int64_t Plan::inputs_on_device() const {
+    int64_t found = 0;
+    for (int64_t i = 0; i < std::ssize(inputs); ++i)
+        found += inputs[static_cast<size_t>(i)] == swap::kNoObject &&
+                 partition.stage.has(i / inputs_of_a_block() + 1);
+    return found;
+}
+
 int64_t Plan::blocks_saving_inputs() const {
-    return ceil_div(std::ranges::count(inputs, swap::kNoObject), inputs_of_a_block());
+    return ceil_div(inputs_on_device(), inputs_of_a_block());
+}
+
+int64_t Plan::blocks() const {
+    return std::ranges::count_if(layers, [](const model::Layer& layer) {
+        return layer.kind == model::LayerKind::block && layer.elements > 0;
+    });
 }
 
 int64_t Plan::blocks_at_most() const {

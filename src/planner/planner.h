@@ -141,6 +141,7 @@ struct Plan {
     zero::Partition partition{};
     int64_t micro_batches = 1, groups = 1;  // a rank's in a step; they run group by group
     int64_t tokens = 0;                     // in a micro-batch, or this rank's part of it
+    int64_t input_bytes = 0;                // of a micro-batch's block input, or its gradient
     model::BlockExchanges exchanges{};      // of a block's kernels and a micro-batch
     int64_t chunk_elements = 0;             // of the largest chunk
     bool tied = false, documents = false;   // documents: a sequence holds some, isolated
@@ -210,7 +211,9 @@ struct Plan {
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
     int64_t blocks_saving(model::Saved what) const;
+    int64_t inputs_on_device() const;
     int64_t blocks_saving_inputs() const;  // for at least one micro-batch of a group
+    int64_t blocks() const;                // of this rank's stage
     int64_t blocks_at_most() const;        // that could save something: backward visits them
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its

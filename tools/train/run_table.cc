@@ -87,6 +87,14 @@ std::string text_of_slices(const planner::Plan& plan) {
     return fmt::format(", {} neighbours with slices of the same tensors", plan.partition.slices);
 }
 
+// Others have other layers.
+std::string text_of_stage(const planner::Plan& plan) {
+    const zero::Stage& stage = plan.partition.stage;
+    if (stage.all()) return "";
+    return fmt::format("of stage {} of {}, which has {} blocks: ", stage.index, stage.count,
+                       plan.blocks());
+}
+
 }  // namespace
 
 KernelBytes kernel_bytes(const planner::Plan& plan) {
@@ -106,12 +114,12 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     for (const model::Layer& layer : plan.layers) {
         for (const model::Tensor& tensor : layer.tensors) parameters += tensor.whole_count();
     }
-    print("{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
-          parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
+    print("{}{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
+          text_of_stage(plan), parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
           plan.groups == 1 ? "" : "s");
     const int64_t attention = plan.blocks_saving(model::Saved::attention),
                   projections = plan.blocks_saving(model::Saved::projections),
-                  mlp = plan.blocks_saving(model::Saved::mlp), blocks = std::ssize(plan.layers) - 2,
+                  mlp = plan.blocks_saving(model::Saved::mlp), blocks = plan.blocks(),
                   inputs = plan.blocks_saving_inputs();
     if (attention + projections + mlp > 0 || inputs < blocks)
         print(
