@@ -47,7 +47,9 @@ Operation Operation::gather_host(Gather transfer, Topic topic) {
 Operation Operation::signal(std::atomic<uint64_t>& counter) { return {.counter = &counter}; }
 
 std::string Operation::text() const {
-    std::string text = kind == Kind::exchange ? "exchange" : kind == Kind::pass ? "pass" : "all-gather";
+    std::string text = kind == Kind::exchange ? "exchange"
+                       : kind == Kind::pass   ? "pass"
+                                              : "all-gather";
     text.append(" of the ").append(topic.of);
     if (topic.layer >= 0) text.append(" of layer ").append(std::to_string(topic.layer));
     if (topic.step >= 0) text.append(", step ").append(std::to_string(topic.step));

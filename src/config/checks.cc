@@ -382,28 +382,23 @@ void check_pipeline(const Config& c, const Given& given) {
     const std::string pipeline = show("parallel.pipeline", int64_t{c.parallel.pipeline});
     const optim::Method method = c.optimizer.method;
     const int64_t shared = int64_t{c.parallel.tensor} * c.parallel.sequence;
-    demand(
-        given,
-        {{c.device == DeviceKind::cpu, "parallel.pipeline", "GPUs do not form pipelines yet",
-          "device cuda", "set it to 1, or device to cpu"},
-         {shared == 1, "parallel.pipeline",
-          "ranks of a pipeline share neither tensors nor sequences yet",
-          pipeline + ", " + show("parallel.tensor", int64_t{c.parallel.tensor}) + ", " +
-              show("parallel.sequence", int64_t{c.parallel.sequence}),
-          "set it to 1, or the other two"},
-         {c.zero.stage < 3, "zero.stage",
-          "a pipeline would gather its weights again for each of its groups of micro-batches",
-          show("zero.stage", c.zero.stage) + ", " + pipeline,
-          "set zero.stage to 2 or less: a stage has few layers"},
-         {method != optim::Method::muon && !optim::sends_momentum(method), "optimizer.method",
-          "a pipeline's stages do not have its matrices or exchanges yet",
-          std::string(word_of(kMethods, method)) + ", " + pipeline,
-          "set optimizer.method to \"adamw\", or parallel.pipeline to 1"},
-         {c.checkpoint.dir.empty(), "checkpoint.dir", "a pipeline writes no checkpoints yet",
-          pipeline, "leave it out, or set parallel.pipeline to 1; exports are written"},
-         {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
-          "steps of a pipeline are not kept yet", pipeline,
-          "set it to false, or parallel.pipeline to 1"}});
+    demand(given,
+           {{c.device == DeviceKind::cpu, "parallel.pipeline", "GPUs do not form pipelines yet",
+             "device cuda", "set it to 1, or device to cpu"},
+            {shared == 1, "parallel.pipeline",
+             "ranks of a pipeline share neither tensors nor sequences yet",
+             pipeline + ", " + show("parallel.tensor", int64_t{c.parallel.tensor}) + ", " +
+                 show("parallel.sequence", int64_t{c.parallel.sequence}),
+             "set it to 1, or the other two"},
+            {method != optim::Method::muon && !optim::sends_momentum(method), "optimizer.method",
+             "a pipeline's stages do not have its matrices or exchanges yet",
+             std::string(word_of(kMethods, method)) + ", " + pipeline,
+             "set optimizer.method to \"adamw\", or parallel.pipeline to 1"},
+            {c.checkpoint.dir.empty(), "checkpoint.dir", "a pipeline writes no checkpoints yet",
+             pipeline, "leave it out, or set parallel.pipeline to 1; exports are written"},
+            {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
+             "steps of a pipeline are not kept yet", pipeline,
+             "set it to false, or parallel.pipeline to 1"}});
 }
 
 void check_parallel(const Config& c, const Given& given) {

@@ -68,7 +68,9 @@ private:
         return stage().under_way(groups) * (micro_batches_ / groups);
     }
     // Of this rank's stage: the first, and the one behind the last.
-    int64_t first_block() const { return stage().all() ? 0 : std::max<int64_t>(stage().first, 1) - 1; }
+    int64_t first_block() const {
+        return stage().all() ? 0 : std::max<int64_t>(stage().first, 1) - 1;
+    }
     int64_t end_block() const {
         return stage().all() ? block_count() : std::min(stage().end - 1, block_count());
     }
@@ -145,10 +147,9 @@ private:
                           try_depth(depth, &Depths::exchanges, 2 * chunks, Class::parts, 8);
         if (!both) try_depth(depth, &Depths::exchanges, kLean.exchanges + chunks, Class::parts, 8);
         int64_t left = device().limit() - device_bytes(depth, result_.groups);
-        const int64_t inputs =
-            std::min(std::min(end_block() - first_block(), to_save_.inputs) *
-                         under_way(result_.groups),
-                     left / bytes_of(Class::activation));
+        const int64_t inputs = std::min(
+            std::min(end_block() - first_block(), to_save_.inputs) * under_way(result_.groups),
+            left / bytes_of(Class::activation));
         left -= inputs * bytes_of(Class::activation);
         result_.counts = device_counts(depth, result_.groups, inputs, save_activations(left));
         if (work_.needs.overhead > 0)
@@ -181,8 +182,7 @@ private:
         model::OfSaved<int64_t> blocks{};
         for (auto& of_layers : result_.saved) of_layers.assign(work_.layers.size(), false);
         for (const SavedActivation& activation : to_save_.activations) {
-            const int64_t bytes =
-                under_way(result_.groups) * bytes_of(class_of(activation.what));
+            const int64_t bytes = under_way(result_.groups) * bytes_of(class_of(activation.what));
             if (!is_asked_for(activation) && bytes > left_bytes) continue;
             left_bytes -= is_asked_for(activation) ? 0 : bytes;
             result_.saved[at(activation.what)][activation.layer] = true;

@@ -220,8 +220,8 @@ std::vector<model::Layer> layers_of(const Config& config, const model::Shape& sh
     const bool muon = config.optimizer.method == optim::Method::muon;
     auto layers = model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases,
                                    std::max(1, ranks / tensor / config.parallel.pipeline),
-                                   coded_moments_of(config),
-                                   {muon, config.optimizer.adamw_tensors}, {tensor, slice});
+                                   coded_moments_of(config), {muon, config.optimizer.adamw_tensors},
+                                   {tensor, slice});
     if (muon) require_few_zeros(layers, ranks);
     return layers;
 }

@@ -52,8 +52,8 @@ size_t other_end(size_t stage, cost::Link link, size_t stages) {
 }
 
 bool match(const Passed& mine, const Passed& theirs) {
-    return mine.leaves != theirs.leaves && mine.layer == theirs.layer &&
-           mine.item == theirs.item && mine.bytes == theirs.bytes;
+    return mine.leaves != theirs.leaves && mine.layer == theirs.layer && mine.item == theirs.item &&
+           mine.bytes == theirs.bytes;
 }
 
 }  // namespace
@@ -71,7 +71,8 @@ std::string why_stages_stop(std::span<const std::vector<Passed>> stages) {
                 const size_t other = other_end(s, mine.link, stages.size());
                 if (other >= stages.size() || done[other] == stages[other].size()) break;
                 const Passed& theirs = stages[other][done[other]];
-                if (other_end(other, theirs.link, stages.size()) != s || !match(mine, theirs)) break;
+                if (other_end(other, theirs.link, stages.size()) != s || !match(mine, theirs))
+                    break;
                 ++done[s];
                 ++done[other];
                 moved = true;
@@ -82,10 +83,10 @@ std::string why_stages_stop(std::span<const std::vector<Passed>> stages) {
     for (size_t s = 0; s < stages.size(); ++s) {
         if (done[s] == stages[s].size()) continue;
         const Passed& next = stages[s][done[s]];
-        text += fmt::format("{}stage {} {} layer {}, item {}, {} stage {}", text.empty() ? "" : "; ",
-                            s, next.leaves ? "passes on" : "takes over", next.layer, next.item,
-                            next.leaves ? "to" : "from",
-                            other_end(s, next.link, stages.size()));
+        text +=
+            fmt::format("{}stage {} {} layer {}, item {}, {} stage {}", text.empty() ? "" : "; ", s,
+                        next.leaves ? "passes on" : "takes over", next.layer, next.item,
+                        next.leaves ? "to" : "from", other_end(s, next.link, stages.size()));
     }
     return text;
 }

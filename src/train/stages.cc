@@ -21,9 +21,9 @@ public:
         : whole_(whole),
           numerics_(numerics_of(config, shape)),
           machine_(cost::default_measurements(config.device)),
-          attention_flops_(2.0 * static_cast<double>(numerics_.tokens() *
-                                                     numerics_.whole_sequence() * shape.heads *
-                                                     shape.head_dim)),
+          attention_flops_(2.0 *
+                           static_cast<double>(numerics_.tokens() * numerics_.whole_sequence() *
+                                               shape.heads * shape.head_dim)),
           input_bytes_(numerics_.tokens() * shape.hidden * size_of(numerics_.residual)) {}
 
     double of(size_t layer) const {
@@ -52,8 +52,7 @@ private:
         const bool tied = whole_.back().find(model::Role::head_table) == nullptr;
         if (tied && op == cost::Op::head) work.table = &whole_.front();
         work.saved_flops[model::at(model::Saved::attention)] = attention_flops_;
-        const double moved =
-            static_cast<double>(row.bytes(work)) / machine_.dram_bytes_per_s;
+        const double moved = static_cast<double>(row.bytes(work)) / machine_.dram_bytes_per_s;
         const double flops = row.flops ? row.flops(work) : 0;
         return std::max(moved, flops / machine_.assumed_flops_per_s);
     }
@@ -124,8 +123,7 @@ std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& sha
                           .trains_below = trains_below,
                           .tied = tied && (first || last)};
         for (int64_t l = stage.first; l < stage.end; ++l)
-            trains_below =
-                trains_below || whole[static_cast<size_t>(l)].trainable_elements > 0;
+            trains_below = trains_below || whole[static_cast<size_t>(l)].trainable_elements > 0;
         found.push_back(stage);
     }
     return found;

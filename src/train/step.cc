@@ -12,8 +12,8 @@
 namespace ferry::train {
 
 using cost::Content;
-using cost::Op;
 using cost::Link;
+using cost::Op;
 using model::Saved;
 using planner::BufferOf;
 using planner::Plan;
@@ -298,9 +298,7 @@ private:
     }
 
     // Blocks ask for them where documents do not see each other.
-    bool needs_tokens() const {
-        return stage().is_first() || stage().is_last() || plan_.documents;
-    }
+    bool needs_tokens() const { return stage().is_first() || stage().is_last() || plan_.documents; }
     void load_tokens(const Group& group, bool evaluation) {
         UnderWay& own = under_way(group);
         own.tokens.clear();
@@ -403,8 +401,7 @@ private:
                                           .scratch = scratch_});
         }
         if (stage().gives_table() && group.is_last) take_table_gradient();
-        if (plan_.tied && stage().all() && !group.is_last)
-            r_.spill_table_gradient(table_gradient_);
+        if (plan_.tied && stage().all() && !group.is_last) r_.spill_table_gradient(table_gradient_);
         if (plan_.tied && group.is_last) {
             r_.record<op::Add>(0, 0, {.gradient = gradient, .added = table_gradient_},
                                {.bytes = plan_.layers[0].trainable_elements * 4});

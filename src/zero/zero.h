@@ -58,9 +58,7 @@ struct Stage {
     bool copies_table() const { return !all() && tied && is_last(); }
     bool gives_table() const { return !all() && tied && is_first(); }
     // Groups of micro-batches that are between their forward and their backward, at most.
-    int64_t under_way(int64_t groups) const {
-        return std::min<int64_t>(count - index, groups);
-    }
+    int64_t under_way(int64_t groups) const { return std::min<int64_t>(count - index, groups); }
 };
 
 // One rank's view of the cut. Where several ranks share tensors, those that have the same slices

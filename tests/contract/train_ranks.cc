@@ -697,9 +697,9 @@ TEST_P(Pipelines, ClipAsRanksThatHaveAllLayers) {
     config.clip_norm = 0.5;
     const Outcome found = run(config, ranks());
     expect_equal(run(config, ranks()), found);  // the same again
-    EXPECT_GT(std::ranges::count_if(found.reports,
-                                    [](const StepReport& r) { return r.clip_factor < 1; }),
-              0);
+    EXPECT_GT(
+        std::ranges::count_if(found.reports, [](const StepReport& r) { return r.clip_factor < 1; }),
+        0);
     const auto expected = whole(config);
     if (!expected) return;
     for (size_t i = 0; i < found.reports.size(); ++i) {

@@ -100,11 +100,11 @@ std::string text_of_stage(const planner::Plan& plan) {
 KernelBytes kernel_bytes(const planner::Plan& plan) {
     KernelBytes sent;
     for (int64_t layer = 1; layer + 1 < std::ssize(plan.layers); ++layer) {
-        sent.bytes += plan.micro_batches * plan.exchanges.forward_bytes;
-        sent.calls += plan.micro_batches * plan.exchanges.forward_calls;
-        if (!plan.goes_back(layer)) continue;
-        sent.bytes += plan.micro_batches * plan.exchanges.backward_bytes;
-        sent.calls += plan.micro_batches * plan.exchanges.backward_calls;
+        for (const bool back : {false, true}) {
+            if (back && !plan.goes_back(layer)) continue;
+            sent.bytes += plan.micro_batches * plan.exchanges.bytes(back);
+            sent.calls += plan.micro_batches * plan.exchanges.calls(back);
+        }
     }
     return sent;
 }
@@ -114,9 +114,10 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     for (const model::Layer& layer : plan.layers) {
         for (const model::Tensor& tensor : layer.tensors) parameters += tensor.whole_count();
     }
-    print("{}{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
-          text_of_stage(plan), parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
-          plan.groups == 1 ? "" : "s");
+    print(
+        "{}{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
+        text_of_stage(plan), parameters, trainable_of(plan), plan.chunk_elements,
+        plan.micro_batches, plan.groups, plan.groups == 1 ? "" : "s");
     const int64_t attention = plan.blocks_saving(model::Saved::attention),
                   projections = plan.blocks_saving(model::Saved::projections),
                   mlp = plan.blocks_saving(model::Saved::mlp), blocks = plan.blocks(),

@@ -76,7 +76,7 @@ std::vector<CollectiveReport> RankLane::collectives() const {
 void RankLane::start(const swap::Call& call) {
     const auto op = static_cast<cost::Op>(call.task->op);
     const bool passes = op == cost::Op::pass_on || op == cost::Op::take_over;
-    last_ = passes ? link + static_cast<size_t>(link_of(*call.task))
+    last_ = passes                  ? link + static_cast<size_t>(link_of(*call.task))
             : op == cost::Op::agree ? size_t{run}
                                     : size_t{slice};
     cost::op::run(cost::op::Exchanges{}, *call.task, call.at,

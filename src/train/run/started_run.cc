@@ -59,15 +59,17 @@ void log_slices(const model::Shape& whole, const World& world) {
 void log_stages(const std::vector<zero::Stage>& stages, const planner::Plan& plan) {
     const auto count = static_cast<int>(stages.size());
     const double bubble = 100 * bubble_of(plan.groups, count);
-    log_info(fmt::format("{} stages: {}; {} groups of {} micro-batch{} pass through them, and each "
-                         "waits {:.0f} % of a step where all are as fast",
-                         count, text_of(stages, std::ssize(plan.layers)), plan.groups,
-                         plan.group_size(), plan.group_size() == 1 ? "" : "es", bubble));
+    log_info(
+        fmt::format("{} stages: {}; {} groups of {} micro-batch{} pass through them, and each "
+                    "waits {:.0f} % of a step where all are as fast",
+                    count, text_of(stages, std::ssize(plan.layers)), plan.groups, plan.group_size(),
+                    plan.group_size() == 1 ? "" : "es", bubble));
     if (plan.groups >= count) return;
-    log_warn(fmt::format("{} group{} of micro-batches for {} stages: each stage waits {:.0f} % of a "
-                         "step; raise batch.micro_batches{}, or lower parallel.pipeline",
-                         plan.groups, plan.groups == 1 ? "" : "s", count, bubble,
-                         plan.group_size() > 1 ? " or swap.groups" : ""));
+    log_warn(
+        fmt::format("{} group{} of micro-batches for {} stages: each stage waits {:.0f} % of a "
+                    "step; raise batch.micro_batches{}, or lower parallel.pipeline",
+                    plan.groups, plan.groups == 1 ? "" : "s", count, bubble,
+                    plan.group_size() > 1 ? " or swap.groups" : ""));
 }
 
 void refuse_restored(const Runtime& runtime, const Config& config) {
@@ -252,12 +254,15 @@ void StartedRun::refuse_of_pipeline(const Runtime& runtime) const {
                      .measured = fmt::format("parallel.pipeline {}", world_.pipeline),
                      .remedy = remedy});
     };
+    refuse(config_.zero.stage == 3 && world_.sharers() > 1,
+           "a pipeline would gather its weights again for each of its groups of micro-batches",
+           "zero.stage", "set zero.stage to 2 or less: a stage has few layers");
     refuse(runtime.resume, "a pipeline does not go on from the files of a killed run", "--resume",
            "start it anew, or set parallel.pipeline to 1");
     refuse(saved_ != nullptr, "a pipeline does not start from checkpoints yet",
            runtime.checkpoint.c_str(), "start from exported weights (model.path)");
-    refuse(imported_ != nullptr, "a pipeline imports no state",
-           runtime.imported.directory.c_str(), "set parallel.pipeline to 1");
+    refuse(imported_ != nullptr, "a pipeline imports no state", runtime.imported.directory.c_str(),
+           "set parallel.pipeline to 1");
 }
 
 void StartedRun::open(const Runtime& runtime) {
