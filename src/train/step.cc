@@ -90,16 +90,34 @@ public:
 
     void share_updates(int64_t layer) {
         if (updates() && stage().has(layer)) r_.share_updates(layer);
-        if (layer == 0 && stage().gives_table()) give_table(r_.fetch_weights(0));
+        if (layer == 0 && stage().gives_table() && updates()) {
+            Weights weights = r_.fetch_weights(0);
+            give_table(weights);
+        }
         if (layer == 0 && stage().copies_table()) take_table();
+    }
+
+    void begin(const Group& first) {
+        if (stage().copies_table()) take_table();
+        take_inputs(first);
+    }
+
+    // The first blocks' inputs, where the stage before makes them.
+    void take_inputs(const Group& group) {
+        if (stage().is_first()) return;
+        UnderWay& own = under_way(group);
+        for (int64_t i = 0; i < group.size; ++i) {
+            own.x.push_back(r_.acquire<Content::input>());
+            r_.take_over(Link::previous, stage().first - 1, group.first + i, own.x.back(),
+                         plan_.input_bytes);
+        }
     }
 
     void forward(const Group& group) {
         UnderWay& own = under_way(group);
         load_tokens(group, false);
-        if (group.is_first && stage().copies_table()) take_table();
         if (group.is_first) finish_previous_to(0);
-        enter(group);
+        if (stage().is_first()) embed(group);
         for (int64_t layer = first_block(); layer < end_block(); ++layer) {
             if (group.is_first) finish_previous_to(layer);
             const Weights weights = first_weights(layer, group);
@@ -130,12 +148,12 @@ public:
             finish_previous_to(head());
             r_.mark_committed();
         }
-        if (stage().is_last()) visit_head(group);
+        if (stage().is_last()) return visit_head(group);
+        pass_outputs(group);
     }
 
     // What the stage's blocks gave goes to the next one.
-    void leave(const Group& group) {
-        if (stage().is_last()) return;
+    void pass_outputs(const Group& group) {
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i)
             r_.pass_on(Link::next, stage().end - 1, group.first + i, own.x[at(i)],
@@ -195,7 +213,8 @@ public:
         const Group group{.size = micro_batches};
         UnderWay& own = under_way(group);
         load_tokens(group, true);
-        enter(group);
+        take_inputs(group);
+        if (stage().is_first()) embed(group);
         for (int64_t layer = first_block(); layer < end_block(); ++layer) {
             const Weights weights = r_.fetch_weights(layer);
             for (int64_t i = 0; i < group.size; ++i) {
@@ -210,7 +229,7 @@ public:
                 own.x[at(i)] = std::move(out);
             }
         }
-        if (!stage().is_last()) return leave(group);
+        if (!stage().is_last()) return pass_outputs(group);
         const Weights weights = r_.fetch_weights(head());
         const Table table = tied_table();
         for (int64_t i = 0; i < group.size; ++i) {
@@ -306,18 +325,6 @@ private:
             own.tokens.push_back(r_.load_tokens(group.first + i, evaluation));
     }
 
-    // The first blocks' inputs: made of the tokens, or by the stage before.
-    void enter(const Group& group) {
-        UnderWay& own = under_way(group);
-        own.x.clear();
-        if (stage().is_first()) return embed(group);
-        for (int64_t i = 0; i < group.size; ++i) {
-            own.x.push_back(r_.acquire<Content::input>());
-            r_.take_over(Link::previous, stage().first - 1, group.first + i, own.x.back(),
-                         plan_.input_bytes);
-        }
-    }
-
     void embed(const Group& group) {
         UnderWay& own = under_way(group);
         Weights weights = first_weights(0, group);
@@ -373,7 +380,6 @@ private:
     void give_table(Weights& weights) {
         if (updates() && table_trains()) r_.give_table(weights);
     }
-    void give_table(Weights&& weights) { give_table(weights); }
     void take_table() {
         if (updates() && table_trains()) r_.take_table();
     }
@@ -457,18 +463,14 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
         const auto group = [&](int64_t g) {
             return Group{g * size, size, g == 0, g == plan.groups - 1, g % under_way};
         };
+        step.begin(group(0));
         // Of a pipeline as many groups go forward first as there are stages from here on; then one
-        // goes back for each that goes forward. What comes back is taken in before the other goes
-        // on, for the next stage sends it before it asks for more. Where there are fewer groups
-        // than those stages, it asks for all of them first.
-        const zero::Stage& stage = plan.partition.stage;
-        const bool all_leave_first = stage.count - stage.index > plan.groups;
+        // goes back for each that goes forward. The inputs of the next one arrive beside that.
         for (int64_t g = 0; g < plan.groups + under_way - 1; ++g) {
             const int64_t back = g - (under_way - 1);
             if (g < plan.groups) step.forward(group(g));
-            if (g < plan.groups && all_leave_first) step.leave(group(g));
             if (back >= 0) step.take_gradients(group(back));
-            if (g < plan.groups && !all_leave_first) step.leave(group(g));
+            if (g + 1 < plan.groups) step.take_inputs(group(g + 1));
             if (back >= 0) step.backward(group(back));
         }
         step.send_report();
