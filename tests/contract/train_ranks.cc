@@ -1200,6 +1200,47 @@ TEST(PlansOfRanks, AreRefusedWhereTheyExchangeInAnotherOrder) {
     }
 }
 
+// Two stages that both take over before they pass on; or one of them does.
+TEST(PlansOfRanks, AreRefusedWhereStagesWaitForEachOther) {
+    for (const bool both : {true, false}) {
+        const auto said = comm::outcomes_of(
+            {.size = 2, .threads = true}, [&](comm::Communicator& ranks, Executor& executor) {
+                const int stage = ranks.rank();
+                swap::Schedule step{.name = "a step"};
+                const auto add = [&](cost::Op op, int32_t layer) {
+                    step.lanes[static_cast<size_t>(swap::Lane::comm)].push_back(
+                        static_cast<uint32_t>(step.tasks.size()));
+                    const auto link = stage == 0 ? cost::Link::next : cost::Link::previous;
+                    step.tasks.push_back({.lane = swap::Lane::comm,
+                                          .op = static_cast<uint8_t>(op),
+                                          .flags = static_cast<uint8_t>(link),
+                                          .layer = layer,
+                                          .item = 0,
+                                          .bytes = 8});
+                };
+                const int32_t taken = stage == 0 ? 2 : 1, passed = 3 - taken;
+                const bool takes_first = both || stage == 1;
+                if (takes_first) add(cost::Op::take_over, taken);
+                add(cost::Op::pass_on, passed);
+                if (!takes_first) add(cost::Op::take_over, taken);
+                const swap::Schedule* const all[] = {&step};
+                require_stages_end(ranks, executor, all, stage, 2);
+            });
+        for (const std::exception_ptr& error : said) {
+            ASSERT_EQ(error != nullptr, both);
+            if (!both) continue;
+            try {
+                std::rethrow_exception(error);
+            } catch (const Error& why) {
+                EXPECT_EQ(why.trouble(), Trouble::internal);
+                EXPECT_EQ(why.problem().where, "the schedule \"a step\"");
+                EXPECT_THAT(why.problem().measured,
+                            testing::HasSubstr("stage 0 takes over layer 2, item 0, from stage 1"));
+            }
+        }
+    }
+}
+
 TEST_F(Ranks, RefuseAStepThatTheyCannotShare) {
     Config odd = config();
     odd.batch.micro_batches = 5;
