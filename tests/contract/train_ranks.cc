@@ -741,7 +741,7 @@ TEST_P(Pipelines, ChangeNoBitByStageOrTier) {
         config.model.tie_embeddings = tied;
         config.zero.stage = 0;
         const Outcome first = run(config, ranks());
-        for (const int64_t stage : {0, 1, 2}) {
+        for (const int64_t stage : {0, 1}) {
             SCOPED_TRACE(testing::Message() << "stage " << stage);
             config.zero.stage = stage;
             Config on_nvme = config;

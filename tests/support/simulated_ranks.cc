@@ -182,11 +182,13 @@ private:
 
 class SimulatedRank final : public OperationQueue, private Service {
 public:
-    SimulatedRank(Hall& hall, int rank, Executor& executor)
+    // A simulated rank has one thread, which waits in a meeting: there all its communicators' calls
+    // take their turns in one order, on the lane of the first.
+    SimulatedRank(Hall& hall, int rank, Executor& executor, std::optional<LaneId> lane = {})
         : hall_(hall),
           rank_(rank),
           executor_(executor),
-          lane_(executor.add_lane("comm", kDepth)),
+          lane_(lane && executor.simulated() ? *lane : executor.add_lane("comm", kDepth)),
           operations_(kDepth) {
         if (executor.simulated()) executor_.host(*this);
     }
@@ -219,7 +221,7 @@ public:
     std::unique_ptr<Communicator> group(std::span<const int> members) override {
         const auto own = std::ranges::find(members, rank_) - members.begin();
         return std::make_unique<SimulatedRank>(hall_.group(groups_++, members),
-                                               static_cast<int>(own), executor_);
+                                               static_cast<int>(own), executor_, lane_);
     }
 
 private:
