@@ -640,6 +640,7 @@ protected:
         config.batch.micro_batches = 4;
         config.evaluate.micro_batches = 3;
         config.steps = 3;
+        config.zero.stage = 1;
         config.parallel.pipeline = GetParam().pipeline;
         return config;
     }
