@@ -67,7 +67,7 @@ class PlanTest(FerryTest):
         """Where ranks share tensors and sequences, neighbours share tensors: of two ranks a host sequences alone cross."""
         model = {"model__heads": 4, "model__kv_heads": 2, "model__head_dim": 16, "batch__micro_batches": 32}
         def planned(ranks, **changes):
-            run = self.ferry("plan", self.command(self.config(**model, **changes))[1], "--json", "--ranks", str(ranks),
+            run = self.ferry("plan", self.command(self.config(**{**model, **changes}))[1], "--json", "--ranks", str(ranks),
                              "--ranks-per-host", "2", "--network", "1Mbit")
             self.assertEqual(run.code, 0, run.err)
             return json.loads(run.out)

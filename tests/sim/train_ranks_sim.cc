@@ -82,7 +82,7 @@ TEST_F(RanksSim, EveryInterleavingOfStagesEndsWithTheSameBits) {
             return config;
         };
         const TinyOutcome expected = simulate(staged(config(false)), 1).front();
-        Seeds seeds(60);
+        Seeds seeds(30);
         do {
             const uint64_t seed = seeds.now();
             SCOPED_TRACE("FERRY_SIM_SEED=" + std::to_string(seed));
