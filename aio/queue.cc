@@ -114,9 +114,9 @@ QueueCounters Queue::counters() const noexcept {
     return counters;
 }
 
-// ---------------------------------------------------------------- the turn
+// ---------------------------------------------------------------- one round
 
-// The thread is the executor's; it comes here first in its first turn.
+// The thread is the executor's; it comes here first in its first round.
 void Queue::stay_near_the_drive() {
     placed_ = true;
     if (options_.cores.empty()) return;
@@ -125,7 +125,7 @@ void Queue::stay_near_the_drive() {
                  " cannot run on the cores it was given: " + std::strerror(errno));
 }
 
-void Queue::turn(Nanos until) {
+void Queue::run_once(Nanos until) {
     if (!placed_) stay_near_the_drive();
     now_ = std::max(now_, backend_->now());
     take_requests();

@@ -30,6 +30,15 @@ struct Request {
     int64_t size_bytes = 0;
 };
 
+// An operation that is taken and has yet to reach a queue.
+inline void begin(Operation& operation, Nanos now) noexcept {
+    operation.state = State::queued;
+    operation.done_bytes = 0;
+    operation.error = 0;
+    operation.submitted_ns = now;
+    operation.finished_ns = 0;
+}
+
 struct QueueOptions {
     std::string name;
     int path = 0, ring = 0;
@@ -83,7 +92,7 @@ public:
     std::string_view backend_name() const noexcept { return backend_->name(); }
 
     std::string_view name() const override { return options_.name; }
-    void turn(Nanos until) override;
+    void run_once(Nanos until) override;
     void interrupt() override { backend_->wake(); }
     Nanos next_event() const override;
 
@@ -171,7 +180,7 @@ private:
     int in_backend_ = 0;
     int64_t bytes_in_backend_ = 0;
     Nanos now_ = 0;
-    Nanos measured_at_ = 0;   // the end of the last turn's wait
+    Nanos measured_at_ = 0;   // the end of the last round's wait
     bool busy_ = false;       // since then, there was enough under way to measure the device
     bool delivered_ = false;  // something finished that the step thread was not told of
     bool pressing_ = false;   // one of it was urgent or large

@@ -166,11 +166,7 @@ public:
         if (free_splits_.empty()) return false;
         const uint32_t index = free_splits_.back();
         free_splits_.pop_back();
-        operation.state = State::queued;
-        operation.done_bytes = 0;
-        operation.error = 0;
-        operation.submitted_ns = executor_.now();
-        operation.finished_ns = 0;
+        begin(operation, executor_.now());
         ++in_flight_;
         ++of(operation.slot).under_way;
         start(index, operation);

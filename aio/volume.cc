@@ -298,11 +298,7 @@ bool VolumeOnPaths::try_submit(Operation& operation) noexcept {
                             static_cast<uintptr_t>(alignment_) ==
                         0,
                 "an operation is not aligned");
-    operation.state = State::queued;
-    operation.done_bytes = 0;
-    operation.error = 0;
-    operation.submitted_ns = executor_.now();
-    operation.finished_ns = 0;
+    begin(operation, executor_.now());
     ++in_flight_;
     ++submitted_;
     queue_of(place).submit({.operation = &operation,

@@ -58,7 +58,7 @@ def measured(options):
     """Points of (layers, tokens, bytes), the warm-up of each process left out."""
     found = []
     for layers in options.layers:
-        done = subprocess.run([sys.executable, __file__, "--one", str(layers), "--lengths",
+        done = subprocess.run([sys.executable, __file__, "--one", str(layers), "--ferry", options.ferry, "--lengths",
                                *map(str, options.lengths)], capture_output=True, text=True, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"layers"')]
         if len(lines) < 3:

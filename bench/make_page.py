@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/benchmarks.md and the table of README.md, made of what was measured.
+"""docs/benchmarks.md and two tables of README.md, made of what was measured.
 
     bench/make_page.py              writes both
     bench/make_page.py --check      says whether they are what would be written
@@ -8,6 +8,8 @@
 bench/targets.json names each target, what was asked, and which rows answer it. A file of bench/results/ is one run: what
 `ferry bench ... --json` or a script in bench/ printed, {"machine", "command", "date", "rows"}. For a newer result replace
 the file, or add one and name it in targets.json. A run without a "date" has its machine's.
+"readme" and "gaps" of targets.json are the two tables of README.md: a gap is a row of a run, of several the least ratio, or
+"measured" in words.
 
 An outcome is a row's ratio beside what the target asks: met where the median reaches it, missed where the whole spread
 falls short, else open.
@@ -17,7 +19,9 @@ import argparse
 import fnmatch
 import json
 import math
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 import common
@@ -41,6 +45,24 @@ Absolute figures are there for the size only. Machines of one kind differ by a t
 will be clipped.
 
 ## Targets
+
+How many rows of a target's results have which outcome:
+
+"""
+
+RESULTS = """
+## Results
+
+A line a result. "Asked" is the ratio that it was held to; results without one are there beside the others. One row has its
+ratio and its spread; several have the least and the greatest ratio, and their number.
+"""
+
+HEADING_OF_RESULTS = "| result | asked | measured | spread, or rows | outcome | run |\n|---|---|---|---|---|---|\n"
+
+RUNS = """
+## Runs
+
+A run's file has the whole command, system and kernel, and all rows.
 
 """
 
@@ -88,47 +110,88 @@ def rows_of(runs, result):
     return rows
 
 
-def sentence(runs, result):
-    """A result in a few words: of one row its ratio, of several their range."""
-    rows = rows_of(runs, result)
-    outcomes = [outcome(row, result) for row in rows]
+def figure(rows):
+    """What was measured: of one row its ratio or its value, of several the range of their ratios."""
+    ratios = [row["ratio"] for row in rows]
     if len(rows) == 1:
-        row = rows[0]
-        text = times(row["ratio"]) + spread_of(row) if row["ratio"] is not None else f"{number(row['value'])} {row['unit']}"
-        text += f", **{outcomes[0]}**" if outcomes[0] else ""
-    else:
-        ratios = [row["ratio"] for row in rows]
-        text = f"{times(min(ratios))} to {times(max(ratios))} in {len(rows)} rows"
-        found = [f"{outcomes.count(one)} {one}" for one in ("met", "open", "missed") if one in outcomes]
-        text += f", **{', '.join(found)}**" if found else ""
-    return f"{result['label']}: {text}" if result.get("label") else text
+        return times(ratios[0]) if ratios[0] is not None else f"{number(rows[0]['value'])} {rows[0]['unit']}"
+    return f"{times(min(ratios))} to {times(max(ratios))}"
 
 
-def table_of_targets(runs, targets):
-    lines = ["| | what | asked | newest result | what limits it |", "|---|---|---|---|---|"]
+def counted(outcomes):
+    return {word: outcomes.count(word) for word in ("met", "open", "missed") if word in outcomes}
+
+
+def verdict(outcomes):
+    """The outcome of one row, or how many of several have which."""
+    found = counted(outcomes)
+    return next(iter(found), "") if len(outcomes) == 1 else ", ".join(f"{count} {word}" for word, count in found.items())
+
+
+def asked_of(result):
+    if result.get("least") is None:
+        return ""
+    return f"{result['least']:g}x" + (f" to {result['most']:g}x" if "most" in result else "")
+
+
+def line_of(runs, result):
+    rows = rows_of(runs, result)
+    cells = (result.get("label") or rows[0]["name"], asked_of(result), figure(rows), spread_of(rows[0]).strip(" ()") if len(rows) == 1 else
+             f"{len(rows)} rows", verdict([outcome(row, result) for row in rows]), link(result["run"]))
+    return f"| {' | '.join(cells)} |"
+
+
+def overview(runs, targets):
+    """A line a target: how many of its rows have which outcome."""
+    lines = ["| | what | met | open | missed |", "|---|---|---|---|---|"]
     for target in targets:
-        results = "<br>".join(sentence(runs, one) for one in target["results"]) or "not measured"
-        lines.append(f"| {target['id']} | {target['what']} | {target['asked']} | {results} | {target.get('why', '')} |")
+        found = counted([outcome(row, one) for one in target["results"] for row in rows_of(runs, one)])
+        counts = [str(found.get(word, "")) for word in ("met", "open", "missed")] if found else ["not measured", "", ""]
+        lines.append(f"| [{target['id']}](#{target['id'].lower()}) | {target['what']} | {' | '.join(counts)} |")
     return "\n".join(lines) + "\n"
+
+
+def paragraph(text):
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def section_of(runs, target):
+    """A target: what was asked, a line a result, and what limits it."""
+    text = f"\n### {target['id']}\n\n" + paragraph(f"{capital(target['what'])}. Asked: {target['asked']}.")
+    if target["results"]:
+        text += "\n" + HEADING_OF_RESULTS + "".join(line_of(runs, one) + "\n" for one in target["results"])
+    return text + ("\n" + paragraph(target["why"]) if target.get("why") else "")
+
+
+def capital(text):
+    return text[0].upper() + text[1:]
 
 
 def link(name):
     return f"[{name}](../bench/results/{name}.json)"
 
 
+def program_of(command):
+    """The script, or the part of ferry, that a command runs."""
+    found = re.search(r"(bench|tools)/\w+\.(py|sh)|ferry (bench )?\w+", command)
+    return f"`{found[0]}`" if found else command.split(":")[0]
+
+
 def table_of_runs(runs):
-    lines = ["| run | date | machine | command |", "|---|---|---|---|"]
-    lines += [f"| {link(name)} | {date_of(run)} | {machine_text(run['machine'])} | `{run['command'].replace('|', '&#124;')}` |"
+    lines = ["| run | date | machine | made by |", "|---|---|---|---|"]
+    lines += [f"| {link(name)} | {date_of(run)} | {hardware(run['machine'])} | {program_of(run['command'])} |"
               for name, run in runs.items()]
     return "\n".join(lines) + "\n"
 
 
 def table_of_others(runs, others):
-    lines = ["| what | result | run |", "|---|---|---|"]
+    lines = ["| what | measured | | run |", "|---|---|---|---|"]
     for other in others:
-        results = "<br>".join(sentence(runs, one) for one in other["results"])
-        names = ", ".join(dict.fromkeys(f"{link(one['run'])}" for one in other["results"]))
-        lines.append(f"| {other['what']} | {results} | {names} |")
+        for one in other["results"]:
+            rows = rows_of(runs, one)
+            what = other["what"] + (f": {one['label']}" if one.get("label") else "")
+            spread = spread_of(rows[0]).strip(" ()") if len(rows) == 1 else f"{len(rows)} rows"
+            lines.append(f"| {what} | {figure(rows)} | {spread} | {link(one['run'])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -147,12 +210,16 @@ def table_of_limits(run, below):
     return "\n".join(lines) + "\n"
 
 
-def machine_text(machine):
+def hardware(machine):
     parts = [machine["processor"]] + ([f"{machine['cores']} cores"] if "cores" in machine else [])
     gpus = machine.get("gpus", [])
     parts += [machine["memory"]] if "memory" in machine else []
     parts += [f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0]] if gpus else []
-    return ", ".join(parts + [machine[key] for key in ("system", "kernel") if key in machine])
+    return ", ".join(parts)
+
+
+def machine_text(machine):
+    return ", ".join([hardware(machine)] + [machine[key] for key in ("system", "kernel") if key in machine])
 
 
 def section(name, run, results):
@@ -186,21 +253,36 @@ def page(folder):
     unused = sorted(set(runs) - {one["run"] for one in named})
     if unknown or unused:
         raise SystemExit(f"targets.json names runs that are not there: {unknown}; runs that it does not name: {unused}")
-    return (INTRODUCTION + table_of_targets(runs, targets["targets"]) + "\n## Beside the targets\n\n" +
+    return (INTRODUCTION + overview(runs, targets["targets"]) + RESULTS +
+            "".join(section_of(runs, target) for target in targets["targets"]) + "\n## Beside the targets\n\n" +
             table_of_others(runs, targets["others"]) + "".join(limits_of(runs, one) for one in targets["limits"]) +
-            "\n## Runs\n\n" + table_of_runs(runs))
+            RUNS + table_of_runs(runs))
+
+
+def table_of_readme(runs, measured):
+    lines = ["| what | reference | ratio |", "|---|---|---|"]
+    for one in measured:
+        row = rows_of(runs, {"run": one["run"], "rows": one["row"]})[0]
+        lines.append(f"| {one['what'].format(value=number(row['value']))} | {one['reference']} | {times(row['ratio'], 2)} |")
+    return lines
+
+
+def table_of_gaps(runs, gaps):
+    """What falls short: of several rows the least ratio."""
+    lines = ["| target | measured | why |", "|---|---|---|"]
+    for one in gaps:
+        rows = rows_of(runs, {**one, "rows": one["row"]}) if "run" in one else []
+        found = times(min(row["ratio"] for row in rows), 2) if rows else one["measured"]
+        lines.append(f"| {one['what']} | {found} | {one['why']} |")
+    return lines
 
 
 def readme(folder, text):
-    """README.md with its table of results anew."""
+    """README.md with its tables of results and of gaps anew."""
     runs, targets = load(folder)
-    lines = ["| what | reference | ratio |", "|---|---|---|"]
-    for one in targets["readme"]:
-        row = rows_of(runs, {"run": one["run"], "rows": one["row"]})[0]
-        lines.append(f"| {one['what'].format(value=number(row['value']))}"
-                     f" | {one['reference']} | {times(row['ratio'], 2)} |")
-    start = text.index(lines[0])
-    return text[:start] + "\n".join(lines) + text[text.index("\n\n", start):]
+    for lines in (table_of_readme(runs, targets["readme"]), table_of_gaps(runs, targets["gaps"])):
+        text = re.sub(re.escape(lines[0]) + r"\n(\|.*\n)*", lambda _, table="\n".join(lines) + "\n": table, text)
+    return text
 
 
 def main():

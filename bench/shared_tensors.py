@@ -41,8 +41,8 @@ def main():
         ranks = HOSTS * RANKS_PER_HOST
         settings = {"steps": options.steps, "data.tokens": common.tokens_for(options, config, directory),
                     "evaluate.every": 0, "evaluate.micro_batches": 0, "budgets.nvme": [], "budgets.device": "unlimited",
-                    "budgets.host": "unlimited", **NEVER_CLIPPED, "batch.micro_batch": 1, "batch.micro_batches": options.micro_batches,
-                    "threads": ranks, **(TINY if options.tiny else {})}
+                    "budgets.host": "unlimited", **NEVER_CLIPPED, "batch.micro_batch": 1,
+                    "batch.micro_batches": options.micro_batches, "threads": ranks, **(TINY if options.tiny else {})}
         for mbit in options.mbit:
             hosts.set_rate(mbit)
 

@@ -13,13 +13,11 @@
 
 namespace ferry::swap {
 
-enum class Lane : uint8_t { compute, h2d, d2h, team, check, read, write, comm };
 constexpr int kLanes = 8;
 // The lanes of a run: the last one is idle where there is one rank.
 constexpr size_t lanes_of(int ranks) {
     return static_cast<size_t>(ranks > 1 ? kLanes : kLanes - 1);
 }
-std::string_view name_of(Lane lane);
 
 // Tasks complete in order within a lane, as counted: a counter of n means tasks 0..n-1 are done.
 struct Wait {

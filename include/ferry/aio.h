@@ -70,7 +70,8 @@ struct VolumeOptions {
     bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
     Leftover leftover = Leftover::remove;
     uint64_t run_id = 0;  // hash of the numerics record: tells whose leftovers they are
-    // Fill the slots so that no write converts metadata later: in open(), or by finish_layout().
+    // Writes every slot once, so that later writes change no metadata of the file system: in
+    // open(), or by finish_layout().
     bool write_once = true, lays_out_later = false;
     // Memory to register with the kernel: only I/O slabs, on huge pages (aio/README.md).
     std::vector<std::span<std::byte>> registered{};
@@ -151,8 +152,8 @@ public:
 
     // ---- with record_bytes: a record of what the slots hold, in two copies
     virtual std::span<std::byte> record() noexcept = 0;  // to fill while none is published
-    // Flushes on every path what was written and polled until now; then writes the first `bytes` of
-    // record() over the older copy; then flushes that. poll() moves it on; it never blocks.
+    // Flushes on every path what was written and polled until now. Then the first `bytes` of
+    // record() replace the older copy, and are flushed. poll() moves it on; it never blocks.
     virtual void publish(int64_t bytes) noexcept = 0;
     // False: it is under way. Throws Error where it failed: the copy before stands.
     virtual bool published() = 0;

@@ -201,9 +201,15 @@ struct ZeroConfig {
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange
 };
 
+// What ranks that share a sequence send each other for attention: heads, so that each has all
+// tokens of some, or keys and queries in a ring, so that each has its tokens of all heads.
+// automatic: heads where the ranks divide them, and on a GPU.
+enum class SequenceOrder : uint8_t { automatic, heads, ring };
+
 // What several ranks do together beside sharing the state.
 struct ParallelConfig {
     int sequence = 1;  // ranks that share each sequence: docs/attention.md
+    SequenceOrder sequence_order = SequenceOrder::automatic;
     int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
     int pipeline = 1;  // stages of layers, each of as many ranks
 };
@@ -245,9 +251,9 @@ struct Config {
 };
 
 // `overrides` are "key.path=value" (JSON value, or a bare string). Relative paths inside the file
-// are relative to the working directory. The result is whole: kv_heads, head_dim, the schedule's
-// total_steps and decay_steps, and the constants for which optimizer.method has defaults of its own
-// are filled in where the file left them to be derived. A key that the chosen method or schedule
+// are relative to the working directory. The result is whole. What the file leaves out
+// is derived: kv_heads, head_dim, the schedule's total_steps and decay_steps, and constants for
+// which optimizer.method has defaults of its own. A key that the chosen method or schedule
 // does not use is warned about, not refused.
 Config load_config(const std::string& path, std::span<const std::string> overrides);
 Config parse_config(std::string_view json, const std::string& where,
@@ -264,8 +270,5 @@ std::vector<KeyValue> describe_values(const Config& config);
 // Every key that decides a number of the training, each on a line "key = value". Keys of the model,
 // of budgets, of how state travels and of evaluation decide none; a path is not its contents.
 std::string describe_training(const Config& config);
-
-// docs/configuration.md: every key with its type, range, default and meaning.
-std::string describe_config_markdown();
 
 }  // namespace ferry

@@ -25,8 +25,8 @@ constexpr int kStreams = 3;
 class Stream {
 public:
     virtual ~Stream() = default;
-    // Kernels are called inside a job: on the CPU device it runs on the stream's thread when its
-    // turn comes, on CUDA it runs at once and its kernels are enqueued.
+    // Kernels are called inside a job. On the CPU device it runs on the stream's thread when its
+    // turn comes. On CUDA it runs at once, and its kernels are enqueued.
     virtual void launch(Job job) = 0;
     // A kernel that does nothing for so long, or a little longer; called inside a job as kernels
     // are. What follows on this stream waits for its end; the other streams, the caller and the

@@ -23,18 +23,18 @@ struct Job {
 };
 
 // Something with a thread of its own that blocks in the kernel rather than in the executor: an
-// io_uring. Real executors call turn(kForever) in a loop on the service's thread; the simulated one
-// calls turn(now) on the one thread whenever virtual time reaches next_event().
+// io_uring. Real executors call run_once(kForever) in a loop on the service's thread; the simulated
+// one calls run_once(now) on the one thread whenever virtual time reaches next_event().
 class Service {
 public:
     virtual ~Service() = default;
     virtual std::string_view name() const = 0;
     // Takes what was submitted, moves it on, delivers what finished. May block until `until`, or
     // until interrupt().
-    virtual void turn(Nanos until) = 0;
-    // Any thread: makes a blocked turn() return soon, or the next one not block.
+    virtual void run_once(Nanos until) = 0;
+    // Any thread: makes a blocked run_once() return soon, or the next one not block.
     virtual void interrupt() = 0;
-    // Virtual time of the next thing turn() would do, kForever if none. Simulation only.
+    // Virtual time of the next thing run_once() would do, kForever if none. Simulation only.
     virtual Nanos next_event() const { return kForever; }
 };
 
@@ -48,7 +48,7 @@ public:
     // At start-up only. `lane_depth` jobs can be posted and not yet finished.
     virtual LaneId add_lane(std::string name, int lane_depth = 1024) = 0;
     virtual void host(Service& service) = 0;
-    virtual void retire(Service& service) = 0;  // returns when turn() will not be called again
+    virtual void retire(Service& service) = 0;  // returns when run_once() will not be called again
     // Never allocates; a full lane is a bug of the caller, who bounds what it posts.
     virtual void post(LaneId lane, Job job) = 0;
     // Step thread: sleeps until wake() was called since the last wait returned, or until `until`.

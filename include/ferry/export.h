@@ -1,10 +1,10 @@
 // A trained model as a directory that transformers loads: weights, config.json and, where the model
 // came from a directory, its tokenizer's files.
 //
-// The directory is claimed before the training that it ends, so that two runs cannot write to one
-// place, and so that a place that takes no files is refused at once. config.json is written last:
-// without it the directory is not taken for a model. An engine of several ranks exports together,
-// and its first rank writes.
+// The directory is claimed before the training starts. So two runs cannot write to one place, and a
+// place that takes no files is refused at once. config.json is written last. Without it the
+// directory is not taken for a model. An engine of several ranks exports together, and its first
+// rank writes.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct ExportOptions {
     std::optional<DType> type{};  // type of the weights; none: the type the run computes in
     int64_t shard_bytes = 5'000'000'000;
 };
-// The place of an export, claimed before the training that it ends, and a copy of what comes along
-// from the model's directory: that may hold another model when the training is done, or be gone.
+// The place of an export, claimed before the training, and a copy of what comes along from the
+// model's directory. That directory may hold another model at the end, or be gone.
 class ExportDirectory {
 public:
     // Makes the directory where there is none. Throws usage where it is not empty, cannot be
@@ -59,9 +59,9 @@ public:
         std::string path{};
         std::optional<Error> instead_of{};  // why it is not path() that the files may go to
     };
-    // path(); where that leads elsewhere by now, has files of another model in it or takes none, a
-    // new directory beside it: what was trained must not end with its place. Throws io where that
-    // cannot be made either.
+    // path(), or a new directory beside it: where path() leads elsewhere by now, holds files of
+    // another model, or takes none. What was trained must not end with its place. Throws io where
+    // no directory can be made.
     Place place() const;
 
 private:

@@ -17,9 +17,9 @@
 // (ferry_log_to_stderr). Text is UTF-8; what is passed in is copied, and what is passed out is the
 // library's, valid as long as its function says.
 //
-// Bugs in ferry: found on the calling thread, the call returns FERRY_INTERNAL and its handle is
-// poisoned: all calls return FERRY_POISONED from then on, but for its close, which then leaves its
-// memory and files alone. Found on a thread of ferry's own, or where it cleans up after itself, the
+// Bugs in ferry. Found on the calling thread, the call returns FERRY_INTERNAL and its handle is
+// poisoned. All later calls return FERRY_POISONED; its close alone works, and leaves memory and
+// files as they are. Found on a thread of ferry's own, or where it cleans up after itself, the
 // process ends by abort(), with the text on the log first.
 // NOLINTBEGIN: it is C.
 #pragma once
@@ -214,10 +214,10 @@ FERRY_API ferry_status ferry_files_open_descriptor(ferry_files* files, int32_t d
 FERRY_API ferry_status ferry_files_close(ferry_files* files, uint32_t file);
 FERRY_API ferry_status ferry_files_size(ferry_files* files, uint32_t file, int64_t* bytes);
 // Submits a transfer of bytes [offset, offset + bytes) of a file, and returns without waiting. The
-// buffer is ferry's until the transfer was polled. Transfers that touch the same bytes of a file,
-// one of them writing, run in the order of submission; nothing else is ordered, nor are numbers of
-// the same file. AGAIN: operations_max are under way. IO: the file is shorter than what is read of
-// it. USAGE: it was opened for reading and is written.
+// buffer is ferry's until the transfer was polled. Of two transfers that touch the same bytes of a
+// file, one of them writing, the first submitted runs first. Nothing else is ordered, nor are two
+// numbers of one file. AGAIN: operations_max are under way. IO: the file is shorter than what is
+// read. USAGE: it was opened for reading and is written.
 FERRY_API ferry_status ferry_files_read(ferry_files* files, uint32_t file, int64_t offset,
                                         void* buffer, int64_t bytes, int32_t priority,
                                         uint64_t tag);

@@ -8,20 +8,22 @@
 
 namespace ferry::optim {
 
-// Factor of peak at a step (from 1), with r = (step - 1 - warmup_steps) / (total_steps -
-// warmup_steps). As in PyTorch and transformers the fall is over after the last step: it still
-// moves when final_fraction is 0. Unlike there the first step moves too.
+// The rate is peak times a factor. Steps count from 1, and
+// r = (step - 1 - warmup_steps) / (total_steps - warmup_steps).
+// The fall is over after the last step, as in PyTorch and transformers: the last step still moves
+// where final_fraction is 0. The first step moves too, which it does not there.
 //   warm-up       step / warmup_steps; log_warmup: log(step) / log(max(2, warmup_steps))
 //   constant      1
 //   linear        from 1 to final_fraction along r
 //   cosine        final_fraction + (1 - final_fraction) * (1 + cos(pi * r)) / 2
 //   wsd           1, over the last decay_steps linear to final_fraction (MiniCPM, Hu et al. 2024)
-//   one_cycle     DeepSpeed's OneCycle (first step size = warmup_steps, both = total_steps): linear
-//                 from final_fraction at the first step to 1 at step warmup_steps + 1 and back;
-//                 without its cycle of momentum and its decay after the cycle
-//   warmup_decay  DeepSpeed's WarmupDecayLR, a step later than one_cycle, as its engine runs it:
-//                 with a warm-up the first two steps have final_fraction, step warmup_steps + 2
-//                 the peak; its default is log_warmup. DeepSpeed warms up for 2 steps at least
+//   one_cycle     DeepSpeed's OneCycle (first step size = warmup_steps, both = total_steps). Linear
+//                 from final_fraction at the first step to 1 at step warmup_steps + 1, and back.
+//                 It has no cycle of momentum and no decay after the cycle
+//   warmup_decay  DeepSpeed's WarmupDecayLR as its engine runs it, a step later than one_cycle.
+//                 With a warm-up the first two steps have final_fraction, and step
+//                 warmup_steps + 2 the peak. DeepSpeed's default is log_warmup, for 2 steps at
+//                 least
 // After total_steps (warmup_decay: and one more) final_fraction holds, except for constant.
 struct LrSchedule {
     Decay kind = Decay::constant;

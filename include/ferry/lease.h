@@ -1,6 +1,6 @@
 // Leases: the tiered store by demand, for programs that do not know beforehand in which order they
-// use their objects. (Whoever does records a schedule: swap.h.) An object at home on NVMe is in one
-// of a fixed number of host buffers while it is leased, and stays there until the buffer is needed.
+// use their objects. (Whoever does records a schedule: swap.h.) A leased object of NVMe lies in one
+// of a fixed number of host buffers. It stays there until the buffer is needed.
 // examples/leases.cc shows it whole.
 //
 // Threads: one owner thread, the executor's step thread, makes and calls the store and acquires,
@@ -74,9 +74,9 @@ struct LeasedStoreOptions {
     // for one object of NVMe. Address and buffer_bytes: multiples of the volume's alignment.
     std::span<std::byte> buffers{};
     int64_t buffer_bytes = 0;  // 0: as large as the largest of these objects needs
-    // How many buffers the store tries to have free: it writes back, ahead of need, the contents of
-    // those that no lease holds and that were not used for longest. With more, acquire() finds room
-    // sooner. With fewer, what changes often is written less often. 0: a quarter, at least one.
+    // How many buffers the store tries to have free. It writes back ahead of need: of
+    // unleased buffers those not used for longest. With more, acquire() finds room sooner. With
+    // fewer, what changes often is written less often. 0: a quarter, at least one.
     int64_t spare_buffers = 0;
     bool verify = true;   // checksums: sealed when written, verified when read
     Parallel parallel{};  // optional: hashes
@@ -101,9 +101,10 @@ public:
     LeasedStore(const LeasedStore&) = delete;
     LeasedStore& operator=(const LeasedStore&) = delete;
 
-    // Waits until the object's bytes are in a buffer, for a writer also until no write of it is
-    // under way. Takes the buffer not used for longest among those whose contents can be had again;
-    // where there is none, waits for a write or a read to make one. Throws
+    // Waits until the object's bytes are in a buffer; for a writer also until no write of it is
+    // under way. It takes the buffer that was not used for longest, of those whose contents are
+    // written or can be read again. Where there is none, it waits for a write or a read to end.
+    // Throws
     //   io            the read failed, or its bytes were not those written: nothing is leased, and
     //                 another acquire() reads again; or an earlier write of this object failed:
     //                 until overwritten or reverted
@@ -112,9 +113,9 @@ public:
     //   does_not_fit  every buffer is held by a lease
     Lease acquire(ObjectId object, Access access);
 
-    // A hint: starts the read if a buffer is free, or holds what can be had again and was not
-    // itself prefetched for an acquire() to come; else does nothing. Never waits. A failed
-    // read is not reported: acquire() reads again. Throws usage: no such object.
+    // A hint: starts the read if a buffer can be had, else does nothing. It never takes a buffer
+    // that was prefetched itself and is still to be acquired. Never waits. A failed read is not
+    // reported: acquire() reads again. Throws usage: no such object.
     void prefetch(ObjectId object);
     void prefetch(std::span<const ObjectId> objects) {  // the first needed first
         for (const ObjectId object : objects) prefetch(object);
@@ -125,8 +126,8 @@ public:
     void flush();
     // Throws io: the first failed write that was not overwritten or reverted. Never waits.
     void check();
-    // After a failed write of an object that is not leased: what it was to hold is lost, and it has
-    // the contents before again, those last written without failure. False: it has none.
+    // After a failed write of an object that is not leased: the object has its contents before
+    // again, those last written without failure. The newer ones are lost. False: it has none.
     bool revert(ObjectId object);
 
     LeaseReport report() const;

@@ -1,6 +1,6 @@
-// The optimizer's arithmetic: one pass over memory for a run of elements, the same bits from the
-// scalar reference, every SIMD target and CUDA; independent of threads, chunk size and
-// alignment. Rules: ../../docs/numerics.md.
+// The optimizer's arithmetic: one pass over memory for a run of elements. The scalar reference,
+// every SIMD target and CUDA give the same bits, whatever the threads, chunk size or alignment.
+// Rules: ../../docs/numerics.md.
 #pragma once
 
 #include <cstdint>
@@ -104,9 +104,9 @@ std::string_view name_of(Method method);
 // e % 16 / 2}), the low half for m and the high half for v. Only step, layer, element and moment
 // decide them. (A vector of blocks yields words of neighbours in any lane count.)
 //
-// Moments in int8: blocks of 256 elements, each a scale (the largest magnitude of the block, in
-// fp32) and a code an element, which stands for a share of it. Block size, the two maps of 256
-// shares and the rounding are those of AdamW8bit in torchao (quant_utils of its optim); the maps
+// Moments in int8, in blocks of 256 elements. A block has a scale, its largest magnitude in fp32,
+// and a code an element, which stands for a share of it. Block size, the two maps of 256
+// shares and the rounding are those of AdamW8bit in torchao (quant_utils of its optim). The maps
 // are bitsandbytes' dynamic tree quantization (Dettmers et al. 2022). One map has signs: for m. The
 // other has none and is twice as fine: for v, and for Adagrad's sum.
 //   m  = share of the code * scale                   one product; then as above, to m'
@@ -137,8 +137,8 @@ constexpr uint32_t join(Halves halves) {
     return ((uint32_t{halves.weight} - (halves.low >> 15)) << 16) | halves.low;
 }
 
-// Beside a weight in fp16, which is a cast's but that zeros have no sign, the low half has what the
-// cast left over: a whole number of 2^(e - 25), e the weight's exponent, of at least -14.
+// A weight in fp16 is a cast's, but that zeros have no sign. The low half has what the cast left
+// over: a whole number of 2^(e - 25), where e is the weight's exponent, of at least -14.
 //   w = fp16(p), +0 for -0;  low = (p - w) * 2^(25 - e), cut towards 0; 0 where w is not finite
 //   p = w + low * 2^(e - 25)
 // That is exact where |p| is 2^-16 or more, and within 2^-39 below. A p that fp16 has no finite

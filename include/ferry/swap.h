@@ -15,6 +15,11 @@ constexpr ObjectId kNoObject = ~ObjectId{0};
 enum class Tier : uint8_t { device, host, nvme };
 std::string_view name_of(Tier tier);
 
+// Tasks of a lane start in order: kernels, copies to the device and back, updates by the team,
+// checks, storage, exchanges of ranks.
+enum class Lane : uint8_t { compute, h2d, d2h, team, check, read, write, comm };
+std::string_view name_of(Lane lane);
+
 // The tier that an object lives on.
 struct Object {
     Tier home = Tier::host;

@@ -17,6 +17,7 @@
 #include "ferry/dtype.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
+#include "ferry/swap.h"
 
 namespace ferry::train {
 
@@ -38,7 +39,7 @@ struct Evaluation {
 };
 
 struct LinkReport {
-    std::string link{};
+    swap::Lane lane = swap::Lane::compute;
     int64_t bytes = 0;
     double busy_seconds = 0;
     double exposed_seconds = 0;  // seconds of these in which nothing computed
@@ -71,12 +72,14 @@ struct RunReport {
     std::vector<CollectiveReport> collectives{};  // of several ranks
     std::vector<aio::PathCounters> paths{};
     Reserved reserved{};
-    double bound_seconds = 0;  // lower bound of a step; 0: not measured
-    std::string binding{};     // the link that sets it
+    // Lower bound of a step; 0: not measured, or some steps exchange momentum in place of
+    // gradients.
+    double bound_seconds = 0;
+    std::string binding{};  // the link that sets it
     // The same of kernels that multiply and move at the machine's peaks; 0: not measured.
     double peak_bound_seconds = 0;
-    // A step's seconds as its schedule and what is measured with the bound give them: without
-    // speculative updates, and with speculative updates that are committed (0: nothing speculates).
+    // A step's predicted seconds, by its schedule and by what is measured with the bound: without
+    // speculative updates, and with those that are committed (0: nothing speculates).
     double predicted_seconds = 0, predicted_speculative_seconds = 0;
     // A file of the durable state that was removed under the run: nothing outlives the process.
     std::string removed{};
@@ -95,7 +98,7 @@ struct Imported {
     std::string directory{};  // empty: nothing is imported
     int64_t step = 0;         // the last one done
     int64_t updates = 0;      // how often its weights were updated: not in skipped steps
-    // That its moments have taken in (docs/numerics.md). Where it has none, none.
+    // How many of them its moments have seen (docs/numerics.md); 0 where it has no moments.
     int64_t moment_updates = 0;
     // Of fp16, and the good steps in a row since it changed. 0: it begins as in a new run.
     double loss_scale = 0;
@@ -117,8 +120,8 @@ struct Runtime {
     // in its process has used CUDA before. A rank that is lost then has no name, and is missed
     // after zero.timeout_seconds.
     std::optional<NcclRanks> nccl{};
-    // Which of the GPUs that this process sees; below 0: ranks of one host share them out.
-    int gpu = -1;
+    // Which of the GPUs that this process sees; none: ranks of one host share them out.
+    std::optional<int> gpu{};
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;
@@ -163,8 +166,8 @@ public:
     // The same; `logits` gets those of the first tokens, [tokens, vocab], as many as there is room
     // for and this rank's evaluation looks at, in the order of the text.
     Evaluation evaluate(std::span<float> logits);
-    // XXH3 over all master weights, moments and compute weights in the model's order, shard by
-    // shard, after the last update; independent of every placement and of the ZeRO stage.
+    // XXH3 over all master weights, moments and compute weights after the last update, in the
+    // model's order, shard by shard. No placement and no ZeRO stage changes it.
     uint64_t state_hash();
     // Measures the kernels and links of this plan alone, between steps, unless measurements were
     // given; the run's report then has the bound. The lower one where it is measured again: a busy

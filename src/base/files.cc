@@ -234,11 +234,11 @@ int open_above_standard(const char* name, int flags, unsigned mode) noexcept {
     return above;
 }
 
-Draft::Draft(const std::string& path, std::string what, std::string where,
+Draft::Draft(const std::string& path, std::string what, const std::string& where,
              const Replaceable& replaceable)
     : replaceable_(replaceable),
       what_(std::move(what)),
-      where_(where.empty() ? path : std::move(where)),
+      where_(where.empty() ? path : where),
       path_(replaceable.nothing ? path : behind_links(path)) {
     // A link of /proc names an open file, which may have no name or another one.
     struct stat meant {

@@ -57,7 +57,7 @@ void remove_drafts() noexcept;
 class Draft {
 public:
     explicit Draft(const std::string& path, std::string what = "the file cannot be written",
-                   std::string where = {}, const Replaceable& replaceable = {});
+                   const std::string& where = {}, const Replaceable& replaceable = {});
     ~Draft();  // not published, it leaves nothing
     Draft(const Draft&) = delete;
     Draft& operator=(const Draft&) = delete;

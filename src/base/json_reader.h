@@ -48,11 +48,13 @@ struct JsonFault {
 // Over a text, noting how far it was read.
 class CountedText {
 public:
+    // NOLINTBEGIN(readability-identifier-naming): names of the standard library.
     using iterator_category = std::input_iterator_tag;
     using value_type = char;
     using difference_type = std::ptrdiff_t;
     using pointer = const char*;
     using reference = const char&;
+    // NOLINTEND(readability-identifier-naming)
 
     CountedText(const char* at, const char** seen) : at_(at), seen_(seen) {}
     reference operator*() const { return *at_; }

@@ -29,7 +29,7 @@ std::string thread_limits(const std::string& root = "");
 void require_threads(int count, std::string_view where);
 
 // The stack of the deepest caller: a tile of a product keeps its widened operands there.
-constexpr int64_t kStackBytes = 3072 * 1024;
+constexpr int64_t kStackBytes = int64_t{3072} * 1024;
 // Throws does_not_fit where the calling thread has less stack than kStackBytes.
 void require_stack();
 

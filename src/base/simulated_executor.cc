@@ -76,7 +76,7 @@ private:
         if (due == kForever || due > until) return false;
         now_ = std::max(now_, due);
         if (service && service_due <= lane_due) {
-            service->turn(now_);
+            service->run_once(now_);
             return true;
         }
         const Job job = lane->jobs.front();

@@ -176,7 +176,7 @@ std::string read_text_file(const std::string& path, const TextFile& kind) {
     std::string text;
     const auto most = static_cast<size_t>(kind.most_bytes);
     for (;;) {
-        constexpr size_t kPart = 64 * 1024;
+        constexpr size_t kPart = size_t{64} * 1024;
         const size_t had = text.size();
         const auto expected = static_cast<size_t>(std::max<int64_t>(status.st_size, 0));
         const size_t room = std::max(kPart, expected > had ? expected - had : size_t{0});

@@ -144,7 +144,7 @@ private:
     struct Hosted {
         explicit Hosted(Service& hosted_service)
             : service(hosted_service), thread(std::string(service.name()), [this] {
-                  while (!stopping.load(std::memory_order_acquire)) service.turn(kForever);
+                  while (!stopping.load(std::memory_order_acquire)) service.run_once(kForever);
               }) {}
         ~Hosted() {
             stopping.store(true, std::memory_order_release);

@@ -11,9 +11,6 @@
 namespace ferry::capi {
 namespace {
 
-struct Transfer : aio::Operation {
-    bool free = true;
-};
 struct Slot {
     int32_t slot_class = 0;
     int transfers = 0;  // submitted and not yet polled
@@ -23,8 +20,8 @@ struct Aio {
     static constexpr HandleKind kKind = HandleKind::aio;
     // Destroyed from below: the volume waits for what it was given.
     std::unique_ptr<Executor> executor = make_thread_executor();
-    std::vector<Transfer> transfers{};
-    std::vector<Transfer*> free{};
+    std::vector<aio::Operation> transfers{};
+    std::vector<aio::Operation*> free{};
     std::unordered_map<aio::SlotId, Slot> slots{};
     size_t paths = 0;
     int32_t classes = 0;
@@ -59,7 +56,7 @@ std::unique_ptr<Aio> open(const ferry_aio_options& given) {
     made->classes = static_cast<int32_t>(options.classes.size());
     made->volume = aio::Volume::open(std::move(options), *made->executor);
     made->transfers.resize(static_cast<size_t>(operations));
-    for (Transfer& transfer : made->transfers) made->free.push_back(&transfer);
+    for (aio::Operation& transfer : made->transfers) made->free.push_back(&transfer);
     return made;
 }
 
@@ -77,7 +74,6 @@ void check_class(const Aio& aio, int32_t slot_class) {
 
 void check_reach(const Aio& aio, const Slot& slot, int64_t offset, const void* buffer,
                  int64_t bytes) {
-    check_given("buffer", buffer);
     const int64_t slot_bytes = aio.volume->slot_bytes(slot.slot_class);
     check_range("bytes", bytes, 1, slot_bytes);
     check_range("offset", offset, 0, slot_bytes - bytes);
@@ -96,26 +92,15 @@ void check_reach(const Aio& aio, const Slot& slot, int64_t offset, const void* b
 ferry_status submit(Aio& aio, const aio::Operation& operation) {
     Slot& slot = slot_of(aio, operation.slot);
     check_reach(aio, slot, operation.offset, operation.buffer.data(), std::ssize(operation.buffer));
-    if (aio.free.empty()) return FERRY_AGAIN;
-    Transfer& transfer = *aio.free.back();
-    static_cast<aio::Operation&>(transfer) = operation;
-    if (!aio.volume->try_submit(transfer)) return FERRY_AGAIN;
-    aio.free.pop_back();
-    ++slot.transfers;
-    return FERRY_OK;
+    const ferry_status status = submit_one(*aio.volume, aio.free, operation);
+    if (status == FERRY_OK) ++slot.transfers;
+    return status;
 }
 
 ferry_status transfer(const char* function, ferry_aio* handle, aio::Kind kind, uint32_t slot,
                       int64_t offset, void* buffer, int64_t bytes, int32_t priority, uint64_t tag) {
     return with<Aio>(function, handle, [&](Aio& aio) {
-        check_choice("priority", priority, FERRY_BACKGROUND);
-        check_range("bytes", bytes, 1, int64_t{1} << 50);
-        return submit(aio, {.kind = kind,
-                            .priority = kPriorities[priority],
-                            .slot = slot,
-                            .offset = offset,
-                            .buffer = {static_cast<std::byte*>(buffer), static_cast<size_t>(bytes)},
-                            .tag = tag});
+        return submit(aio, operation_of(kind, slot, offset, buffer, bytes, priority, tag));
     });
 }
 
@@ -123,7 +108,7 @@ void complete(const char* function, Aio& aio, aio::Operation& operation,
               ferry_completion* completion) {
     give_outcome(function, *aio.volume, operation, completion);
     --aio.slots.at(operation.slot).transfers;
-    aio.free.push_back(&static_cast<Transfer&>(operation));
+    aio.free.push_back(&operation);
 }
 
 }  // namespace

@@ -10,14 +10,12 @@
 namespace ferry::capi {
 namespace {
 
-struct Transfer : aio::Operation {};
-
 struct Files {
     static constexpr HandleKind kKind = HandleKind::files;
     // Destroyed from below: the files wait for what they were given.
     std::unique_ptr<Executor> executor = make_thread_executor();
-    std::vector<Transfer> transfers{};
-    std::vector<Transfer*> free{};
+    std::vector<aio::Operation> transfers{};
+    std::vector<aio::Operation*> free{};
     std::unique_ptr<aio::UserFiles> files{};
 };
 
@@ -32,7 +30,7 @@ std::unique_ptr<Files> create(const ferry_files_options& given) {
     auto made = std::make_unique<Files>();
     made->files = aio::UserFiles::open(options, *made->executor);
     made->transfers.resize(static_cast<size_t>(options.operations_max));
-    for (Transfer& transfer : made->transfers) made->free.push_back(&transfer);
+    for (aio::Operation& transfer : made->transfers) made->free.push_back(&transfer);
     return made;
 }
 
@@ -45,31 +43,18 @@ void check_open(const Files& files, uint32_t file) {
 ferry_status transfer(const char* function, ferry_files* handle, aio::Kind kind, uint32_t file,
                       int64_t offset, void* buffer, int64_t bytes, int32_t priority, uint64_t tag) {
     return with<Files>(function, handle, [&](Files& files) {
-        constexpr int64_t kMost = int64_t{1} << 50;
-        check_choice("priority", priority, FERRY_BACKGROUND);
-        check_given("buffer", buffer);
-        check_range("bytes", bytes, 1, kMost);
-        check_range("offset", offset, 0, kMost);
+        const aio::Operation operation =
+            operation_of(kind, file, offset, buffer, bytes, priority, tag);
+        check_range("offset", offset, 0, kMostBytes);
         check_open(files, file);
-        if (files.free.empty()) return FERRY_AGAIN;
-        Transfer& transfer = *files.free.back();
-        static_cast<aio::Operation&>(transfer) = {
-            .kind = kind,
-            .priority = kPriorities[priority],
-            .slot = file,
-            .offset = offset,
-            .buffer = {static_cast<std::byte*>(buffer), static_cast<size_t>(bytes)},
-            .tag = tag};
-        if (!files.files->try_submit(transfer)) return FERRY_AGAIN;
-        files.free.pop_back();
-        return FERRY_OK;
+        return submit_one(*files.files, files.free, operation);
     });
 }
 
 void complete(const char* function, Files& files, aio::Operation& operation,
               ferry_completion* completion) {
     give_outcome(function, *files.files, operation, completion);
-    files.free.push_back(&static_cast<Transfer&>(operation));
+    files.free.push_back(&operation);
 }
 
 }  // namespace

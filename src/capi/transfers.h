@@ -1,6 +1,8 @@
 // How a transfer of slots or files ends, as the C ABI says it.
 #pragma once
 
+#include <vector>
+
 #include "ferry/aio.h"
 #include "ferry/executor.h"
 #include "options.h"
@@ -11,6 +13,34 @@ namespace ferry::capi {
 // By the ABI's number.
 inline constexpr aio::Priority kPriorities[] = {aio::Priority::normal, aio::Priority::urgent,
                                                 aio::Priority::background};
+
+constexpr int64_t kMostBytes = int64_t{1} << 50;
+
+// What a caller asks for, checked as far as it is the same of slots and files. `place`: either's
+// number.
+inline aio::Operation operation_of(aio::Kind kind, uint32_t place, int64_t offset, void* buffer,
+                                   int64_t bytes, int32_t priority, uint64_t tag) {
+    check_choice("priority", priority, FERRY_BACKGROUND);
+    check_given("buffer", buffer);
+    check_range("bytes", bytes, 1, kMostBytes);
+    return {.kind = kind,
+            .priority = kPriorities[priority],
+            .slot = place,
+            .offset = offset,
+            .buffer = {static_cast<std::byte*>(buffer), static_cast<size_t>(bytes)},
+            .tag = tag};
+}
+
+// Submits it as one of those that are free. FERRY_AGAIN: there is none, or `source` takes no more.
+template <class Source>
+ferry_status submit_one(Source& source, std::vector<aio::Operation*>& free,
+                        const aio::Operation& operation) {
+    if (free.empty()) return FERRY_AGAIN;
+    *free.back() = operation;
+    if (!source.try_submit(*free.back())) return FERRY_AGAIN;
+    free.pop_back();
+    return FERRY_OK;
+}
 
 // The next one of `source` that has ended; null where none does within the time, or none is under
 // way. Below 0: for ever.

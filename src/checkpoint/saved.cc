@@ -138,7 +138,7 @@ Saved::Saved(std::string path) : path_(std::move(path)), manifest_(manifest_of(p
     if (auto wrong = misnamed(path_, manifest_)) throw Error(Trouble::usage, std::move(*wrong));
     for (const Shard& shard : manifest_.shards) {
         const std::string file = file_of(path_, shard);
-        Reader(file, shard.bytes);  // there, and of that length
+        const Reader there(file, shard.bytes);  // of that length
         if (shard.arrays.empty())
             check_shard(path_, shard, [](int64_t) {});
         else

@@ -163,7 +163,7 @@ std::string foreign_at(const std::filesystem::path& path) {
     if (!std::filesystem::is_directory(status)) return "no directory";
     std::filesystem::directory_iterator entries(path, reason);
     for (; !reason && entries != std::filesystem::directory_iterator(); entries.increment(reason)) {
-        const std::string name = entries->path().filename();
+        std::string name = entries->path().filename();
         const bool plain = entries->is_regular_file(reason) && !entries->is_symlink(reason);
         if (!plain || !is_own_name(name)) return name;
     }

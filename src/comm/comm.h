@@ -47,6 +47,16 @@ struct Pass {
     int64_t bytes = 0;
 };
 
+// In a circle: `to` goes to the rank `by` places behind this one, and what the rank as far before
+// it gives arrives in `from`. 0 < by < size(), the same on all ranks; 0 bytes: nothing goes that
+// way.
+struct Shift {
+    const std::byte* to = nullptr;
+    std::byte* from = nullptr;
+    int64_t to_bytes = 0, from_bytes = 0;
+    int by = 0;
+};
+
 // The purpose of a call, as an error names it: "all-gather of the weights of block 3, step 12".
 struct Topic {
     const char* of = "";  // "weights", "gradient", "outcome", "configuration"
@@ -74,6 +84,7 @@ public:
     virtual void all_gather(std::span<const Gather> transfers, Topic topic) = 0;
     virtual void exchange(std::span<const Exchange> transfers, Topic topic) = 0;
     virtual void pass(const Pass& transfer, Topic topic) = 0;
+    virtual void shift(const Shift& parts, Topic topic) = 0;
     // The same as all_gather for at most kAgreedBytes of host memory a rank, on any device.
     static constexpr int64_t kAgreedBytes = 64 << 10;
     virtual void all_gather_host(Gather transfer, Topic topic) = 0;
@@ -116,8 +127,9 @@ public:
     // ranks of the group in the same order. What the stream did before has written `to`; what it
     // does next finds `from` written. Throws the group's failure.
     virtual void exchange(const Exchange& parts, Topic topic) = 0;
-    // The same of Communicator::all_gather.
+    // The same of Communicator::all_gather and shift.
     virtual void all_gather(const Gather& parts, Topic topic) = 0;
+    virtual void shift(const Shift& parts, Topic topic) = 0;
 };
 // On a CPU device a call comes back when its parts are there; its thread is the stream's. On CUDA
 // it comes back when the exchange is enqueued on the compute stream, which waits for the parts; a

@@ -150,7 +150,7 @@ void CommThread::interrupt() {
 
 // ---------------------------------------------------------------- the comm thread
 
-void CommThread::turn(Nanos) {
+void CommThread::run_once(Nanos) {
     watchdog_.enter();
     const bool moved = advance();
     watchdog_.leave();

@@ -53,13 +53,13 @@ private:
     static constexpr uint64_t kDepth = 1024;  // operations enqueued and not ended
 
     std::string_view name() const override { return "comm"; }
-    void turn(Nanos until) override;
+    void run_once(Nanos until) override;
     void interrupt() override;
 
     void post(const Operation& operation) override;
     Operation& at(uint64_t number) { return operations_[number % kDepth]; }
 
-    // Parts of turn(), on the comm thread.
+    // Parts of run_once(), on the comm thread.
     bool advance();
     bool progress();
     bool start_next();
@@ -120,7 +120,7 @@ private:
     std::string asked_where_{};           // under mutex_: what the last of them waits in
     std::vector<std::atomic<bool>> waits_;
 
-    Watchdog watchdog_;  // watches the comm thread's turns; that thread watches the rest
+    Watchdog watchdog_;  // watches the comm thread's rounds; that thread watches the rest
 };
 
 }  // namespace ferry::comm

@@ -106,7 +106,7 @@ struct Letter {
 
 // MPI is initialised for one call at a time, and every communicator has a thread.
 std::mutex one_call;
-using Turn = std::lock_guard<std::mutex>;
+using OneCall = std::lock_guard<std::mutex>;
 
 // Operations as messages between the ranks of an MPI communicator, or some of them.
 class Messages : public Transport {
@@ -118,31 +118,21 @@ public:
     Place place() const noexcept override { return place_; }
 
     void start(const Operation& operation, size_t slot) override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         Flight& flight = flights_[slot];
         flight.parts.clear();
         flight.requests.clear();
-        for (size_t i = 0; i < operation.count; ++i) {
-            const Transfer& transfer = operation.transfers[i];
-            if (!operation.receives(transfer)) continue;
-            for_others([&](int rank) {
-                receive(flight, operation.in_from(transfer, rank), transfer.bytes, rank);
-            });
-        }
-        for (size_t i = 0; i < operation.count; ++i) {
-            const Transfer& transfer = operation.transfers[i];
-            if (!operation.sends(transfer)) continue;
-            for_others([&](int rank) {
-                send(flight, operation.out_for(transfer, rank), transfer.bytes, rank);
-            });
-            copy_own(operation, transfer, place_.rank);
+        if (operation.kind == Operation::Kind::shift) {
+            shift(operation, flight);
+        } else {
+            meet_all(operation, flight);
         }
         flight.indices.resize(flight.requests.size());
         flight.statuses.resize(flight.requests.size());
     }
 
     bool finished(size_t slot) override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         Flight& flight = flights_[slot];
         int count = 0;
         const int status =
@@ -172,7 +162,7 @@ public:
 
     // A receive that has not begun never will: its memory may be given back.
     void abort() noexcept override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         broken = true;
         for (Flight& flight : flights_)
             for (size_t i = 0; i < flight.requests.size(); ++i)
@@ -236,13 +226,35 @@ private:
             each(at, part, &flight.requests.emplace_back(MPI_REQUEST_NULL));
         }
     }
-    void receive(Flight& flight, std::byte* place, int64_t all, int rank) {
+    void meet_all(const Operation& operation, Flight& flight) const {
+        for (size_t i = 0; i < operation.count; ++i) {
+            const Transfer& transfer = operation.transfers[i];
+            if (!operation.receives(transfer)) continue;
+            for_others([&](int rank) {
+                receive(flight, operation.in_from(transfer, rank), transfer.bytes, rank);
+            });
+        }
+        for (size_t i = 0; i < operation.count; ++i) {
+            const Transfer& transfer = operation.transfers[i];
+            if (!operation.sends(transfer)) continue;
+            for_others([&](int rank) {
+                send(flight, operation.out_for(transfer, rank), transfer.bytes, rank);
+            });
+            copy_own(operation, transfer, place_.rank);
+        }
+    }
+    void shift(const Operation& operation, Flight& flight) const {
+        const Transfer &arrives = operation.arriving(), &leaves = operation.leaving();
+        receive(flight, arrives.in, arrives.bytes, operation.source(place_.rank, place_.size));
+        send(flight, leaves.out, leaves.bytes, operation.target(place_.rank, place_.size));
+    }
+    void receive(Flight& flight, std::byte* place, int64_t all, int rank) const {
         cut(flight, all, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
             demand(MPI_Irecv(place + at, bytes, MPI_BYTE, in_world(rank), tag_, world_, request),
                    "MPI_Irecv");
         });
     }
-    void send(Flight& flight, const std::byte* from, int64_t all, int rank) {
+    void send(Flight& flight, const std::byte* from, int64_t all, int rank) const {
         cut(flight, all, rank, false, [&](int64_t at, int bytes, MPI_Request* request) {
             demand(MPI_Isend(from + at, bytes, MPI_BYTE, in_world(rank), tag_, world_, request),
                    "MPI_Isend");
@@ -290,7 +302,7 @@ public:
         for (const pollfd& process : processes_) close(process.fd);
         if (broken) return;
         flush();
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         cancel(hearing_);
         MPI_Comm_free(&world_);
     }
@@ -308,12 +320,12 @@ public:
 
     void abort() noexcept override {
         Messages::abort();
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         cancel(hearing_);
     }
 
     void tell(const News& news) noexcept override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         for_others([&](int rank) {
             Letter& letter = letters_.emplace_back(Letter{.news = news});
             MPI_Isend(&letter.news, sizeof(News), MPI_BYTE, rank, kNewsTag, world_,
@@ -324,7 +336,7 @@ public:
 
     void flush() noexcept override {
         const auto under_way = [this] {
-            const Turn turn(one_call);
+            const OneCall guard(one_call);
             return forget_sent();
         };
         const Nanos start = executor_.now();
@@ -333,7 +345,7 @@ public:
     }
 
     std::optional<Heard> hear() override {
-        const Turn turn(one_call);
+        const OneCall guard(one_call);
         int arrived = 0;
         MPI_Status status{};
         demand(MPI_Test(&hearing_, &arrived, &status), "MPI_Test for news");

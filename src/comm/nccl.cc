@@ -124,7 +124,9 @@ public:
         if (host) copy_to_device(flight);
         if (operation.kind == Operation::Kind::exchange) copy_own_parts(operation, flight.stream);
         demand(ncclGroupStart(), "ncclGroupStart");
-        for (size_t i = 0; i < operation.count; ++i) {
+        const bool shifts = operation.kind == Operation::Kind::shift;
+        if (shifts) shift(operation, flight.stream);
+        for (size_t i = 0; i < operation.count && !shifts; ++i) {
             const Transfer& transfer = operation.transfers[i];
             if (transfer.bytes == 0) continue;
             if (host) {
@@ -344,6 +346,19 @@ private:
                 demand(ncclRecv(operation.in_from(transfer, rank), bytes, ncclInt8, rank,
                                 comm_.get(), stream),
                        "ncclRecv");
+        }
+    }
+    void shift(const Operation& operation, cudaStream_t stream) {
+        const Transfer &leaves = operation.leaving(), &arrives = operation.arriving();
+        if (leaves.bytes > 0) {
+            demand(ncclSend(leaves.out, static_cast<size_t>(leaves.bytes), ncclInt8,
+                            operation.target(place_.rank, place_.size), comm_.get(), stream),
+                   "ncclSend");
+        }
+        if (arrives.bytes > 0) {
+            demand(ncclRecv(arrives.in, static_cast<size_t>(arrives.bytes), ncclInt8,
+                            operation.source(place_.rank, place_.size), comm_.get(), stream),
+                   "ncclRecv");
         }
     }
     void copy_own_parts(const Operation& operation, cudaStream_t stream) {

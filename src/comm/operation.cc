@@ -44,11 +44,27 @@ Operation Operation::gather_host(Gather transfer, Topic topic) {
     return operation;
 }
 
+Operation Operation::shift(const Shift& parts, Topic topic) {
+    FERRY_CHECK(parts.by > 0 && parts.to_bytes >= 0 && parts.from_bytes >= 0);
+    Operation operation{.kind = Kind::shift, .count = 2, .topic = topic, .by = parts.by};
+    operation.transfers[0] = {parts.to, nullptr, parts.to_bytes};
+    operation.transfers[1] = {nullptr, parts.from, parts.from_bytes};
+    return operation;
+}
+
+int64_t Operation::sent_bytes(int size) const {
+    if (kind == Kind::shift) return leaving().bytes;
+    int64_t bytes = 0;
+    for (size_t i = 0; i < count; ++i) bytes += transfers[i].bytes;
+    return bytes * (size - 1);
+}
+
 Operation Operation::signal(std::atomic<uint64_t>& counter) { return {.counter = &counter}; }
 
 std::string Operation::text() const {
     std::string text = kind == Kind::exchange ? "exchange"
                        : kind == Kind::pass   ? "pass"
+                       : kind == Kind::shift  ? "shift"
                                               : "all-gather";
     text.append(" of the ").append(topic.of);
     if (topic.layer >= 0) text.append(" of layer ").append(std::to_string(topic.layer));

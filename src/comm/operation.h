@@ -8,7 +8,8 @@
 namespace ferry::comm {
 
 // A gather sends `out` to every rank, an exchange the part at r * bytes of it to rank r. What rank
-// r sent arrives at r * bytes of `in`. A pass has one of the two: what leaves, or what arrives.
+// r sent arrives at r * bytes of `in`. A shift has two, and a pass one of the two: what leaves, and
+// what arrives.
 struct Transfer {
     const std::byte* out = nullptr;
     std::byte* in = nullptr;
@@ -16,12 +17,13 @@ struct Transfer {
 };
 
 struct Operation {
-    enum class Kind : uint8_t { all_gather, exchange, pass, all_gather_host, signal };
+    enum class Kind : uint8_t { all_gather, exchange, pass, all_gather_host, shift, signal };
 
     Kind kind = Kind::signal;
     size_t count = 0;  // transfers in it
     std::array<Transfer, Communicator::kTransfers> transfers{};
     Topic topic{};
+    int by = 0;                                // of a shift
     std::atomic<uint64_t>* counter = nullptr;  // what a signal sets
     // Where its order is that of a GPU's stream: that stream, and what counts when the operation is
     // enqueued there. Null: the communicator's own stream, of which nobody asks.
@@ -32,7 +34,16 @@ struct Operation {
     static Operation exchange(std::span<const Exchange> transfers, Topic topic);
     static Operation pass(const Pass& transfer, Topic topic);
     static Operation gather_host(Gather transfer, Topic topic);
+    static Operation shift(const Shift& parts, Topic topic);
     static Operation signal(std::atomic<uint64_t>& counter);
+
+    // Of a shift: what leaves and what arrives, and where to and from.
+    const Transfer& leaving() const { return transfers[0]; }
+    const Transfer& arriving() const { return transfers[1]; }
+    int target(int rank, int size) const { return (rank + by) % size; }
+    int source(int rank, int size) const { return (rank + size - by) % size; }
+    // What this rank sends to all others together; of a pass, what one of the two does.
+    int64_t sent_bytes(int size) const;
 
     // The bytes that leave for `rank`.
     const std::byte* out_for(const Transfer& transfer, int rank) const {
@@ -42,9 +53,10 @@ struct Operation {
     std::byte* in_from(const Transfer& transfer, int rank) const {
         return kind == Kind::pass ? transfer.in : transfer.in + rank * transfer.bytes;
     }
-    // Of a pass one rank sends, and one receives.
-    bool sends(const Transfer& transfer) const { return kind != Kind::pass || transfer.out; }
-    bool receives(const Transfer& transfer) const { return kind != Kind::pass || transfer.in; }
+    // Of a pass one rank sends, and one receives; of a shift each does one by one transfer.
+    bool sends(const Transfer& transfer) const { return to_all() || transfer.out; }
+    bool receives(const Transfer& transfer) const { return to_all() || transfer.in; }
+    bool to_all() const { return kind != Kind::pass && kind != Kind::shift; }
     // "all-gather of the weights of layer 3, step 12"
     std::string text() const;
 };
@@ -65,6 +77,7 @@ public:
     void all_gather_host(Gather transfer, Topic topic) final {
         post(Operation::gather_host(transfer, topic));
     }
+    void shift(const Shift& parts, Topic topic) final { post(Operation::shift(parts, topic)); }
     void signal(std::atomic<uint64_t>& counter) final { post(Operation::signal(counter)); }
     // In the order of `stream`, a cudaStream_t. Until `enqueued` has counted, or check() throws,
     // nobody else enqueues there.

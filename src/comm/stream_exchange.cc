@@ -24,6 +24,10 @@ public:
         group_->all_gather({&parts, 1}, topic);
         wait();
     }
+    void shift(const Shift& parts, Topic topic) override {
+        group_->shift(parts, topic);
+        wait();
+    }
 
 private:
     void wait() {
@@ -59,6 +63,9 @@ public:
     }
     void all_gather(const Gather& parts, Topic topic) override {
         enqueue(Operation::gather({&parts, 1}, topic));
+    }
+    void shift(const Shift& parts, Topic topic) override {
+        enqueue(Operation::shift(parts, topic));
     }
 
 private:

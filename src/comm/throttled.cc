@@ -67,13 +67,9 @@ Throttled::Throttled(std::unique_ptr<Transport> real, const EmulatedNetwork& net
     : real_(std::move(real)), network_(network), now_(std::move(now)), link_(std::move(link)) {}
 
 void Throttled::start(const Operation& operation, size_t slot) {
-    int64_t bytes = 0;
-    leaves_[slot] = false;
-    for (size_t i = 0; i < operation.count; ++i) {
-        bytes += operation.transfers[i].bytes;
-        leaves_[slot] = leaves_[slot] || operation.sends(operation.transfers[i]);
-    }
-    bytes_[slot] = bytes * (place().size - 1);
+    bytes_[slot] = operation.sent_bytes(place().size);
+    leaves_[slot] =
+        operation.kind != Operation::Kind::pass || operation.sends(operation.transfers[0]);
     due_[slot] = kNever;
     real_->start(operation, slot);
     under_way_.push_back(slot);

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "ferry/error.h"
+#include "markdown.h"
 #include "schema.h"
 
 namespace ferry::config {

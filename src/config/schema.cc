@@ -192,7 +192,8 @@ const Key kKeys[] = {
     {FERRY_KEY(zero.compress.block), integer, "elements that share a scale, a power of two", {.low = 64, .high = 2048}},
     {FERRY_KEY(zero.timeout_seconds), number, "how long a rank waits for the others in one exchange, the slowest rank's lag included, before it ends the run", {.low = 0, .high = 1e9, .above_low = true}},
 
-    {FERRY_KEY(parallel.sequence), integer, "ranks that share each sequence, a divisor of the ranks and of `batch.sequence`: each has a contiguous part of its tokens, and of attention some heads over all of them (docs/attention.md)", {.low = 1, .high = 4096}},
+    {FERRY_KEY(parallel.sequence), integer, "ranks that share each sequence, a divisor of the ranks and of `batch.sequence`: each has a contiguous part of its tokens, and of attention some heads over all of them, or all heads over its own in a ring (docs/attention.md)", {.low = 1, .high = 4096}},
+    {FERRY_CHOICE(parallel.sequence_order, kSequenceOrders), choice, "what these ranks send each other for attention. `heads`: each has all tokens of some heads. `ring`: each has its tokens of all heads, and keys and queries go round; on the CPU alone. `auto`: a ring on the CPU where the ranks do not divide the heads of keys, else heads. Part of the numerics record"},
     {FERRY_KEY(parallel.tensor), integer, "neighbouring ranks that share each block's tensors, a divisor of the ranks: each has some heads and a part of the MLP, and all add up what these give (docs/parallelism.md). On the CPU alone", {.low = 1, .high = 4096}},
     {FERRY_KEY(parallel.pipeline), integer, "stages that the blocks are cut into, a divisor of the ranks: each has the same number of ranks, and micro-batches pass through them one behind the other (docs/parallelism.md). On the CPU alone", {.low = 1, .high = 4096}},
 
@@ -200,7 +201,7 @@ const Key kKeys[] = {
     {FERRY_CHOICE(numerics.wire, kNarrow), choice, "type in which gradients travel. `auto`: the compute type"},
     {FERRY_CHOICE(numerics.attention, kAttentions), choice, "`auto`: cuDNN's on a GPU where ferry is built with it and it has a deterministic kernel (16-bit types, heads of 64 or 128 elements), else ferry's own. `ferry`: always its own, which never rounds probabilities"},
     {FERRY_KEY(numerics.head_tile), integer, "tokens whose logits exist at once. `auto`: 1024; on a GPU up to 4096 while their logits are at most 2^27 (5 * 2^26 where the table of words is an eighth of the model or more), or as many as the MLP's activations of a micro-batch (`mlp_tile`)", kPositive, true},
-    {FERRY_KEY(numerics.mlp_tile), integer, "tokens whose MLP activations exist at once. `auto`: a whole micro-batch of up to 16384 tokens; a longer one in equal tiles of no more", kPositive, true},
+    {FERRY_KEY(numerics.mlp_tile), integer, "tokens of a block whose norms and MLP activations exist at once. `auto`: a whole micro-batch of up to 16384 tokens; a longer one in equal tiles of no more", kPositive, true},
     {FERRY_KEY(numerics.products), text, "on a GPU: a file that `ferry bench kernels --tune` writes of the algorithms that do this configuration's products fastest. Products that are not in it, and all of them without one, are done by cuBLASLt's first choice. Another table rounds otherwise: its hash is in the record"},
 };
 // clang-format on

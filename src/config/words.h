@@ -50,6 +50,9 @@ constexpr Words<CodecKind, 2> kWeightCodecs = {{
     {CodecKind::none, "none"}, {CodecKind::int8, "int8"}}};
 constexpr Words<AttentionKernels, 2> kAttentions = {{
     {AttentionKernels::best, "auto"}, {AttentionKernels::ferry, "ferry"}}};
+constexpr Words<SequenceOrder, 3> kSequenceOrders = {{
+    {SequenceOrder::automatic, "auto"}, {SequenceOrder::heads, "heads"},
+    {SequenceOrder::ring, "ring"}}};
 constexpr Words<AttentionPattern, 8> kPatterns = {{
     {AttentionPattern::dense, "dense"}, {AttentionPattern::window, "window"},
     {AttentionPattern::fixed, "fixed"}, {AttentionPattern::bigbird, "bigbird"},

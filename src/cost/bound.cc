@@ -8,11 +8,16 @@
 #include <limits>
 
 namespace ferry::cost {
+
+std::string_view name_of(Link link) {
+    static constexpr std::array<std::string_view, 7> kNames{
+        "compute", "host to device", "device to host", "nvme", "dram", "cores", "comm"};
+    return kNames.at(static_cast<size_t>(link));
+}
+
 namespace {
 
-double update_bytes(const BoundInput& in) {
-    return static_cast<double>(in.element.updated()) * in.parameters;
-}
+double all_update_bytes(const BoundInput& in) { return update_bytes(in.parameters, in.element); }
 double weight_bytes(const BoundInput& in) {
     return static_cast<double>(in.element.weight) * in.parameters;
 }
@@ -109,14 +114,14 @@ bool admissible(const BoundInput& in, const Fractions& f) {
 
 struct Term {
     double seconds;
-    const char* link;
+    Link link;
 };
 
 Term compute(const BoundInput& in, const Fractions& f) {
-    const double on_device = update_bytes(in) * f.state_on_device * in.parts.least_updated;
+    const double on_device = all_update_bytes(in) * f.state_on_device * in.parts.least_updated;
     return {in.kernel_seconds - savings(in, f).seconds +
                 (on_device > 0 ? on_device / in.measured.device_bytes_per_s : 0),
-            "compute"};
+            Link::compute};
 }
 
 // The slowest of all other links.
@@ -145,12 +150,12 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
                           (1 + reads) * trained(in, f.weights_on_nvme);
     const Measurements& s = in.measured;
     const double by_updates = in.measured.computes_on_host ? 1 : 1 - most_updated_on_device(in, f);
-    const double dram = dram_bytes(update_bytes(in) * by_updates, up + down, stored, s);
-    const std::array<Term, 5> terms{{{up / s.copy_bytes_per_s, "host to device"},
-                                     {down / s.copy_bytes_per_s, "device to host"},
-                                     {stored > 0 ? stored / s.nvme_bytes_per_s : 0, "nvme"},
-                                     {dram / s.dram_bytes_per_s, "dram"},
-                                     {comm_seconds(in.comm_bytes, 0, s), "comm"}}};
+    const double dram = dram_bytes(all_update_bytes(in) * by_updates, up + down, stored, s);
+    const std::array<Term, 5> terms{{{up / s.copy_bytes_per_s, Link::host_to_device},
+                                     {down / s.copy_bytes_per_s, Link::device_to_host},
+                                     {stored > 0 ? stored / s.nvme_bytes_per_s : 0, Link::nvme},
+                                     {dram / s.dram_bytes_per_s, Link::dram},
+                                     {comm_seconds(in.comm_bytes, 0, s), Link::comm}}};
     return *std::ranges::max_element(terms, {}, &Term::seconds);
 }
 
@@ -277,7 +282,7 @@ private:
     }
 
     const BoundInput& in_;
-    Term best_{std::numeric_limits<double>::infinity(), ""};
+    Term best_{std::numeric_limits<double>::infinity(), Link::compute};
     Fractions placement_{};
 };
 

@@ -3,13 +3,18 @@
 // the planner's choices; the two are compared.
 #pragma once
 
+#include <cstdint>
 #include <limits>
-#include <string>
+#include <string_view>
 
 #include "cost/measurements.h"
 #include "cost/traffic.h"
 
 namespace ferry::cost {
+
+// A link of a step: something that moves or computes beside the others.
+enum class Link : uint8_t { compute, host_to_device, device_to_host, nvme, dram, cores, comm };
+std::string_view name_of(Link link);  // "host to device"
 
 struct BoundInput {
     double kernel_seconds = 0;  // a step's, each call measured alone, everything recomputed
@@ -41,7 +46,7 @@ struct BoundInput {
 
 struct Bound {
     double seconds = 0;
-    std::string binding{};  // the link that sets it
+    Link binding = Link::compute;  // the one that sets it
     // Shares of the best placement; gradients lie where their state does.
     double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
     model::OfSaved<double> saved{};

@@ -15,7 +15,7 @@ KernelSeconds timed_kernels(const KernelTimes& kernels, int64_t micro_batches, i
 
 double update_seconds(int64_t elements, const ElementBytes& element, const Measurements& measured) {
     return measured.update_overhead_s +
-           static_cast<double>(elements) * element.updated() / measured.dram_bytes_per_s;
+           update_bytes(static_cast<double>(elements), element) / measured.dram_bytes_per_s;
 }
 
 OfPrevious waits_for_updates(const std::vector<LayerUpdates>& layers, int64_t groups,

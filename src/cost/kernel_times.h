@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "cost/operations.h"
+#include "cost/operation_table.h"
 #include "model/saved_activations.h"
 #include "swap/schedule.h"
 

@@ -39,8 +39,29 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
     return found;
 }
 
+namespace {
+
+// That reach a rank for an update of a shard.
+int64_t update_traffic(const zero::Partition& partition, int64_t shard, DType wire,
+                       zero::Exchanged what) {
+    const auto from_others = [&](int64_t part) { return zero::exchanged_bytes(partition, part); };
+    switch (what) {
+        case zero::Exchanged::nothing:
+            return 0;
+        case zero::Exchanged::momentum:  // to the owner and back
+            return 2 * from_others(partition.codecs.momentum.bytes(shard));
+        case zero::Exchanged::gradients:
+            break;
+    }
+    const int64_t bytes = from_others(partition.part_bytes(shard, wire));
+    // Where all ranks update everything the sums come back to them.
+    return bytes + (partition.sharding.state ? 0 : from_others(shard * size_of(wire)));
+}
+
+}  // namespace
+
 double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
-                    DType compute, DType wire) {
+                    DType compute, DType wire, zero::Exchanged what) {
     if (partition.alone()) return 0;
     int64_t bytes = 0;
     bool trains_below = false;
@@ -50,10 +71,7 @@ double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partiti
         const int64_t gathered = zero::gathered_bytes(partition, layer, compute);
         if (partition.sharding.weights) bytes += gathered * (backward ? 2 : 1);
         if (partition.shares_updates()) bytes += gathered;
-        const int64_t shard = layer.trainable_elements / partition.ranks;
-        bytes += zero::exchanged_bytes(partition, partition.part_bytes(shard, wire));
-        if (!partition.sharding.state)  // sums come back to all ranks
-            bytes += zero::exchanged_bytes(partition, shard * size_of(wire));
+        bytes += update_traffic(partition, layer.trainable_elements / partition.ranks, wire, what);
         trains_below = trains_below || trains;
     }
     return static_cast<double>(bytes);

@@ -14,15 +14,18 @@ namespace ferry::cost {
 struct ElementBytes {
     double state = 12;  // the mean where there are several formats
     int64_t wire = 4, weight = 4;
-    bool split = false;  // the update reads the weight too
-    // Bytes of memory that its update reads and writes.
-    double updated() const {
+    bool split = false;       // the update reads the weight too
+    double updated() const {  // an update's reads and writes
         return 2 * state + static_cast<double>(wire + (split ? 2 : 1) * weight);
     }
     // State and gradient on one tier, until the outcome.
     double state_and_gradient() const { return state + static_cast<double>(wire); }
 };
 ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire);
+// Of memory, that an update of so many elements reads and writes.
+inline double update_bytes(double elements, const ElementBytes& each) {
+    return elements * each.updated();
+}
 
 // The weights in the compute type, frozen ones included.
 struct WeightTraffic {
@@ -40,9 +43,9 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
 
 // Bytes that must reach a rank from the others in a step, wherever its state and weights lie. Stage
 // 3 sends a layer's weights at each visit, stages 1 and 2 those that were updated, once. Gradients
-// go to the rank that updates by them.
+// go to the rank that updates by them, or momentum to its owner and back.
 double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
-                    DType compute, DType wire);
+                    DType compute, DType wire, zero::Exchanged what);
 
 // Keys that a query of this block sees, on average over a sequence.
 double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block);

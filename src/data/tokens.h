@@ -56,9 +56,6 @@ private:
     RunningChecksum checksum_{};
     std::vector<std::byte> narrow_{};
 };
-// All at once. `mask` is empty or as long as the tokens.
-void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,
-                  std::span<const uint8_t> mask, std::span<const uint64_t> documents = {});
 
 // One micro-batch, or a rank's part of each of its sequences: [micro_batch, sequence / parts];
 // target -1 is not real.

@@ -18,6 +18,7 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
     : Block(shape, numerics, rope, ops, memory, mask, names_of(shape.family).input_major) {
     Carver carver(scratch);
     b_ = cut(carver, 0);
+    if (ring_) ring_->use(b_.ring);
 }
 
 Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
@@ -29,8 +30,8 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
       mask_(mask),
       index_(memory.layer().index),
       all_(heads(shape.kv_heads)),
-      own_(heads(head_share(shape.kv_heads, numerics.parts, numerics.part).count)),
-      most_(heads(ceil_div(shape.kv_heads, numerics.parts))),
+      own_(heads_of(head_share(shape.kv_heads, numerics.parts, numerics.part))),
+      most_(heads_of({0, ceil_div(shape.kv_heads, int64_t{numerics.parts})})),
       norm1_{memory(Role::attention_norm), memory(Role::attention_norm_bias), shape.norm_eps},
       norm2_{memory(Role::mlp_norm), memory(Role::mlp_norm_bias), shape.norm_eps},
       query_norm_{memory(Role::query_norm), {}, shape.norm_eps},
@@ -39,7 +40,9 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
            {Role::query_bias, Role::key_bias, Role::value_bias, Role::query_key_value_bias}),
       output_(memory, input_major, {Role::output}, {Role::output_bias}, numerics.slice == 0),
       up_(memory, input_major, {Role::gate, Role::up}, {Role::gate_bias, Role::up_bias}),
-      down_(memory, input_major, {Role::down}, {Role::down_bias}, numerics.slice == 0) {}
+      down_(memory, input_major, {Role::down}, {Role::down_bias}, numerics.slice == 0) {
+    if (numerics.ring) ring_.emplace(numerics, attention(all_), ops, mask.ranks.sequence, index_);
+}
 
 int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
                              ops::Ops& ops, const Layer& layer) {
@@ -57,21 +60,22 @@ Block::Heads Block::heads(int64_t of_keys) const {
 }
 
 View Block::of_heads(Carver& carver, int64_t columns, int64_t most) const {
-    const View room = carver.matrix(numerics_.compute, numerics_.whole_tokens(), most);
+    const View room = carver.matrix(numerics_.compute, numerics_.attended_tokens(), most);
     return View::of(room.data, room.type, room.rows, columns);
 }
 
 void Block::cut_attention(Carver& carver, Buffers& b) const {
     b.attended = shares() ? of_heads(carver, own_.query, most_.query)
                           : output_.input(carver, numerics_.tokens());
-    b.lse = carver.floats(most_.queries * numerics_.whole_tokens());
+    b.lse = carver.floats(most_.queries * numerics_.attended_tokens());
 }
 
 void Block::cut_saved(Saved what, Carver& carver, Buffers& b) const {
     const int64_t tokens = numerics_.tokens();
     switch (what) {
         case Saved::attention:
-            return cut_attention(carver, b);
+            if (!ring_) cut_attention(carver, b);
+            return;
         case Saved::mlp:
             b.inner = carver.matrix(numerics_.compute, tokens, up_.outputs());
             return;
@@ -95,24 +99,25 @@ int64_t Block::saved_bytes(const Shape& shape, const Numerics& numerics, const R
 void Block::save(Saved what, std::byte* memory, bool known) {
     // Every rank takes part in the exchanges between them, so none has their results already.
     if (what == Saved::projections && exchanges()) return;
+    if (what == Saved::attention && ring_) return;
     Carver carver(memory);
     cut_saved(what, carver, b_);
     saved_[at(what)] = true;
     known_[at(what)] = known;
 }
 
-int64_t Block::mlp_tile() const {
+int64_t Block::tile() const {
     const int64_t tokens = numerics_.tokens();
     return numerics_.mlp_tile > 0 ? std::min(numerics_.mlp_tile, tokens) : tokens;
 }
 
 Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
-    const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
+    const int64_t tokens = numerics_.tokens(), tile = this->tile();
     const int64_t hidden = shape_.hidden;
-    const int64_t normed = shape_.head_norms ? numerics_.whole_tokens() : 0;
+    const int64_t normed = shape_.head_norms ? numerics_.attended_tokens() : 0;
     const DType compute = numerics_.compute;
     Buffers b;
-    b.n1 = qkv_.input(carver, tokens);
+    b.n1 = qkv_.input(carver, tile);
     b.qkv = of_heads(carver, own_.all(), most_.all());
     if (shape_.head_norms) b.normed = of_heads(carver, own_.seen(), most_.seen());
     cut_attention(carver, b);
@@ -129,9 +134,9 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     carver.rewind(std::max(behind, carver.mark()));
     b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
     // A norm's output is read for the last time before the gradient of it is written.
-    b.dn1 = View::of(b.n1.data, compute, tokens, hidden);
+    b.dn1 = View::of(b.n1.data, compute, tile, hidden);
     if (slices()) cut_slices(carver, b);
-    b.stats1 = carver.floats(norm1_.stats_floats(tokens));
+    b.stats1 = carver.floats(norm1_.stats_floats(tile));
     b.query_rstd = carver.floats(normed * most_.queries);
     b.key_rstd = carver.floats(normed * most_.keys);
     if (shape_.head_norms)
@@ -144,6 +149,7 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     b.stats2 = carver.floats(norm2_.stats_floats(tile));
     carver.rewind(shared);
     b.dqkv = of_heads(carver, own_.all(), most_.all());
+    if (ring_) b.ring = ring_->cut(carver);
     if (shares()) {
         const int64_t parcels = numerics_.parts * parcel_bytes(Columns::queries_keys_values);
         b.sent = carver.bytes(parcels);
@@ -155,7 +161,7 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
 }
 
 void Block::cut_slices(Carver& carver, Buffers& b) const {
-    const int64_t tokens = numerics_.tokens(), tile = mlp_tile(), hidden = shape_.hidden;
+    const int64_t tokens = numerics_.tokens(), tile = this->tile(), hidden = shape_.hidden;
     const int64_t width = std::max(size_of(numerics_.compute), size_of(numerics_.residual));
     const int64_t row = hidden * width, rows = rows_of_sum(tokens);
     const auto even = [this](int64_t count) { return count % numerics_.slices == 0; };
@@ -164,7 +170,7 @@ void Block::cut_slices(Carver& carver, Buffers& b) const {
     b.sum = carver.bytes(all_even ? 0 : numerics_.slices * rows * row);
     int64_t most = rows * hidden;
     if (numerics_.key_holders > 1) {
-        b.own_keys = carver.matrix(numerics_.compute, numerics_.whole_tokens(), 2 * most_.key);
+        b.own_keys = carver.matrix(numerics_.compute, numerics_.attended_tokens(), 2 * most_.key);
         const int64_t elements = b.own_keys.rows * b.own_keys.cols;
         b.all_keys = carver.bytes(numerics_.slices * elements * size_of(numerics_.compute));
         most = std::max(most, elements);
@@ -172,27 +178,28 @@ void Block::cut_slices(Carver& carver, Buffers& b) const {
     b.leaves = carver.floats(ceil_div(most, kLeaf));
     if (!shape_.head_norms) return;
     b.norm_gradient = carver.floats(2 * shape_.head_dim);
-    b.all_norm_gradients = carver.floats(numerics_.slices * 2 * shape_.head_dim);
+    b.all_norm_gradients = carver.floats(int64_t{2} * numerics_.slices * shape_.head_dim);
 }
 
 int64_t Block::op_scratch_bytes() const {
-    const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
+    const int64_t tokens = numerics_.tokens(), tile = this->tile();
     const DType compute = numerics_.compute, residual = numerics_.residual;
     int64_t most = std::max(
-        {norm1_.scratch_bytes(tokens, ops_), norm2_.scratch_bytes(tile, ops_),
-         qkv_.scratch_bytes(ops_, tokens, compute), output_.scratch_bytes(ops_, tokens, residual),
+        {norm1_.scratch_bytes(tile, ops_), norm2_.scratch_bytes(tile, ops_),
+         qkv_.scratch_bytes(ops_, tile, compute), output_.scratch_bytes(ops_, tokens, residual),
          up_.scratch_bytes(ops_, tile, compute), down_.scratch_bytes(ops_, tile, residual)});
     // Ranks that share sequences have so many heads each, or one less. All need the same plan, and
     // fewer heads can need more: they may go in larger calls.
+    if (ring_) most = std::max(most, ring_->scratch_bytes());
     for (const int64_t keys : {most_.keys, shape_.kv_heads / numerics_.parts}) {
-        if (keys == 0) continue;
+        if (keys == 0 || ring_) continue;
         const ops::Attention its = attention(heads(keys));
         most = std::max({most, ops_.attention_forward_scratch_bytes(its),
                          ops_.attention_backward_scratch_bytes(its)});
     }
     if (shape_.head_norms)
-        most = std::max(most,
-                        query_norm_.scratch_bytes(numerics_.whole_tokens() * most_.queries, ops_));
+        most = std::max(
+            most, query_norm_.scratch_bytes(numerics_.attended_tokens() * most_.queries, ops_));
     return most;
 }
 
@@ -223,13 +230,14 @@ ops::Attention Block::attention(const Heads& heads) const {
 }
 
 ops::Rope Block::rope(int64_t heads, bool inverse) const {
-    return {.sequence = numerics_.whole_sequence(),
+    // In ring order positions begin behind those of the parts before it.
+    return {.sequence = numerics_.ring ? numerics_.sequence : numerics_.whole_sequence(),
             .heads = heads,
             .head_dim = shape_.head_dim,
             .frequencies = rope_.frequencies.data(),
             .amplitude = rope_.amplitude,
             .inverse = inverse,
-            .document_start = mask_.documents.start};
+            .document_start = numerics_.ring ? mask_.documents.part_start : mask_.documents.start};
 }
 
 // Norms of queries' and keys' heads, where the family has them, and their rotation.
@@ -388,7 +396,7 @@ void Block::add_up_norms() {
         mask_.ranks.slices->gather(reinterpret_cast<const std::byte*>(b_.norm_gradient), all,
                                    2 * d * size_of(DType::f32), index_);
     for (int rank = 0; rank < numerics_.slices; ++rank) {
-        const float* its = b_.all_norm_gradients + rank * 2 * d;
+        const float* its = b_.all_norm_gradients + int64_t{2} * rank * d;
         if (query_norm_.trains()) ops_.add(query_norm_.weight.gradient, its, d);
         if (key_norm_.trains() && rank % numerics_.key_holders == 0)
             ops_.add(key_norm_.weight.gradient, its + d, d);
@@ -398,9 +406,13 @@ void Block::add_up_norms() {
 // ---------------------------------------------------------------- passes
 
 void Block::attend(ConstView x_in, View x_mid) {
-    norm1_.forward(ops_, x_in, b_.n1, b_.stats1);
     const bool known = known_[at(Saved::projections)];
-    if (!known) qkv_.apply(ops_, b_.n1, qkv_of_tokens(), {}, b_.ops);
+    for_tiles(x_in.rows, [&](int64_t first, int64_t count) {
+        if (known && x_in.rows > tile()) return;  // backward makes it again
+        const View n1 = b_.n1.row_range(0, count);
+        norm1_.forward(ops_, x_in.row_range(first, count), n1, b_.stats1);
+        if (!known) qkv_.apply(ops_, n1, qkv_of_tokens().row_range(first, count), {}, b_.ops);
+    });
     if (shares()) share_heads(b_.all_heads, b_.qkv, Columns::queries_keys_values);
     // Without norms heads are turned where they lie.
     if (!known || shape_.head_norms) turn_heads();
@@ -414,15 +426,25 @@ void Block::attend(ConstView x_in, View x_mid) {
 // To be timed: all of it that backward leaves out where it is known.
 void Block::compute_projections() {
     if (exchanges()) return;
-    qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
+    const int64_t tokens = numerics_.tokens();
+    for_tiles(tokens, [&](int64_t first, int64_t count) {
+        qkv_.apply(ops_, b_.n1.row_range(0, count), b_.qkv.row_range(first, count), {}, b_.ops);
+    });
     if (!shape_.head_norms) turn_heads();
     // Added in place 16-bit products would copy it first, which no pass of a block does.
     const bool apart = b_.dn1.type == b_.x_mid.type;
-    output_.apply(ops_, b_.attended, b_.x_mid, apart ? b_.dn1 : b_.x_mid, b_.ops);
+    for_tiles(tokens, [&](int64_t first, int64_t count) {
+        const View x_mid = b_.x_mid.row_range(first, count);
+        output_.apply(ops_, b_.attended.row_range(first, count), x_mid,
+                      apart ? b_.dn1.row_range(0, count) : x_mid, b_.ops);
+    });
 }
 
 void Block::attention_forward() {
     if (own_.keys == 0) return;
+    if (ring_)
+        return ring_->forward(queries(seen()), keys(seen()), values(b_.qkv), b_.attended, b_.lse,
+                              b_.ops);
     ops_.attention_forward(attention(own_), queries(seen()), keys(seen()), values(b_.qkv),
                            b_.attended, b_.lse, b_.ops);
 }
@@ -434,10 +456,9 @@ View Block::inner_of(int64_t first, int64_t tokens) const {
 void Block::compute(Saved what) {
     if (what == Saved::attention) return attention_forward();
     if (what == Saved::projections) return compute_projections();
-    for (int64_t first = 0; first < numerics_.tokens(); first += mlp_tile()) {
-        const int64_t count = std::min(mlp_tile(), numerics_.tokens() - first);
+    for_tiles(numerics_.tokens(), [&](int64_t first, int64_t count) {
         up_.apply(ops_, b_.n2.row_range(0, count), inner_of(first, count), {}, b_.ops);
-    }
+    });
 }
 
 // n2 and what the MLP's first matrices make of it, of a tile of x_mid.
@@ -468,8 +489,7 @@ void Block::activate_backward(View active, View inner) {
 
 void Block::forward(ConstView x_in, View x_out) {
     attend(x_in, b_.x_mid);
-    for (int64_t first = 0; first < x_out.rows; first += mlp_tile()) {
-        const int64_t count = std::min(mlp_tile(), x_out.rows - first);
+    for_tiles(x_out.rows, [&](int64_t first, int64_t count) {
         const ConstView x_mid = b_.x_mid.row_range(first, count);
         mlp(x_mid, first);
         activate(inner_of(first, count));
@@ -478,7 +498,7 @@ void Block::forward(ConstView x_in, View x_out) {
         down_.apply(ops_, b_.active.row_range(0, count), out, slices() ? ConstView{} : x_mid,
                     b_.ops);
         if (slices()) add_up(out, x_mid);
-    }
+    });
 }
 
 void Block::backward(ConstView x_in, View dx, bool needs_dx) {
@@ -486,11 +506,10 @@ void Block::backward(ConstView x_in, View dx, bool needs_dx) {
     const bool into_qkv = into_heads || query_norm_.trains() || key_norm_.trains();
     const bool needs_mid = into_qkv || output_.trains();
     attend(x_in, b_.x_mid);
-    for (int64_t first = 0; first < dx.rows; first += mlp_tile()) {
-        const int64_t count = std::min(mlp_tile(), dx.rows - first);
+    for_tiles(dx.rows, [&](int64_t first, int64_t count) {
         mlp_backward(b_.x_mid.row_range(first, count), first, dx.row_range(first, count),
                      needs_mid);
-    }
+    });
     if (needs_mid) attention_backward(x_in, dx, needs_dx, into_qkv);
 }
 
@@ -530,21 +549,35 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into
                                : b_.dattended;
     output_.apply_transposed(ops_, dy, dattended, b_.ops);
     if (shares()) share_heads(dattended, b_.dattended, Columns::queries);
-    if (own_.keys > 0)
+    if (ring_) {
+        ring_->backward(queries(seen()), keys(seen()), values(b_.qkv), b_.attended, b_.dattended,
+                        b_.lse, queries(b_.dqkv), keys(b_.dqkv), values(b_.dqkv), b_.ops);
+    } else if (own_.keys > 0) {
         ops_.attention_backward(attention(own_), queries(seen()), keys(seen()), values(b_.qkv),
                                 b_.attended, b_.dattended, b_.lse, queries(b_.dqkv), keys(b_.dqkv),
                                 values(b_.dqkv), b_.ops);
+    }
     add_up_keys();
     turn_heads_back();
     if (shares()) share_tokens(b_.dqkv, b_.all_heads, Columns::queries_keys_values);
-    const View dqkv = shares() ? b_.all_heads : b_.dqkv;
-    qkv_.add_gradient(ops_, dqkv, b_.n1, b_.ops);
-    if (!needs_dx && !norm1_.trains()) return;
-    drop_keys(dqkv);
-    qkv_.apply_transposed(ops_, dqkv, b_.dn1, b_.ops);
-    if (slices()) add_up(b_.dn1, {});
-    norm1_.backward(ops_, b_.dn1, x_in, b_.stats1, needs_dx ? ConstView(dx) : ConstView{},
-                    needs_dx ? dx : View{}, b_.ops);
+    projections_backward(x_in, shares() ? b_.all_heads : b_.dqkv, dx, needs_dx);
+}
+
+// Of norm1 as well, tile by tile. dx holds d(x_mid) and receives d(x_in).
+void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_dx) {
+    for_tiles(dqkv.rows, [&](int64_t first, int64_t count) {
+        const ConstView x = x_in.row_range(first, count);
+        const View n1 = b_.n1.row_range(0, count), dn1 = b_.dn1.row_range(0, count);
+        const View part = dqkv.row_range(first, count), d = dx.row_range(first, count);
+        if (dqkv.rows > tile()) norm1_.forward(ops_, x, n1, b_.stats1);  // another tile's is there
+        qkv_.add_gradient(ops_, part, n1, b_.ops);
+        if (!needs_dx && !norm1_.trains()) return;
+        drop_keys(part);
+        qkv_.apply_transposed(ops_, part, dn1, b_.ops);
+        if (slices()) add_up(dn1, {});
+        norm1_.backward(ops_, dn1, x, b_.stats1, needs_dx ? ConstView(d) : ConstView{},
+                        needs_dx ? d : View{}, b_.ops);
+    });
 }
 
 }  // namespace ferry::model

@@ -4,7 +4,8 @@
 //   n2 = norm(x_mid); gate, up = n2 W [+ b]; x_out = x_mid + (silu(gate) * up) Wd [+ b]
 //   or, without a gate, gelu(up) Wd
 // The shape decides on the parts in brackets. T tokens, H hidden, Q = heads * head_dim,
-// K = kv_heads * head_dim, I intermediate, M tokens of a tile of the MLP.
+// K = kv_heads * head_dim, I intermediate, M tokens of a tile: of the MLP, and of the norms
+// before it and before attention.
 //
 // Ranks that share the tensors have some of the heads each, and a part of I; Q, K and I are a
 // rank's own. x_mid and x_out, and in backward the gradients of n1 and n2, are sums over them
@@ -12,11 +13,15 @@
 //
 // Ranks that share the sequences have T tokens each of W = T * ranks. Attention, with the norms and
 // rotation of heads, is of W tokens and the rank's own heads; all else is of its T tokens and all
-// heads. Exchanges lie between (share_heads, share_tokens).
+// heads. Exchanges lie between (share_heads, share_tokens). In ring order attention is of T tokens
+// and all heads as well, and keys and queries of other parts come and go within it.
 #pragma once
+
+#include <optional>
 
 #include "carver.h"
 #include "model/model.h"
+#include "ring_attention.h"
 #include "tensors.h"
 
 namespace ferry::model {
@@ -42,7 +47,7 @@ private:
     // Buffers of a pass; the two groups below share memory, for they are never alive together. So
     // do n1 and dn1, n2 and dn2, x_mid and dattended.
     struct Buffers {
-        ops::View n1{}, qkv{}, attended{}, x_mid{};  // [T, H], [T, Q + 2 K], [T, Q], [T, H]
+        ops::View n1{}, qkv{}, attended{}, x_mid{};  // [M, H], [T, Q + 2 K], [T, Q], [T, H]
         // Of ranks that share sequences, which have the two before of their own heads and W tokens:
         // the same of all heads.
         ops::View all_heads{}, all_attended{};
@@ -54,9 +59,9 @@ private:
         ops::View own_keys{};
         std::byte* all_keys = nullptr;
         float *norm_gradient = nullptr, *all_norm_gradients = nullptr;
-        ops::View normed{};                                // [T, Q + K], where heads have norms
-        ops::View dy{}, dn1{};                             // [T, H] both, in the compute type
-        float *stats1 = nullptr, *lse = nullptr;           // norm1's; log-sum-exp, [heads * T]
+        ops::View normed{};                       // [T, Q + K], where heads have norms
+        ops::View dy{}, dn1{};                    // [T, H], [M, H], in the compute type
+        float *stats1 = nullptr, *lse = nullptr;  // norm1's of a tile; log-sum-exp, [heads * T]
         float *query_rstd = nullptr, *key_rstd = nullptr;  // [T, heads], [T, kv_heads]
         float* angles = nullptr;                           // of norm_rope, likewise
         // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is saved, [M, I], of
@@ -67,6 +72,7 @@ private:
         ops::View dqkv{}, dattended{};
         // What ranks of a sequence send and receive, around the attention of both passes.
         std::byte *sent = nullptr, *received = nullptr;
+        RingAttention::Room ring{};
         std::byte* ops = nullptr;
     };
 
@@ -77,7 +83,13 @@ private:
     void cut_attention(Carver& carver, Buffers& b) const;
     void cut_saved(Saved what, Carver& carver, Buffers& b) const;
     int64_t op_scratch_bytes() const;
-    int64_t mlp_tile() const;
+    int64_t tile() const;
+    // body(first, tokens) for each tile of so many.
+    template <class Body>
+    void for_tiles(int64_t tokens, const Body& body) const {
+        for (int64_t first = 0; first < tokens; first += tile())
+            body(first, std::min(tile(), tokens - first));
+    }
     // Of this rank's heads.
     ops::View queries(const ops::View& of) const { return of.col_range(0, own_.query); }
     ops::View keys(const ops::View& of) const { return of.col_range(own_.query, own_.key); }
@@ -96,7 +108,10 @@ private:
         int64_t all() const { return query + 2 * key; }
     };
     Heads heads(int64_t of_keys) const;
-    bool shares() const { return numerics_.parts > 1; }
+    bool shares() const { return numerics_.parts > 1 && !numerics_.ring; }
+    Heads heads_of(HeadShare share) const {
+        return heads(numerics_.ring ? shape_.kv_heads : share.count);
+    }
     // Rows of heads, with room for as many as any rank has: a plan is every rank's.
     ops::View of_heads(Carver& carver, int64_t columns, int64_t most) const;
     enum class Columns : uint8_t { queries_keys_values, queries };
@@ -104,7 +119,7 @@ private:
     void for_heads(int part, Columns columns, const Each& each) const;
     int64_t parcel_bytes(Columns columns) const;
     bool slices() const { return numerics_.slices > 1; }
-    bool exchanges() const { return shares() || slices(); }
+    bool exchanges() const { return numerics_.parts > 1 || slices(); }
     void cut_slices(Carver& carver, Buffers& b) const;
     // y holds this rank's part of a sum, and receives round(addend + all ranks').
     void add_up(ops::View y, ops::ConstView addend);
@@ -130,6 +145,7 @@ private:
     void activate_backward(ops::View active, ops::View inner);
     void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx, bool needs_mid);
     void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx, bool into_qkv);
+    void projections_backward(ops::ConstView x_in, ops::View dqkv, ops::View dx, bool needs_dx);
     ops::Rope rope(int64_t heads, bool inverse) const;
     void turn_heads();
     void turn_heads_back();
@@ -144,6 +160,7 @@ private:
     OfSaved<bool> saved_{}, known_{};
     int64_t index_;           // of the block
     Heads all_, own_, most_;  // most_: of any rank
+    std::optional<RingAttention> ring_{};
     Norm norm1_, norm2_, query_norm_, key_norm_;
     Projection qkv_, output_, up_, down_;
     Buffers b_;

@@ -108,7 +108,7 @@ namespace {
 // By block, each of those that blocks share once.
 std::vector<std::shared_ptr<const ops::BlockLists>> patterns_of_heads(const Shape& shape,
                                                                       const Numerics& numerics) {
-    if (numerics.parts == 1) return shape.patterns;
+    if (numerics.parts == 1 || numerics.ring) return shape.patterns;
     const int64_t group = shape.heads / shape.kv_heads;
     const HeadShare share = head_share(shape.kv_heads, numerics.parts, numerics.part);
     std::map<const ops::BlockLists*, std::shared_ptr<const ops::BlockLists>> made;
@@ -143,6 +143,10 @@ Decoder::Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops:
                 shape_.learned_positions >= numerics_.whole_sequence());
     FERRY_CHECK(numerics_.tokens() > 0 && numerics_.head_tile > 0 && numerics_.mlp_tile >= 0);
     FERRY_CHECK(shape_.patterns.empty() || std::ssize(shape_.patterns) == shape_.layers);
+    // In ring order a rank turns heads of its own part: rows whose positions begin behind it.
+    if (numerics_.ring)
+        part_starts_.assign(static_cast<size_t>(numerics_.tokens()),
+                            static_cast<int32_t>(-numerics_.part * numerics_.sequence));
     for (const auto& pattern : patterns_)  // until they have their place
         lists_.push_back(pattern ? pattern->view() : ops::BlockListsView{});
 }
@@ -190,9 +194,11 @@ Mask Decoder::mask_of(int64_t block, const Documents& documents) const {
                 numerics_.documents == (documents.end != nullptr));
     const auto at = static_cast<size_t>(block);
     const ops::BlockLists* pattern = patterns_.empty() ? nullptr : patterns_[at].get();
+    Documents of_rows = documents;
+    if (numerics_.ring && !documents.start) of_rows.part_start = part_starts_.data();
     return {.pattern = pattern,
             .lists = pattern ? lists_[at] : ops::BlockListsView{},
-            .documents = documents,
+            .documents = of_rows,
             .ranks = ranks_};
 }
 
@@ -223,6 +229,7 @@ namespace {
 // does that again, and sends the gradients of both.
 BlockExchanges::Group of_sequence(const Shape& shape, const Numerics& numerics) {
     if (numerics.parts == 1) return {};
+    if (numerics.ring) return RingAttention::exchanges(shape, numerics);
     const int64_t heads = ceil_div(shape.kv_heads, numerics.parts);
     const int64_t group = shape.heads / shape.kv_heads;
     const int64_t columns = heads * shape.head_dim * (2 * group + 2);
@@ -231,8 +238,8 @@ BlockExchanges::Group of_sequence(const Shape& shape, const Numerics& numerics) 
     return {bytes, 2 * bytes, 2, 4};
 }
 
-// To the other slices: attention's sum and the MLP's, tile by tile. Backward makes attention's
-// again, and sums the gradients that go into both.
+// To the other slices: attention's sum and, tile by tile, the MLP's. Backward makes attention's
+// again, and sums the gradients that go into both, tile by tile.
 BlockExchanges::Group of_slices(const Shape& shape, const Numerics& numerics) {
     if (numerics.slices == 1) return {};
     const int64_t others = numerics.slices - 1, tokens = numerics.tokens();
@@ -241,23 +248,23 @@ BlockExchanges::Group of_slices(const Shape& shape, const Numerics& numerics) {
     };
     const int64_t tile = numerics.mlp_tile > 0 ? std::min(numerics.mlp_tile, tokens) : tokens;
     const int64_t tiles = ceil_div(tokens, tile);
-    const auto of_mlp = [&](DType type) {
+    const auto of_tiles = [&](DType type) {
         return (tokens / tile) * sum(tile, type) + sum(tokens % tile, type);
     };
     BlockExchanges::Group found{
-        .forward_bytes = sum(tokens, numerics.residual) + of_mlp(numerics.residual),
-        .backward_bytes = sum(tokens, numerics.residual) + of_mlp(numerics.compute) +
-                          sum(tokens, numerics.compute),
+        .forward_bytes = sum(tokens, numerics.residual) + of_tiles(numerics.residual),
+        .backward_bytes = sum(tokens, numerics.residual) + 2 * of_tiles(numerics.compute),
         .forward_calls = 2 + 2 * tiles,
-        .backward_calls = 4 + 2 * tiles};
+        .backward_calls = 2 + 4 * tiles};
     if (shape.head_norms) {
         found.backward_bytes += others * 2 * shape.head_dim * size_of(DType::f32);
         ++found.backward_calls;
     }
     if (numerics.key_holders > 1) {
-        const int64_t keys = ceil_div(shape.kv_heads, numerics.parts) * shape.head_dim;
-        found.backward_bytes +=
-            others * numerics.whole_tokens() * 2 * keys * size_of(numerics.compute);
+        const int64_t heads =
+            numerics.ring ? shape.kv_heads : ceil_div(shape.kv_heads, int64_t{numerics.parts});
+        found.backward_bytes += others * numerics.attended_tokens() * 2 * heads * shape.head_dim *
+                                size_of(numerics.compute);
         ++found.backward_calls;
     }
     return found;

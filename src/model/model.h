@@ -68,6 +68,9 @@ struct Numerics {
     int64_t sequence = 0, micro_batch = 0;  // tokens a sequence; sequences a kernel
     // Ranks may share each sequence: `sequence` is then this rank's part of it, the part-th.
     int parts = 1, part = 0;
+    // How: each has all tokens of some heads for attention, or its own tokens of all heads, and
+    // keys and queries go round (ring_attention.h).
+    bool ring = false;
     // Ranks may share each block's tensors: this one has the slice-th of so many slices. So many
     // neighbours of them have the same heads of keys and values.
     int slices = 1, slice = 0, key_holders = 1;
@@ -79,6 +82,8 @@ struct Numerics {
     int64_t tokens() const { return sequence * micro_batch; }
     int64_t whole_sequence() const { return sequence * parts; }
     int64_t whole_tokens() const { return tokens() * parts; }
+    // Of a rank's attention.
+    int64_t attended_tokens() const { return ring ? tokens() : whole_tokens(); }
     // int32 of a micro-batch's tokens, targets and, where there are some, documents.
     int64_t token_numbers() const {
         const int64_t of_documents = 2 * whole_tokens() + (parts > 1 ? tokens() : 0);
@@ -248,6 +253,12 @@ struct Documents {
 // micro-batch's sequences: between its products of tokens and its attention a block gives each of
 // them the heads that are theirs, and gets all tokens of its own. Those that share its tensors:
 // they add up what attention and the MLP give. Declared here so that `model` need not see `comm`.
+struct Shift {  // as comm's: to the rank `by` places behind, from the one as far before
+    const std::byte* to = nullptr;
+    std::byte* from = nullptr;
+    int64_t to_bytes = 0, from_bytes = 0;
+    int by = 0;
+};
 class KernelRanks {
 public:
     virtual ~KernelRanks() = default;
@@ -256,6 +267,7 @@ public:
     virtual void exchange(const std::byte* to, std::byte* from, int64_t bytes, int64_t block) = 0;
     // Every rank's `bytes` come to its place of `all`; `mine` may be there.
     virtual void gather(const std::byte* mine, std::byte* all, int64_t bytes, int64_t block) = 0;
+    virtual void shift(const Shift& parts, int64_t block) = 0;
 };
 struct Neighbours {
     KernelRanks* sequence = nullptr;  // null: none, or nothing but time and memory is asked for
@@ -360,6 +372,7 @@ private:
     // By block: its pattern for this rank's heads, and the same in the device's memory.
     std::vector<std::shared_ptr<const ops::BlockLists>> patterns_{};
     std::vector<ops::BlockListsView> lists_{};
+    std::vector<int32_t> part_starts_{};  // in ring order without documents: of rows, as theirs
     Neighbours ranks_;
     ops::Ops& ops_;
 };

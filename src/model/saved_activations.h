@@ -7,10 +7,11 @@
 
 namespace ferry::model {
 
-// Results of a block that forward can save for backward, each in memory of its own: attention's
-// output and log-sum-exps; the MLP's gate and up products, side by side; what attention's own
-// products give, queries, keys and values as attention reads them (as its norms do, where heads
-// have norms), and the residual behind it.
+// Results of a block that forward can save for backward. Each has memory of its own.
+//   attention    its output and log-sum-exps
+//   mlp          the gate and up products, side by side
+//   projections  queries, keys and values as attention reads them, and the residual behind it;
+//                where heads have norms, as these norms read them
 enum class Saved : uint8_t { attention, mlp, projections };
 constexpr std::array kAllSaved{Saved::attention, Saved::mlp, Saved::projections};
 constexpr size_t kSaved = kAllSaved.size();

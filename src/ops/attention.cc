@@ -28,23 +28,27 @@ HWY_INLINE void product(int64_t rows, int64_t cols, Left a, const float* b, int6
     }
 }
 
-// The tokens of a tile and where they are.
+// The tokens of a tile that are there, [begin, end) of it, and where they are.
 struct Rows {
-    int64_t first, count;  // first: row of the views
-    int64_t padded() const { return round_up(count, int64_t{kMicroRows}); }
+    int64_t first, begin, end;  // first: row of the views that is the begin-th of the tile
+    int64_t padded() const { return round_up(end, int64_t{kMicroRows}); }
+    int64_t at(int64_t r) const { return first + r - begin; }
+    bool has(int64_t r) const { return r >= begin && r < end; }
 };
-inline Rows rows_of(const Attention& s, int64_t sequence, int64_t tile) {
-    return {sequence * s.sequence + tile * kTile, std::min(kTile, s.sequence - tile * kTile)};
+inline Rows rows_of(const Part& part, int64_t sequence, int64_t tile) {
+    const int64_t at = tile * kTile, begin = std::max<int64_t>(0, part.first - at);
+    return {sequence * part.count + at + begin - part.first, begin,
+            std::min(kTile, part.end() - at)};
 }
 
 // Columns of one head of a tile as fp32, [kTile, D], zeros around them.
 inline void copy_tile(const AttentionCall& call, const ConstView& view, const Rows& rows,
                       int64_t head, float* out) {
     const int64_t d = call.shape.head_dim, padded = call.padded_head();
-    for (int64_t r = 0; r < rows.count; ++r) {
-        widen(element(view, rows.first + r, head * d), view.type, d, out + r * padded, padded);
-    }
-    std::fill(out + rows.count * padded, out + kTile * padded, 0.0f);
+    std::fill(out, out + rows.begin * padded, 0.0f);
+    for (int64_t r = rows.begin; r < rows.end; ++r)
+        widen(element(view, rows.at(r), head * d), view.type, d, out + r * padded, padded);
+    std::fill(out + rows.end * padded, out + kTile * padded, 0.0f);
 }
 
 inline void transpose_tile(const float* in, int64_t padded_head, float* out) {
@@ -56,9 +60,10 @@ inline void transpose_tile(const float* in, int64_t padded_head, float* out) {
 void PackKeys(const AttentionCall& call, int64_t sequence, int64_t kv_head, bool backward) {
     alignas(64) float room[kTile * kMaxHeadDim];
     const int64_t tile_size = kTile * call.padded_head();
-    const int64_t base = (sequence * call.shape.kv_heads + kv_head) * call.tiles();
-    for (int64_t tile = 0; tile < call.tiles(); ++tile) {
-        const Rows rows = rows_of(call.shape, sequence, tile);
+    const int64_t tiles = call.tiles(call.keys), first = call.first_tile(call.keys);
+    const int64_t base = (sequence * call.shape.kv_heads + kv_head) * tiles;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+        const Rows rows = rows_of(call.keys, sequence, first + tile);
         const int64_t at = (base + tile) * tile_size;
         float* keys = backward ? call.k_rows + at : room;
         copy_tile(call, call.k, rows, kv_head, keys);
@@ -70,36 +75,38 @@ void PackKeys(const AttentionCall& call, int64_t sequence, int64_t kv_head, bool
 }
 
 // body(tile of keys) in their order, for those that a tile of queries of this head may see, from
-// tile `first` on: all of them, or those whose block is in the pattern.
+// tile `first` on and before `end`: all of them, or those whose block is in the pattern.
 template <class Body>
 HWY_INLINE void for_key_tiles(const Attention& s, int64_t head, int64_t tile, int64_t first,
-                              const Body& body) {
+                              int64_t end, const Body& body) {
+    end = std::min(end, tile + 1);
     if (s.pattern == nullptr) {
-        for (int64_t other = first; other <= tile; ++other) body(other);
+        for (int64_t other = first; other < end; ++other) body(other);
         return;
     }
     const int64_t in_block = s.blocks.block / kTile;
     for (const int64_t block : s.blocks.keys_of(head, tile / in_block)) {
         for (int64_t i = 0; i < in_block; ++i) {
             const int64_t other = block * in_block + i;
-            if (other >= first && other <= tile) body(other);
+            if (other >= first && other < end) body(other);
         }
     }
 }
 
-// The same of the tiles of queries before `end` that may see a tile of keys.
+// The same of the tiles of queries from `first` on and before `end` that may see a tile of keys.
 template <class Body>
-HWY_INLINE void for_query_tiles(const Attention& s, int64_t head, int64_t tile, int64_t end,
-                                const Body& body) {
+HWY_INLINE void for_query_tiles(const Attention& s, int64_t head, int64_t tile, int64_t first,
+                                int64_t end, const Body& body) {
+    first = std::max(first, tile);
     if (s.pattern == nullptr) {
-        for (int64_t other = tile; other < end; ++other) body(other);
+        for (int64_t other = first; other < end; ++other) body(other);
         return;
     }
     const int64_t in_block = s.blocks.block / kTile;
     for (const int64_t block : s.blocks.queries_of(head, tile / in_block)) {
         for (int64_t i = 0; i < in_block; ++i) {
             const int64_t other = block * in_block + i;
-            if (other >= tile && other < end) body(other);
+            if (other >= first && other < end) body(other);
         }
     }
 }
@@ -143,6 +150,15 @@ inline float soften(Softmax& state, float* scores, int64_t valid, float scale) {
     return shrink;
 }
 
+// How many keys of a tile that begins at `first_key` the r-th row of a tile of queries sees, with
+// `hidden` before them that it does not; 0: none.
+inline int64_t seen_keys(const AttentionCall& call, int64_t first_key, int64_t r, bool diagonal,
+                         int64_t hidden) {
+    const int64_t valid =
+        std::min(diagonal ? r + 1 : kTile, std::min(kTile, call.keys.end() - first_key));
+    return hidden >= valid ? 0 : valid;
+}
+
 // Scores of keys that lie before the first that the row sees count for nothing.
 inline void hide_first(float* scores, int64_t hidden) {
     std::fill_n(scores, hidden, -std::numeric_limits<float>::infinity());
@@ -162,19 +178,20 @@ void AttendTile(const AttentionCall& call, View out, float* lse, int64_t sequenc
     Softmax state[kTile];
     const Attention& s = call.shape;
     const int64_t padded = call.padded_head(), kv = head / (s.heads / s.kv_heads);
-    const int64_t keys = (sequence * s.kv_heads + kv) * call.tiles() * kTile * padded;
-    const Rows rows = rows_of(s, sequence, tile);
+    const int64_t keys = (sequence * s.kv_heads + kv) * call.tiles(call.keys) * kTile * padded;
+    const int64_t first_tile = call.first_tile(call.keys);
+    const Rows rows = rows_of(call.queries, sequence, tile);
     const auto scale = static_cast<float>(s.scale);
     copy_tile(call, call.q, rows, head, q);
     std::fill_n(sum, kTile * padded, 0.0f);
-    const int64_t first = call.first_key(sequence, tile * kTile) / kTile;
-    for_key_tiles(s, head, tile, first, [&](int64_t other) {
-        const int64_t at = keys + other * kTile * padded;
+    const int64_t first = call.first_key(sequence, tile * kTile + rows.begin) / kTile;
+    for_key_tiles(s, head, tile, first, call.end_tile(call.keys), [&](int64_t other) {
+        const int64_t at = keys + (other - first_tile) * kTile * padded;
         product(rows.padded(), kTile, {q, padded, 1}, call.k_transposed + at, kTile, scores, kTile,
                 false, [&](int64_t) { return padded; });
-        for (int64_t r = 0; r < rows.count; ++r) {
+        for (int64_t r = rows.begin; r < rows.end; ++r) {
             const int64_t hidden = call.first_key(sequence, tile * kTile + r) - other * kTile;
-            const int64_t valid = hidden >= kTile ? 0 : other == tile ? r + 1 : kTile;
+            const int64_t valid = seen_keys(call, other * kTile, r, other == tile, hidden);
             if (hidden > 0 && valid > 0) hide_first(scores + r * kTile, hidden);
             const float shrink = soften(state[r], scores + r * kTile, valid, scale);
             if (shrink != 1) scale_row(sum + r * padded, padded, shrink);
@@ -183,14 +200,14 @@ void AttendTile(const AttentionCall& call, View out, float* lse, int64_t sequenc
                 true,
                 [&](int64_t r) { return other == tile ? std::min(r + kMicroRows, kTile) : kTile; });
     });
-    for (int64_t r = 0; r < rows.count; ++r) {
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
         // A row that saw no key is 0.
         const V32 total = hn::Set(F32(), state[r].sum == 0 ? 1.0f : state[r].sum);
-        void* to = element(out, rows.first + r, head * s.head_dim);
+        void* to = element(out, rows.at(r), head * s.head_dim);
         for_vectors(s.head_dim, [&](int64_t i, int64_t n) {
             store(hn::Div(load(sum + r * padded, DType::f32, i, n), total), to, out.type, i, n);
         });
-        lse[s.lse_index(rows.first + r, head)] = state[r].top + std::log(state[r].sum);
+        lse[call.lse_index(rows.at(r), head)] = state[r].top + std::log(state[r].sum);
     }
 }
 
@@ -209,15 +226,15 @@ inline void load_query_tile(const AttentionCall& call, const Rows& rows, int64_t
     copy_tile(call, call.q, rows, head, t.q);
     copy_tile(call, call.dout, rows, head, t.dout);
     const int64_t padded = call.padded_head();
-    for (int64_t r = 0; r < rows.count; ++r) {
-        const void* out = element(call.out, rows.first + r, head * s.head_dim);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const void* out = element(call.out, rows.at(r), head * s.head_dim);
         V32 sum = hn::Zero(F32());
         for_vectors(s.head_dim, [&](int64_t i, int64_t n) {
             const V32 g = load(t.dout + r * padded, DType::f32, i, n);
             sum = hn::MulAdd(load(out, call.out.type, i, n), g, sum);
         });
         t.dot[r] = sum_lanes(sum);
-        t.lse[r] = call.lse[s.lse_index(rows.first + r, head)];
+        t.lse[r] = call.lse[call.lse_index(rows.at(r), head)];
     }
 }
 
@@ -229,11 +246,9 @@ inline void soften_backward(const AttentionCall& call, int64_t sequence, QueryTi
     const V32 by = hn::Set(d, static_cast<float>(call.shape.scale));
     const bool diagonal = first_query == first_key;
     for (int64_t r = 0; r < rows.padded(); ++r) {
-        const bool padding = r >= rows.count;
         const int64_t hidden =
-            padding ? kTile : call.first_key(sequence, first_query + r) - first_key;
-        const bool none = hidden >= kTile;
-        const int64_t valid = none ? 0 : diagonal ? r + 1 : kTile;
+            rows.has(r) ? call.first_key(sequence, first_query + r) - first_key : kTile;
+        const int64_t valid = seen_keys(call, first_key, r, diagonal, hidden);
         float *p = t.p + r * kTile, *ds = t.ds + r * kTile;
         if (hidden > 0 && valid > 0) hide_first(p, hidden);
         for (int64_t i = 0; i < kTile; i += lanes()) {
@@ -259,8 +274,8 @@ inline void soften_backward(const AttentionCall& call, int64_t sequence, QueryTi
 inline void write_tile(const AttentionCall& call, const float* sums, const Rows& rows, int64_t head,
                        const View& to) {
     const int64_t d = call.shape.head_dim, padded = call.padded_head();
-    for (int64_t r = 0; r < rows.count; ++r) {
-        void* out = element(to, rows.first + r, head * d);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        void* out = element(to, rows.at(r), head * d);
         for_vectors(d, [&](int64_t i, int64_t n) {
             store(load(sums + r * padded, DType::f32, i, n), out, to.type, i, n);
         });
@@ -295,29 +310,35 @@ void AttendBackward(const AttentionCall& call, int64_t sequence, int64_t kv_head
     KeyTile sums;
     const Attention& s = call.shape;
     const int64_t group = s.heads / s.kv_heads, tile_size = kTile * call.padded_head();
-    const int64_t keys = (sequence * s.kv_heads + kv_head) * call.tiles() * tile_size;
-    float* dq = call.dq_sum + (sequence * s.heads + kv_head * group) * call.tiles() * tile_size;
-    std::fill_n(dq, group * call.tiles() * tile_size, 0.0f);
-    for (int64_t tile = 0; tile < call.tiles(); ++tile) {
+    const int64_t key_tiles = call.tiles(call.keys), first_key = call.first_tile(call.keys);
+    const int64_t query_tiles = call.tiles(call.queries);
+    const int64_t first_query = call.first_tile(call.queries);
+    const int64_t keys = (sequence * s.kv_heads + kv_head) * key_tiles * tile_size;
+    float* dq = call.dq_sum + (sequence * s.heads + kv_head * group) * query_tiles * tile_size;
+    std::fill_n(dq, group * query_tiles * tile_size, 0.0f);
+    for (int64_t tile = first_key; tile < first_key + key_tiles; ++tile) {
         std::fill_n(sums.dk, tile_size, 0.0f);
         std::fill_n(sums.dv, tile_size, 0.0f);
         for (int64_t g = 0; g < group; ++g) {
-            const int64_t last = std::min((tile + 1) * kTile, s.sequence) - 1;
-            const int64_t end = ceil_div(call.end_query(sequence, last), kTile);
-            for_query_tiles(s, kv_head * group + g, tile, end, [&](int64_t other) {
-                const Rows rows = rows_of(s, sequence, other);
+            const int64_t last = std::min((tile + 1) * kTile, call.keys.end()) - 1;
+            const int64_t end = std::min(ceil_div(call.end_query(sequence, last), kTile),
+                                         call.end_tile(call.queries));
+            for_query_tiles(s, kv_head * group + g, tile, first_query, end, [&](int64_t other) {
+                const Rows rows = rows_of(call.queries, sequence, other);
                 load_query_tile(call, rows, kv_head * group + g, queries);
-                attend_back(call, sequence, keys + tile * tile_size, rows, tile, other, queries,
-                            sums, dq + (g * call.tiles() + other) * tile_size);
+                attend_back(call, sequence, keys + (tile - first_key) * tile_size, rows, tile,
+                            other, queries, sums,
+                            dq + (g * query_tiles + other - first_query) * tile_size);
             });
         }
-        const Rows rows = rows_of(s, sequence, tile);
+        const Rows rows = rows_of(call.keys, sequence, tile);
         write_tile(call, sums.dk, rows, kv_head, call.dk);
         write_tile(call, sums.dv, rows, kv_head, call.dv);
     }
-    for (int64_t i = 0; i < group * call.tiles(); ++i) {
-        write_tile(call, dq + i * tile_size, rows_of(s, sequence, i % call.tiles()),
-                   kv_head * group + i / call.tiles(), call.dq);
+    for (int64_t i = 0; i < group * query_tiles; ++i) {
+        write_tile(call, dq + i * tile_size,
+                   rows_of(call.queries, sequence, first_query + i % query_tiles),
+                   kv_head * group + i / query_tiles, call.dq);
     }
 }
 

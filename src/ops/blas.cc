@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/process_limits.h"
 #include "base/text.h"
+#include "better_blas.h"
 #include "ferry/error.h"
 #include "ops/blas_kernels.h"
 #include "ops/ops.h"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "ops/ops.h"
-
 namespace ferry::ops {
 namespace {
 
@@ -96,16 +94,6 @@ BlockListsView BlockLists::view_at(const std::byte* memory) const {
 BlockListsView BlockLists::view() const {
     return {block,      heads, blocks, row_starts.data(), columns.data(), column_starts.data(),
             rows.data()};
-}
-
-double visible_pairs(const Attention& s) {
-    const auto heads = static_cast<double>(s.heads);
-    if (s.pattern != nullptr)
-        return s.pattern->visible_pairs(s.sequence, s.window) * heads / s.pattern->heads;
-    const auto sequence = static_cast<double>(s.sequence);
-    const auto hidden = static_cast<double>(s.window == 0 ? 0 : s.sequence - s.window);
-    const double beyond = hidden > 0 ? hidden * (hidden + 1) / 2 : 0;
-    return heads * (sequence * (sequence + 1) / 2 - beyond);
 }
 
 }  // namespace ferry::ops

@@ -42,7 +42,7 @@ std::pair<int64_t, int64_t> tile_sides(int64_t m, int64_t n) {
     return {even(m, rows, 8), even(n, cols, 32)};
 }
 
-class CpuOps final : public Ops {
+class CpuOps final : public Ops, public PartAttention {
 public:
     explicit CpuOps(Team& team) : team_(team) {
         require_stack();
@@ -150,18 +150,7 @@ public:
 
     void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                            float* lse, std::byte* scratch) override {
-        FERRY_CHECK(shape.head_dim <= kMaxHeadDim);
-        AttentionCall call{.shape = shape, .q = q, .k = k, .v = v};
-        call.k_transposed = reinterpret_cast<float*>(scratch);
-        call.v_rows = call.k_transposed + keys_size(shape);
-        pack(call, false);
-        const int64_t tiles = call.tiles();
-        team_.parallel(shape.sequences * shape.heads * tiles, [&](int64_t i) {
-            // The longest rows first.
-            const int64_t tile = tiles - 1 - i / (shape.sequences * shape.heads);
-            const int64_t head = i % shape.heads, sequence = i / shape.heads % shape.sequences;
-            attend_tile(call, out, lse, sequence, head, tile);
-        });
+        forward({.shape = shape, .q = q, .k = k, .v = v}, out, lse, scratch);
     }
 
     int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
@@ -171,19 +160,52 @@ public:
     void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                             ConstView out, ConstView dout, const float* lse, View dq, View dk,
                             View dv, std::byte* scratch) override {
-        FERRY_CHECK(shape.head_dim <= kMaxHeadDim);
         AttentionCall call{.shape = shape, .q = q, .k = k, .v = v, .out = out, .dout = dout};
         call.lse = lse;
         call.dq = dq;
         call.dk = dk;
         call.dv = dv;
-        call.k_transposed = reinterpret_cast<float*>(scratch);
-        call.v_transposed = call.k_transposed + keys_size(shape);
-        call.k_rows = call.v_transposed + keys_size(shape);
-        call.dq_sum = call.k_rows + keys_size(shape);
-        pack(call, true);
-        team_.parallel(shape.sequences * shape.kv_heads, [&](int64_t i) {
-            attend_backward(call, i / shape.kv_heads, i % shape.kv_heads);
+        backward(call, scratch);
+    }
+
+    // A part may begin and end within tiles.
+    int64_t part_scratch_bytes(const Attention& shape, int64_t queries,
+                               int64_t keys) const override {
+        const auto size = [&](int64_t tokens, int64_t heads) {
+            return shape.sequences * heads * (tokens / kAttentionTile + 2) * kAttentionTile *
+                   round_up(shape.head_dim, kHeadUnit);
+        };
+        return (3 * size(keys, shape.kv_heads) + size(queries, shape.heads)) * 4;
+    }
+
+    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                      ConstView v, View out, float* lse, std::byte* scratch) override {
+        FERRY_CHECK(shape.sequences == 1);
+        AttentionCall call{.shape = shape, .q = q, .k = k, .v = v};
+        call.queries = queries;
+        call.keys = keys;
+        forward(call, out, lse, scratch);
+    }
+
+    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
+                       View dk, View dv, std::byte* scratch) override {
+        FERRY_CHECK(shape.sequences == 1);
+        AttentionCall call{.shape = shape, .q = q, .k = k, .v = v, .out = out, .dout = dout};
+        call.lse = lse;
+        call.dq = dq;
+        call.dk = dk;
+        call.dv = dv;
+        call.queries = queries;
+        call.keys = keys;
+        backward(call, scratch);
+    }
+
+    void merge_parts(int64_t heads, ConstView part, const float* part_lse, View sum,
+                     float* sum_lse) override {
+        team_.parallel(heads, [&](int64_t head) {
+            merge_head(part, part_lse + head * sum.rows, sum, sum_lse + head * sum.rows,
+                       head * (sum.cols / heads), sum.cols / heads);
         });
     }
 
@@ -360,6 +382,57 @@ private:
             add_partial_cols(partial, blocks, cols, i * kCols, std::min(kCols, cols - i * kCols),
                              sums);
         });
+    }
+
+    void forward(AttentionCall call, View out, float* lse, std::byte* scratch) {
+        const Attention& shape = call.shape;
+        FERRY_CHECK(shape.head_dim <= kMaxHeadDim);
+        call.k_transposed = reinterpret_cast<float*>(scratch);
+        call.v_rows = call.k_transposed + keys_size(call);
+        pack(call, false);
+        const int64_t end = call.end_tile(call.queries);
+        team_.parallel(shape.sequences * shape.heads * call.tiles(call.queries), [&](int64_t i) {
+            // The longest rows first.
+            const int64_t tile = end - 1 - i / (shape.sequences * shape.heads);
+            const int64_t head = i % shape.heads, sequence = i / shape.heads % shape.sequences;
+            attend_tile(call, out, lse, sequence, head, tile);
+        });
+    }
+
+    void backward(AttentionCall call, std::byte* scratch) {
+        const Attention& shape = call.shape;
+        FERRY_CHECK(shape.head_dim <= kMaxHeadDim);
+        const int64_t keys = keys_size(call);
+        call.k_transposed = reinterpret_cast<float*>(scratch);
+        call.v_transposed = call.k_transposed + keys;
+        call.k_rows = call.v_transposed + keys;
+        call.dq_sum = call.k_rows + keys;
+        pack(call, true);
+        team_.parallel(shape.sequences * shape.kv_heads, [&](int64_t i) {
+            attend_backward(call, i / shape.kv_heads, i % shape.kv_heads);
+        });
+    }
+
+    // Columns [first, first + count) of all rows.
+    static void merge_head(ConstView part, const float* part_lse, View sum, float* sum_lse,
+                           int64_t first, int64_t count) {
+        constexpr float kNone = -std::numeric_limits<float>::infinity();
+        for (int64_t row = 0; row < sum.rows; ++row) {
+            const float a = sum_lse[row], b = part_lse[row];
+            if (b == kNone) continue;
+            const float top = std::max(a, b);
+            const float of_a = std::exp(a - top), of_b = std::exp(b - top);
+            const float share = of_b / (of_a + of_b);
+            auto* to = static_cast<float*>(sum.data) + row * sum.ld + first;
+            const auto* from = static_cast<const float*>(part.data) + row * part.ld + first;
+            for (int64_t i = 0; i < count; ++i) to[i] += share * (from[i] - to[i]);
+            sum_lse[row] = top + std::log(of_a + of_b);
+        }
+    }
+
+    static int64_t keys_size(const AttentionCall& call) {
+        return call.shape.sequences * call.shape.kv_heads * call.tiles(call.keys) * kAttentionTile *
+               call.padded_head();
     }
 
     static int64_t keys_size(const Attention& shape) {

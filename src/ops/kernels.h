@@ -6,7 +6,7 @@
 
 #include "blas.h"
 #include "ferry/units.h"
-#include "ops/ops.h"
+#include "ops/part_attention.h"
 
 namespace ferry::ops {
 
@@ -70,18 +70,28 @@ struct AttentionCall {
     ConstView q{}, k{}, v{}, out{}, dout{};
     const float* lse = nullptr;
     View dq{}, dk{}, dv{};
-    // Scratch. S: sequence rounded up to tiles, D: head_dim rounded up to kHeadUnit.
+    // Which of a sequence's tokens the rows of q, and those of k and v, are. Tiles are cut from the
+    // sequence's first token on, so that a tile lies in one block of a pattern.
+    Part queries{0, shape.sequence}, keys{0, shape.sequence};
+    // Scratch. S: the tiles of the part's tokens, D: head_dim rounded up to kHeadUnit.
     float* k_transposed = nullptr;  // [sequences, kv_heads, S / tile, D, tile]
     float* v_transposed = nullptr;  // the same; backward only
     float* k_rows = nullptr;        // [sequences, kv_heads, S, D]; backward only
     float* v_rows = nullptr;        // the same; forward only
     float* dq_sum = nullptr;        // [sequences, heads, S, D]; backward only
-    int64_t padded_sequence() const { return round_up(shape.sequence, kAttentionTile); }
     int64_t padded_head() const { return round_up(shape.head_dim, kHeadUnit); }
-    int64_t tiles() const { return padded_sequence() / kAttentionTile; }
-    // The first key, within the sequence, that the query at `position` sees.
+    static int64_t first_tile(const Part& part) { return part.first / kAttentionTile; }
+    static int64_t end_tile(const Part& part) {
+        return part.count == 0 ? first_tile(part) : ceil_div(part.end(), kAttentionTile);
+    }
+    static int64_t tiles(const Part& part) { return end_tile(part) - first_tile(part); }
+    // Where the log-sum-exp of a row of q stands.
+    int64_t lse_index(int64_t row, int64_t head) const {
+        return (row / queries.count * shape.heads + head) * queries.count + row % queries.count;
+    }
+    // The first of the keys, within the sequence, that the query at `position` sees.
     int64_t first_key(int64_t sequence, int64_t position) const {
-        const int64_t first = shape.first_key(position);
+        const int64_t first = std::max(shape.first_key(position), keys.first);
         if (!shape.documents) return first;
         return std::max<int64_t>(first, shape.document_start[sequence * shape.sequence + position]);
     }

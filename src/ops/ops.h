@@ -75,10 +75,6 @@ struct Attention {
     }
 };
 
-// Pairs of query and key that are seen in one sequence, of all query heads together, as if it were
-// one document.
-double visible_pairs(const Attention& shape);
-
 // Rotation of pairs (i, i + head_dim / 2) by position * frequencies[i], times `amplitude`, as
 // Hugging Face's rotate_half. Angles are computed in double.
 struct Rope {
@@ -237,9 +233,6 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device,
 // The libraries that the operations' bits depend on. CPU: the BLAS with the processor type that it
 // chose kernels for, and the SIMD target.
 std::string library_versions();
-// The OPENBLAS_CORETYPE that this processor deserves, where OpenBLAS chose a lesser one by itself
-// or by the environment: it is read when the library is loaded. Empty where all is well.
-std::string better_blas_core();
 std::string cuda_library_versions(AttentionKernels attention);
 
 }  // namespace ferry::ops

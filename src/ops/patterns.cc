@@ -1,6 +1,8 @@
 #include "ops/patterns.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "base/random.h"
 #include "ferry/error.h"
@@ -246,7 +248,14 @@ public:
     Columns(int64_t most, std::vector<int32_t>& all)
         : seen_(static_cast<size_t>(most)), all_(all) {}
 
-    void add(Run run) { runs_.push_back(run); }
+    // Runs that meet the one before are one: rows of narrow blocks give many.
+    void add(Run run) {
+        if (!runs_.empty() && run.first >= runs_.back().first && run.first <= runs_.back().end) {
+            runs_.back().end = std::max(runs_.back().end, run.end);
+        } else {
+            runs_.push_back(run);
+        }
+    }
     // Appends the columns of any of the row's runs, in order and each once.
     void end_row(int64_t row) {
         constexpr int64_t kFew = 64;
@@ -256,8 +265,13 @@ public:
         }
         int64_t next = 0;
         for (const Run& run : runs_) {
-            for (next = std::max(next, run.first); next < run.end; ++next)
-                all_.push_back(static_cast<int32_t>(next));
+            const int64_t first = std::max(next, run.first);
+            if (first >= run.end) continue;
+            const size_t at = all_.size();
+            all_.resize(at + static_cast<size_t>(run.end - first));
+            std::iota(all_.begin() + static_cast<std::ptrdiff_t>(at), all_.end(),
+                      static_cast<int32_t>(first));
+            next = run.end;
         }
         runs_.clear();
     }
@@ -282,6 +296,77 @@ private:
     std::vector<int32_t>& all_;
 };
 
+// The lists of one layout, the transposed ones too. `side`: the pattern's own blocks, of which
+// `parts` are a block of the lists.
+BlockLists lists_of_head(const Pattern& pattern, int block, int64_t side, int64_t parts,
+                         int64_t layer, int64_t head) {
+    BlockLists lists{.block = block, .blocks = static_cast<int>(ceil_div(side, parts))};
+    Columns columns(lists.blocks, lists.columns);
+    const Rows rows(pattern, side, layer, head);
+    lists.row_starts.push_back(0);
+    for (int64_t row = 0; row < lists.blocks; ++row) {
+        for (int64_t part = row * parts; part < std::min(side, (row + 1) * parts); ++part) {
+            rows.row(part, [&](int64_t first, int64_t end) {
+                first = std::max<int64_t>(0, first);
+                end = std::min(end, part + 1);
+                if (first < end) columns.add({first / parts, ceil_div(end, parts)});
+            });
+        }
+        columns.end_row(row);
+        lists.row_starts.push_back(static_cast<int32_t>(lists.columns.size()));
+    }
+    lists.transpose();
+    return lists;
+}
+
+// Heads that are as many apart have one layout; 0: no two have. What differs between them is a draw
+// or a file, or which blocks stand for a window.
+int64_t heads_until_again(const Pattern& p) {
+    switch (p.kind) {
+        case PatternKind::fixed:
+            return p.num_different_global_patterns;
+        case PatternKind::bigbird:
+        case PatternKind::variable:
+            return p.num_random_blocks == 0 ? 1 : 0;
+        case PatternKind::layout:
+            return 0;
+        case PatternKind::dense:
+        case PatternKind::window:
+        case PatternKind::longformer:
+            return 1;
+    }
+    return 0;
+}
+
+// Layouts behind each other, one for each head: heads[i] has made[i % made.size()].
+BlockLists joined(const std::vector<BlockLists>& made, int64_t heads) {
+    BlockLists all{.block = made.front().block,
+                   .heads = static_cast<int>(heads),
+                   .blocks = made.front().blocks};
+    size_t columns = 0;
+    for (int64_t head = 0; head < heads; ++head)
+        columns += made[static_cast<size_t>(head) % made.size()].columns.size();
+    const size_t starts = static_cast<size_t>(heads) * static_cast<size_t>(all.blocks) + 1;
+    all.columns.reserve(columns);
+    all.rows.reserve(columns);
+    for (std::vector<int32_t>* of : {&all.row_starts, &all.column_starts}) {
+        of->reserve(starts);
+        of->push_back(0);
+    }
+    const auto append_starts = [](std::vector<int32_t>& to, const std::vector<int32_t>& from) {
+        const int32_t base = to.back();
+        for (size_t i = 1; i < from.size(); ++i) to.push_back(base + from[i]);
+    };
+    for (int64_t head = 0; head < heads; ++head) {
+        const BlockLists& one = made[static_cast<size_t>(head) % made.size()];
+        append_starts(all.row_starts, one.row_starts);
+        append_starts(all.column_starts, one.column_starts);
+        all.columns.insert(all.columns.end(), one.columns.begin(), one.columns.end());
+        all.rows.insert(all.rows.end(), one.rows.begin(), one.rows.end());
+    }
+    return all;
+}
+
 }  // namespace
 
 void check_pattern(const Pattern& p) {
@@ -299,28 +384,15 @@ BlockLists lists_of(const Pattern& pattern, int64_t sequence, int64_t heads, int
     check_pattern(pattern);
     check_side(pattern, side);
     const bool per_head = drawn ? pattern.layout->heads > 1 : pattern.different_layout_per_head;
-    BlockLists lists{.block = static_cast<int>(listed_block(fine)),
-                     .heads = static_cast<int>(per_head ? heads : 1),
-                     .blocks = static_cast<int>(ceil_div(sequence, listed_block(fine)))};
     const int64_t of_layer = drawn || pattern.different_layout_per_layer ? layer : 0;
-    Columns columns(lists.blocks, lists.columns);
-    lists.row_starts.push_back(0);
-    for (int64_t head = 0; head < lists.heads; ++head) {
-        const Rows rows(pattern, side, of_layer, head);
-        for (int64_t row = 0; row < lists.blocks; ++row) {
-            for (int64_t part = row * parts; part < std::min(side, (row + 1) * parts); ++part) {
-                rows.row(part, [&](int64_t first, int64_t end) {
-                    first = std::max<int64_t>(0, first);
-                    end = std::min(end, part + 1);
-                    if (first < end) columns.add({first / parts, ceil_div(end, parts)});
-                });
-            }
-            columns.end_row(row);
-            lists.row_starts.push_back(static_cast<int32_t>(lists.columns.size()));
-        }
+    const int64_t layouts = per_head ? heads : 1, again = heads_until_again(pattern);
+    std::vector<BlockLists> made;
+    for (int64_t head = 0; head < (again > 0 ? std::min(again, layouts) : layouts); ++head) {
+        made.push_back(lists_of_head(pattern, static_cast<int>(listed_block(fine)), side, parts,
+                                     of_layer, head));
     }
+    BlockLists lists = layouts == 1 ? std::move(made.front()) : joined(made, layouts);
     check_rows(pattern, lists, layer);
-    lists.transpose();
     return lists;
 }
 

@@ -7,7 +7,7 @@
 #include <numbers>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/part_attention.h"
 
 namespace ferry::ops {
 namespace {
@@ -41,7 +41,7 @@ void put(const View& v, int64_t row, int64_t col, double value) {
     }
 }
 
-class ReferenceOps final : public Ops {
+class ReferenceOps final : public Ops, public PartAttention {
 public:
     int64_t gemm_scratch_bytes(const Gemm&) const override { return 0; }
 
@@ -243,6 +243,81 @@ public:
         put_all(dv, v_sum);
     }
 
+    int64_t part_scratch_bytes(const Attention&, int64_t, int64_t) const override { return 0; }
+
+    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                      ConstView v, View out, float* lse, std::byte*) override {
+        const int64_t d = shape.head_dim;
+        for (int64_t h = 0; h < shape.heads; ++h) {
+            const int64_t kv = h / (shape.heads / shape.kv_heads);
+            for (int64_t t = 0; t < queries.count; ++t) {
+                const std::vector<Score> row = scores(shape, queries, keys, q, k, h, t);
+                double top = -std::numeric_limits<double>::infinity(), sum = 0;
+                for (const Score& s : row) top = std::max(top, s.of);
+                for (const Score& s : row) sum += std::exp(s.of - top);
+                lse[h * queries.count + t] = static_cast<float>(top + std::log(sum));
+                for (int64_t c = 0; c < d; ++c) {
+                    double value = 0;
+                    for (const Score& s : row)
+                        value += std::exp(s.of - top) / sum * get(v, s.key, kv * d + c);
+                    put(out, t, h * d + c, value);
+                }
+            }
+        }
+    }
+
+    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
+                       View dk, View dv, std::byte*) override {
+        const int64_t d = shape.head_dim;
+        const auto size = [&](const View& x) { return static_cast<size_t>(x.rows * x.cols); };
+        std::vector<double> q_sum(size(dq)), k_sum(size(dk)), v_sum(size(dv));
+        for (int64_t h = 0; h < shape.heads; ++h) {
+            const int64_t kv = h / (shape.heads / shape.kv_heads);
+            for (int64_t t = 0; t < queries.count; ++t) {
+                double dot = 0;
+                for (int64_t c = h * d; c < (h + 1) * d; ++c)
+                    dot += get(out, t, c) * get(dout, t, c);
+                for (const Score& s : scores(shape, queries, keys, q, k, h, t)) {
+                    const double p =
+                        std::exp(s.of - static_cast<double>(lse[h * queries.count + t]));
+                    double dp = 0;
+                    for (int64_t c = 0; c < d; ++c)
+                        dp += get(dout, t, h * d + c) * get(v, s.key, kv * d + c);
+                    const double ds = p * (dp - dot) * shape.scale;
+                    for (int64_t c = 0; c < d; ++c) {
+                        const auto of_key = static_cast<size_t>(s.key * dk.cols + kv * d + c);
+                        q_sum[static_cast<size_t>(t * dq.cols + h * d + c)] +=
+                            ds * get(k, s.key, kv * d + c);
+                        k_sum[of_key] += ds * get(q, t, h * d + c);
+                        v_sum[of_key] += p * get(dout, t, h * d + c);
+                    }
+                }
+            }
+        }
+        put_all(dq, q_sum);
+        put_all(dk, k_sum);
+        put_all(dv, v_sum);
+    }
+
+    void merge_parts(int64_t heads, ConstView part, const float* part_lse, View sum,
+                     float* sum_lse) override {
+        const int64_t d = sum.cols / heads;
+        for (int64_t i = 0; i < heads * sum.rows; ++i) {
+            const int64_t head = i / sum.rows, row = i % sum.rows;
+            const double a = static_cast<double>(sum_lse[i]);
+            const double b = static_cast<double>(part_lse[i]), top = std::max(a, b);
+            if (top == -std::numeric_limits<double>::infinity()) continue;
+            const double both = std::exp(a - top) + std::exp(b - top);
+            for (int64_t c = head * d; c < (head + 1) * d; ++c) {
+                put(sum, row, c,
+                    (std::exp(a - top) * get(sum, row, c) + std::exp(b - top) * get(part, row, c)) /
+                        both);
+            }
+            sum_lse[i] = static_cast<float>(top + std::log(both));
+        }
+    }
+
     void swiglu_forward(ConstView gate_up, View y) override {
         for (int64_t t = 0; t < y.rows; ++t) {
             for (int64_t c = 0; c < y.cols; ++c) {
@@ -407,6 +482,27 @@ private:
         if (shape.documents && of_key < shape.document_start[token]) return false;
         const BlockLists* p = shape.pattern;
         return p == nullptr || p->sees(p->heads == 1 ? 0 : head, at / p->block, of_key / p->block);
+    }
+
+    // A key's row among its part's, and a query's scaled score with it.
+    struct Score {
+        int64_t key;
+        double of;
+    };
+    // Of all keys of a part that the t-th query of a part sees.
+    static std::vector<Score> scores(const Attention& shape, Part queries, Part keys,
+                                     const ConstView& q, const ConstView& k, int64_t head,
+                                     int64_t t) {
+        const int64_t d = shape.head_dim, kv = head / (shape.heads / shape.kv_heads);
+        std::vector<Score> found;
+        for (int64_t s = 0; s < keys.count; ++s) {
+            if (!sees(shape, head, queries.first + t, keys.first + s)) continue;
+            double score = 0;
+            for (int64_t c = 0; c < d; ++c)
+                score += get(q, t, head * d + c) * get(k, s, kv * d + c);
+            found.push_back({s, score * shape.scale});
+        }
+        return found;
     }
 
     // The tokens whose keys a token's query sees, and the probability of each.

@@ -58,6 +58,18 @@ OpCall call_of(const Gemm& g) {
                      bytes_of(g.c) * (g.accumulate ? 2 : 1)};
 }
 
+// Pairs of query and key that are seen in one sequence, of all query heads together, as if it were
+// one document.
+double visible_pairs(const Attention& s) {
+    const auto heads = static_cast<double>(s.heads);
+    if (s.pattern != nullptr)
+        return s.pattern->visible_pairs(s.sequence, s.window) * heads / s.pattern->heads;
+    const auto sequence = static_cast<double>(s.sequence);
+    const auto hidden = static_cast<double>(s.window == 0 ? 0 : s.sequence - s.window);
+    const double beyond = hidden > 0 ? hidden * (hidden + 1) / 2 : 0;
+    return heads * (sequence * (sequence + 1) / 2 - beyond);
+}
+
 // Scores and weighted values: two products over the pairs of query and key that are seen.
 double attention_flops(const Attention& s) {
     return 4 * visible_pairs(s) * static_cast<double>(s.sequences * s.head_dim);
@@ -72,7 +84,7 @@ std::string shape_of(const Attention& s) {
 
 }  // namespace
 
-class TimedOps::Layer final : public Ops {
+class TimedOps::Layer final : public Ops, public PartAttention {
 public:
     Layer(Ops& ops, std::unique_ptr<Stopwatch> watch) : ops_(ops), watch_(std::move(watch)) {}
 
@@ -203,6 +215,31 @@ public:
              [&] { ops_.attention_backward(shape, q, k, v, out, dout, lse, dq, dk, dv, scratch); });
     }
 
+    int64_t part_scratch_bytes(const Attention& shape, int64_t queries,
+                               int64_t keys) const override {
+        return parts().part_scratch_bytes(shape, queries, keys);
+    }
+    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                      ConstView v, View out, float* lse, std::byte* scratch) override {
+        note(part_call("forward", shape, queries, keys, 1),
+             [&] { parts().part_forward(shape, queries, keys, q, k, v, out, lse, scratch); });
+    }
+    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
+                       View dk, View dv, std::byte* scratch) override {
+        note(part_call("backward", shape, queries, keys, 2.5), [&] {
+            parts().part_backward(shape, queries, keys, q, k, v, out, dout, lse, dq, dk, dv,
+                                  scratch);
+        });
+    }
+    void merge_parts(int64_t heads, ConstView part, const float* part_lse, View sum,
+                     float* sum_lse) override {
+        note({.name = "attention parts merged",
+              .shape = shape_of(sum),
+              .bytes = bytes_of(part) + 2 * bytes_of(sum)},
+             [&] { parts().merge_parts(heads, part, part_lse, sum, sum_lse); });
+    }
+
     void swiglu_forward(ConstView gate_up, View y) override {
         note({.name = "swiglu forward",
               .shape = shape_of(y),
@@ -301,6 +338,26 @@ public:
     }
 
 private:
+    PartAttention& parts() const {
+        PartAttention* const parts = part_attention_of(ops_);
+        FERRY_CHECK(parts, "these operations have no attention of parts");
+        return *parts;
+    }
+    // Of a rectangle of pairs, or the half of a square that the causal mask leaves.
+    static OpCall part_call(const char* pass, const Attention& shape, Part queries, Part keys,
+                            double passes) {
+        const auto tokens = static_cast<double>(queries.count);
+        const double seen =
+            queries.first == keys.first ? (tokens + 1) / 2 : static_cast<double>(keys.count);
+        const auto width = static_cast<double>(shape.heads * shape.head_dim);
+        return {.name = std::string("attention of a part, ") + pass,
+                .shape = shape_of(shape) + ", " + times({queries.count, keys.count}),
+                .flops = passes * 4 * tokens * seen * width,
+                .bytes = passes * 2 * static_cast<double>(size_of(shape.type)) *
+                         (tokens * width +
+                          static_cast<double>(keys.count * shape.kv_heads * shape.head_dim))};
+    }
+
     Ops& ops_;
     std::unique_ptr<Stopwatch> watch_;
     Mode mode_ = Mode::off;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/part_attention.h"
 
 namespace ferry::ops {
 

@@ -183,8 +183,8 @@ struct Pass {
 
     // One vector at element i, `k` elements into its line.
     template <Stores kStores>
-    HWY_INLINE static void turn(const Span& span, const Scalars& s, int64_t i, int64_t k,
-                                Line& line, Largest& largest) {
+    HWY_INLINE static void vector_at(const Span& span, const Scalars& s, int64_t i, int64_t k,
+                                     Line& line, Largest& largest) {
         constexpr bool kStreamState = kStores == Stores::stream_all;
         constexpr bool kStreamWeight = kStores != Stores::cached;
         const U u;
@@ -236,7 +236,8 @@ struct Pass {
         }
         const auto lanes = static_cast<int64_t>(hn::Lanes(F()));
         Largest largest{hn::Zero(U()), hn::Zero(U())};
-        for (int64_t k = 0; k < kLine; k += lanes) turn<kStores>(span, s, i + k, k, line, largest);
+        for (int64_t k = 0; k < kLine; k += lanes)
+            vector_at<kStores>(span, s, i + k, k, line, largest);
         if constexpr (kCoded) {
             line.m.largest = largest_of(largest.m);
             if constexpr (Rule::kV) line.v.largest = largest_of(largest.v);

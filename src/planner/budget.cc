@@ -45,14 +45,14 @@ void refuse(const Budget& budget, int64_t smallest, const std::string& what,
     const int64_t limit = budget.sharers() * budget.limit();
     smallest *= budget.sharers();
     const std::string key = "budgets." + std::string(swap::name_of(budget.tier()));
-    throw DoesNotFit(
-        {.what = what,
-         .where = key,
-         .measured = needed,
-         .limit = format_bytes(limit) + ", " + format_bytes(smallest - limit) + " (" +
-                  std::to_string(smallest - limit) + " bytes) missing",
-         .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise},
-        budget.tier(), smallest);
+    const std::string larger = "set " + key + " to " + std::to_string(smallest) + " or more";
+    throw DoesNotFit({.what = what,
+                      .where = key,
+                      .measured = needed,
+                      .limit = format_bytes(limit) + ", " + format_bytes(smallest - limit) + " (" +
+                               std::to_string(smallest - limit) + " bytes) missing",
+                      .remedy = larger + ", or " + otherwise},
+                     budget.tier(), smallest, larger);
 }
 
 }  // namespace ferry::planner

@@ -38,19 +38,6 @@ Budget nvme_budget(const PlanRequest& request);
 // "3 MiB needed (3145728 bytes)", where a rank needs so many; of all that share the budget, who is
 // named.
 std::string needed_text(const Budget& budget, int64_t bytes);
-// A refusal that can be weighed against others.
-class DoesNotFit : public Error {
-public:
-    DoesNotFit(Problem problem, swap::Tier tier, int64_t smallest)
-        : Error(Trouble::does_not_fit, std::move(problem)), tier_(tier), smallest_(smallest) {}
-    swap::Tier tier() const { return tier_; }
-    int64_t smallest() const { return smallest_; }  // budget of that tier that works, in bytes
-
-private:
-    swap::Tier tier_;
-    int64_t smallest_;
-};
-
 // Throws DoesNotFit with what is missing of the `smallest` budget that works, in bytes.
 [[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
                          const std::string& otherwise);

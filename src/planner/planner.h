@@ -7,11 +7,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cost/measurements.h"
 #include "ferry/aio.h"
 #include "ferry/dtype.h"
+#include "ferry/error.h"
 #include "ferry/swap.h"
 #include "ferry/units.h"
 #include "model/model.h"
@@ -40,8 +42,9 @@ struct Chunk {
     int32_t run = 1;  // of so many chunks it is the first (Plan::run_of); 0: it is another one
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
-    // Of its turn, where momentum travels as signs: this rank's gradient until the outcome, and
-    // what it keeps from step to step (zero/feedback.h). A chunk of this rank's shards has them.
+    // Of its turn, where momentum is exchanged as signs: this rank's gradient until the outcome,
+    // and what it keeps from step to step (zero/feedback.h). A chunk of this rank's shards has
+    // them.
     swap::ObjectId kept = swap::kNoObject, feedback = swap::kNoObject;
 };
 
@@ -191,7 +194,7 @@ struct Plan {
     }
     // Whether the chunk is in this rank's shard: a sum over the ranks counts it once.
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
-    // Whether momentum travels instead of gradients, sooner or later.
+    // Whether momentum is exchanged instead of gradients, sooner or later.
     bool has_feedback() const { return partition.codecs.momentum.on(); }
     // State, weights and gradient all lie there: its update is the device's, after the outcome.
     bool updates_on_device(const Chunk& chunk) const {
@@ -237,7 +240,27 @@ struct DeviceNeeds {
     int64_t page_tables = 0;  // make_plan's own
 };
 
-// Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
+// A refusal for the sake of one tier.
+class DoesNotFit : public Error {
+public:
+    DoesNotFit(Problem problem, swap::Tier tier, int64_t smallest, std::string larger)
+        : Error(Trouble::does_not_fit, std::move(problem)),
+          tier_(tier),
+          smallest_(smallest),
+          larger_(std::move(larger)) {}
+    swap::Tier tier() const { return tier_; }
+    int64_t smallest() const { return smallest_; }  // budget of that tier that works, in bytes
+    // Of the remedy, which names other ways too, to set that budget.
+    const std::string& larger() const { return larger_; }
+
+private:
+    swap::Tier tier_;
+    int64_t smallest_;
+    std::string larger_;
+};
+
+// Throws DoesNotFit, with the bytes missing and the smallest budget that works; or, where no tier's
+// budget would do alone, does_not_fit.
 // `layers` can be cut by the partition.
 Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs,

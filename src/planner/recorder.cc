@@ -149,7 +149,7 @@ void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
             {gradient.place(chunk.first * 4), gradient.resources()}};
         record<op::Round>(
             layer, c,
-            {.gradient = of_chunk, .wire = rounded.located(), .leaves = leaves_in(wire, chunk)});
+            {.gradient = of_chunk, .wire = rounded.written(), .leaves = leaves_in(wire, chunk)});
         if (!plan_.updates_on_device(chunk))
             impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_staging);
         send_leaves(chunk, plan_.elements_of_run(chunk), wire);
@@ -157,7 +157,7 @@ void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
 }
 
 // A wire buffer holds the norm leaves behind a chunk's values, or alone.
-LocatedOf<Content::leaves> Recorder::leaves_in(const AssignedBuffer& wire,
+WrittenOf<Content::leaves> Recorder::leaves_in(const AssignedBuffer& wire,
                                                const Chunk& chunk) const {
     const bool alone = plan_.updates_on_device(chunk);
     return {{wire.place(alone ? 0 : plan_.chunk_elements * size_of(plan_.wire))}};
@@ -259,8 +259,8 @@ void Recorder::record_update(int64_t index, const Part<Content::state>& state,
     const bool speculative = Operation<Assigned>::kOp == Op::update_speculative;
     const LocatedOf<Content::state> before{{state.place}};
     const LocatedOf<Content::weight> weight_before{{plan_.state.split ? weight.place : Place{}}};
-    LocatedOf<Content::state> after = state.located();
-    LocatedOf<Content::weight> weight_after = weight.located();
+    WrittenOf<Content::state> after = state.written();
+    WrittenOf<Content::weight> weight_after = weight.written();
     // In memory the old version stays until the outcome; what was staged is written to a fresh
     // slot.
     if (speculative && state.is_home) after.place = {Place::Kind::fresh, chunk.state, 0};
@@ -321,7 +321,7 @@ void Recorder::update_chunk(int64_t index, Op op, const ByMomentum* by) {
     const Detail detail{.flags = flags, .overwrites = stage.resources()};
     if (recast)
         record<op::Recast>(chunk.layer, index,
-                           {.state = state.located(), .weight = weight.located()}, detail);
+                           {.state = state.located(), .weight = weight.written()}, detail);
     else if (op == Op::update)
         record_update<op::Update>(index, state, gradient, weight, detail);
     else

@@ -56,11 +56,6 @@ struct Detail {
     std::span<const uint32_t> overwrites{};  // buffers that it uses up, whatever its operands
 };
 
-// As a row's functions count it, but for what the device multiplies to give what blocks may save.
-cost::Work work_of(const Plan& plan, const swap::Task& task);
-// Gives the work of any of the plan's kernels; the plan must outlive it.
-cost::WorkOf work_of(const Plan& plan);
-
 class Recorder;
 
 // A view of a buffer between two points of the program; given back by the destructor.
@@ -97,12 +92,16 @@ struct Located {
     swap::Place place{};
     std::span<const uint32_t> resources{};
 };
-// One that is known to hold this.
+// One that is known to hold this, for an operation to read; and one for it to write, which is
+// another type: an old version and the new one cannot be exchanged.
 template <Content content>
 struct LocatedOf : Located {};
+template <Content content>
+struct WrittenOf : Located {};
 
-// How the recorder is given operands: as buffers of what they hold. What an operation writes is no
-// const one; what it cannot do without has no default.
+// How the recorder is given operands: as buffers of what they hold, or as places. What an operation
+// writes is no const buffer, or a place that is to be written; what it cannot do without has no
+// default.
 struct Assigned {
     struct Given {
         Located at{};
@@ -120,7 +119,8 @@ struct Assigned {
         // Whatever it holds.
         template <Content any>
         Operand(BufferOf<any>& buffer) requires(content == Content::bytes) : at_(located(buffer)) {}
-        Operand(const LocatedOf<content>& at) : at_(at) {}
+        Operand(const LocatedOf<content>& at) requires(!kWrites) : at_(at) {}
+        Operand(const WrittenOf<content>& at) requires kWrites : at_(at) {}
         Operand(BufferOf<content>&&) = delete;  // it would be given back before it is used
         // NOLINTEND(google-explicit-constructor)
         Given given() const { return {at_, role, optional}; }
@@ -169,8 +169,8 @@ public:
     // receive_gradient() takes in what has come: the later, the less anyone waits for it.
     void send_gradient(int64_t layer, const Gradient& gradient);
     void receive_gradient();
-    // The same where momentum travels: this rank's gradient stays, with norms, until the outcome.
-    // update_by_momentum() then exchanges the momentum of a layer and updates its chunks.
+    // The same where momentum is exchanged: this rank's gradient stays, with norms, until the
+    // outcome. update_by_momentum() then exchanges the momentum of a layer and updates its chunks.
     void keep_gradient(int64_t layer, const Gradient& gradient);
     void update_by_momentum(int64_t layer);
     // Or, of a local step, moves this rank's weights alone.
@@ -185,13 +185,13 @@ public:
 
     // Between the stages of a pipeline: what a buffer holds, to or from another rank.
     template <Content content>
-    void pass_on(cost::Link link, int64_t layer, int64_t item, BufferOf<content>& what,
+    void pass_on(cost::StageLink link, int64_t layer, int64_t item, BufferOf<content>& what,
                  int64_t bytes) {
         record<op::PassOn>(layer, item, {.what = what},
                            {.bytes = bytes, .flags = static_cast<uint8_t>(link)});
     }
     template <Content content>
-    void take_over(cost::Link link, int64_t layer, int64_t item, BufferOf<content>& what,
+    void take_over(cost::StageLink link, int64_t layer, int64_t item, BufferOf<content>& what,
                    int64_t bytes) {
         record<op::TakeOver>(layer, item, {.what = what},
                              {.bytes = bytes, .flags = static_cast<uint8_t>(link)});
@@ -257,7 +257,7 @@ private:
     void average(Turn turn);
     void update_turn(Turn& turn, bool alone);
     void agree();
-    LocatedOf<Content::leaves> leaves_in(const AssignedBuffer& wire, const Chunk& chunk) const;
+    WrittenOf<Content::leaves> leaves_in(const AssignedBuffer& wire, const Chunk& chunk) const;
     void send_leaves(const Chunk& chunk, int64_t elements, const AssignedBuffer& wire);
 
     const Plan& plan_;

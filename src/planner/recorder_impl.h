@@ -7,6 +7,7 @@
 
 #include "hazards.h"
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "task_facts.h"
 
 namespace ferry::planner {
@@ -36,6 +37,7 @@ struct Recorder::Part {
         is_home = false;
     }
     LocatedOf<content> located() const { return {{place, resources}}; }
+    WrittenOf<content> written() const { return {{place, resources}}; }
 };
 
 struct Recorder::Impl {

@@ -25,7 +25,7 @@ void Recorder::keep_gradient(int64_t layer, const Gradient& gradient) {
         if (!chunk.trainable || !plan_.owns(chunk)) continue;
         auto parts = acquire<Content::parts>();
         const auto wire = acquire<Content::wire>();
-        const LocatedOf<Content::leaves> leaves{{leaves_in(wire, chunk).place, wire.resources()}};
+        const WrittenOf<Content::leaves> leaves{{leaves_in(wire, chunk).place, wire.resources()}};
         record<op::Keep>(layer, c, {.gradient = gradient, .parts = parts, .leaves = leaves});
         impl_->send(*this, parts, 0, chunk.kept, Class::feedback_staging);
         send_leaves(chunk, chunk.count, wire);
@@ -56,7 +56,7 @@ Recorder::Turn Recorder::compress(int64_t index) {
     turn.parts = acquire<Content::parts>();
     record<op::Compress>(chunk.layer, index,
                          {.gradient = turn.gradient.located(),
-                          .feedback = turn.feedback.located(),
+                          .feedback = turn.feedback.written(),
                           .parts = turn.parts});
     turn.gradient_staging.release();
     turn.received = acquire<Content::parts>();
@@ -72,7 +72,7 @@ void Recorder::merge(Turn& turn) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(turn.chunk)];
     record<op::Merge>(
         chunk.layer, turn.chunk,
-        {.parts = turn.received, .feedback = turn.feedback.located(), .merged = turn.parts});
+        {.parts = turn.received, .feedback = turn.feedback.written(), .merged = turn.parts});
     turn.received.release();
     const int64_t bytes = plan_.partition.codecs.momentum.bytes(chunk.count);
     record<op::GatherMomentum>(chunk.layer, turn.chunk, {.merged = turn.parts},
@@ -82,7 +82,7 @@ void Recorder::merge(Turn& turn) {
 void Recorder::average(Turn turn) {
     const Chunk& mine = plan_.chunks[static_cast<size_t>(turn.chunk)];
     record<op::Average>(mine.layer, turn.chunk,
-                        {.merged = turn.parts, .feedback = turn.feedback.located()});
+                        {.merged = turn.parts, .feedback = turn.feedback.written()});
     turn.parts.release();
     update_turn(turn, false);
 }
@@ -117,7 +117,7 @@ void Recorder::update_alone(int64_t layer) {
         Turn turn = fetch_turn(c);
         record<op::MoveAlone>(
             chunk.layer, c,
-            {.gradient = turn.gradient.located(), .feedback = turn.feedback.located()});
+            {.gradient = turn.gradient.located(), .feedback = turn.feedback.written()});
         turn.gradient_staging.release();
         update_turn(turn, true);
     }

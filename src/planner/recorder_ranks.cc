@@ -86,14 +86,14 @@ void Recorder::prefetch_weights(int64_t layer) {
 // ---------------------------------------------------------------- stages
 
 void Recorder::give_table(Weights& table) {
-    pass_on(cost::Link::table, 0, 0, table, plan_.layers[0].elements * size_of(plan_.compute));
+    pass_on(cost::StageLink::table, 0, 0, table, plan_.layers[0].elements * size_of(plan_.compute));
 }
 
 void Recorder::take_table() {
     const int64_t bytes = plan_.layers[0].elements * size_of(plan_.compute);
     const bool resident = plan_.layer_plans[0].resident;
     Weights whole = resident ? impl_->resident(0) : acquire_for_weights(0);
-    take_over(cost::Link::table, 0, 0, whole, bytes);
+    take_over(cost::StageLink::table, 0, 0, whole, bytes);
     if (resident) return;
     for (const Chunk& chunk : plan_.chunks_of(0))
         impl_->send(*this, whole, chunk.first * size_of(plan_.compute), chunk.weight,
@@ -130,7 +130,7 @@ void Recorder::receive_oldest() {
     const auto sum = impl_->rounded(chunk, wire);
     record<op::Sum>(
         chunk.layer, arrival.chunk,
-        {.parts = arrival.parts, .wire = sum.located(), .leaves = leaves_in(wire, chunk)});
+        {.parts = arrival.parts, .wire = sum.written(), .leaves = leaves_in(wire, chunk)});
     arrival.parts.release();
     send_leaves(chunk, chunk.count, wire);
     if (plan_.updates_on_device(chunk)) return;

@@ -42,8 +42,8 @@ public:
                       const cost::Measurements& machine) {
         const cost::ElementBytes element = element_of(work_, chunk.format);
         if (homes.state == Tier::device) {
-            all_.device_updates_s +=
-                static_cast<double>(chunk.count) * element.updated() / machine.device_bytes_per_s;
+            all_.device_updates_s += cost::update_bytes(static_cast<double>(chunk.count), element) /
+                                     machine.device_bytes_per_s;
             return;
         }
         all_.host_updates_s += update_seconds(work_, chunk, machine);

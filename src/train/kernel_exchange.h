@@ -23,6 +23,7 @@ public:
     void begin(int64_t step) { step_ = step; }
     void exchange(const std::byte* to, std::byte* from, int64_t bytes, int64_t block) override;
     void gather(const std::byte* mine, std::byte* all, int64_t bytes, int64_t block) override;
+    void shift(const model::Shift& parts, int64_t block) override;
 
     // What this rank has sent since it counts, by call; those that it made none of left out.
     std::vector<CollectiveReport> sent() const;
@@ -39,7 +40,7 @@ private:
     comm::StreamExchange& ranks_;
     const char* const of_;
     int64_t step_ = kAlone;
-    Sent exchanged_{}, gathered_{};
+    Sent exchanged_{}, gathered_{}, shifted_{};
 };
 
 // Of the ranks that share sequences and of those that share tensors; null where there are none.

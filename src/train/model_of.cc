@@ -116,6 +116,21 @@ model::Description model_of(const Config& config) {
     return own;
 }
 
+namespace {
+
+// Whether ranks that share sequences do it in ring order. Of ranks that share tensors too each has
+// some of the heads, and the choice is one for all.
+bool in_ring(const Config& config, const model::Shape& shape) {
+    const ParallelConfig& p = config.parallel;
+    if (p.sequence == 1 || p.sequence_order == SequenceOrder::heads) return false;
+    if (p.sequence_order == SequenceOrder::ring) return true;
+    if (config.device != DeviceKind::cpu) return false;
+    const int64_t heads = ceil_div(shape.kv_heads, int64_t{p.tensor});
+    return heads % p.sequence != 0;
+}
+
+}  // namespace
+
 model::Numerics numerics_of(const Config& config, const model::Shape& shape, const World& world) {
     const DType compute = config.precision;
     return {
@@ -123,6 +138,7 @@ model::Numerics numerics_of(const Config& config, const model::Shape& shape, con
         .micro_batch = config.batch.micro_batch,
         .parts = config.parallel.sequence,
         .part = world.part(),
+        .ring = in_ring(config, shape),
         .slices = config.parallel.tensor,
         .slice = world.slicing().rank,
         .key_holders = model::key_holders_of(shape, config.parallel.tensor),
@@ -206,7 +222,7 @@ void require_rates(const Config& config) {
              .where = "schedule, update " + std::to_string(update),
              .measured = "optimizer.lr " + std::to_string(config.optimizer.lr) +
                          ", final_fraction " + std::to_string(config.schedule.final_fraction),
-             .limit = "above 0 where momentum travels",
+             .limit = "above 0 where momentum is exchanged",
              .remedy = "raise what is 0, or end the run at schedule.total_steps"});
     }
 }

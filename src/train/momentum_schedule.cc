@@ -52,14 +52,14 @@ bool MomentumSchedule::changes_variance(int64_t update) const {
     return (update - stretch.first) % stretch.apart == 0;
 }
 
-Travels MomentumSchedule::of(int64_t update) const {
-    if (!optim::sends_momentum(method_) || changes_variance(update)) return Travels::gradients;
-    if (update <= last_change_) return Travels::momentum;
+Exchanged MomentumSchedule::of(int64_t update) const {
+    if (!optim::sends_momentum(method_) || changes_variance(update)) return Exchanged::gradients;
+    if (update <= last_change_) return Exchanged::momentum;
     const Stretch stretch = of_exchanges(update, last_change_ + 1, local_steps_, most_apart_);
     const int64_t number = update - stretch.first + 1;
     const bool ends =
         number % stretch.apart == 0 || (stretch.apart < most_apart_ && number == local_steps_);
-    return ends ? Travels::momentum : Travels::nothing;
+    return ends ? Exchanged::momentum : Exchanged::nothing;
 }
 
 int64_t MomentumSchedule::first() const {

@@ -7,7 +7,7 @@
 // 0/1 Adam (Lu et al. 2022, arXiv 2202.06009, algorithm 1; names as in DeepSpeed's ZeroOneAdam).
 // Up to var_freeze_step some updates change the second moment (the paper's T_v): var_update_scaler
 // of them 1 apart, then as many 2 apart, then 4, and so on. They take in gradients in full, which
-// makes the first moment exact too, so no signs travel with them. All other updates exchange
+// makes the first moment exact too, so no signs go with them. All other updates exchange
 // momentum. Beyond var_freeze_step exchanges grow apart (the paper's T_u): for local_step_scaler
 // updates they are 1 apart, for as many 2 apart, then 4, and so on, local_step_clipper at the most.
 // The updates between them are local steps: each rank makes them alone. Where the distance grows
@@ -25,7 +25,7 @@ class MomentumSchedule {
 public:
     explicit MomentumSchedule(const OptimizerConfig& optimizer);
 
-    Travels of(int64_t update) const;
+    Exchanged of(int64_t update) const;
     // The first update that exchanges momentum; beyond any run where none does.
     int64_t first() const;
     // How many of the updates up to this one change the second moment.

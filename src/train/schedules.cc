@@ -30,8 +30,8 @@ std::vector<Passed> passes_of(const swap::Schedule& schedule) {
         const swap::Task& task = schedule.tasks[index];
         const auto op = static_cast<cost::Op>(task.op);
         if (op != cost::Op::pass_on && op != cost::Op::take_over) continue;
-        found.push_back({static_cast<cost::Link>(task.flags), op == cost::Op::pass_on, task.layer,
-                         task.item, task.bytes});
+        found.push_back({static_cast<cost::StageLink>(task.flags), op == cost::Op::pass_on,
+                         task.layer, task.item, task.bytes});
     }
     return found;
 }
@@ -39,13 +39,13 @@ std::vector<Passed> passes_of(const swap::Schedule& schedule) {
 namespace {
 
 // The stage at the other end.
-size_t other_end(size_t stage, cost::Link link, size_t stages) {
+size_t other_end(size_t stage, cost::StageLink link, size_t stages) {
     switch (link) {
-        case cost::Link::previous:
+        case cost::StageLink::previous:
             return stage - 1;
-        case cost::Link::next:
+        case cost::StageLink::next:
             return stage + 1;
-        case cost::Link::table:
+        case cost::StageLink::table:
             return stage == 0 ? stages - 1 : 0;
     }
     bug("no such link");
@@ -116,9 +116,9 @@ void Schedules::record_by_momentum(const planner::Plan& plan) {
     for (const Previous previous : {Previous::none, Previous::not_speculative, Previous::alone}) {
         if (previous == Previous::alone && !plan.partition.codecs.local_steps) continue;
         const auto p = static_cast<size_t>(previous);
-        steps_by_momentum[p] = record_step(plan, previous, false, Travels::momentum);
+        steps_by_momentum[p] = record_step(plan, previous, false, Exchanged::momentum);
         if (previous != Previous::none)
-            drains_by_momentum[p] = record_drain(plan, previous, Travels::momentum);
+            drains_by_momentum[p] = record_drain(plan, previous, Exchanged::momentum);
     }
 }
 

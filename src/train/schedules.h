@@ -19,7 +19,7 @@ std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule,
 
 // What a pipeline's stage sends to others and takes from them, in its order.
 struct Passed {
-    cost::Link link{};
+    cost::StageLink link{};
     bool leaves = false;
     int32_t layer = -1, item = -1;
     int64_t bytes = 0;
@@ -33,7 +33,8 @@ std::string why_stages_stop(std::span<const std::vector<Passed>> stages);
 struct Schedules {
     std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][speculative]
     std::array<swap::Schedule, kPrevious> drains{};
-    // Where momentum travels nothing speculates: after Previous::none, not_speculative and alone.
+    // Where momentum is exchanged nothing speculates: after Previous::none, not_speculative and
+    // alone.
     std::array<swap::Schedule, kPrevious> steps_by_momentum{}, drains_by_momentum{};
     swap::Schedule evaluation{};
     // Micro-batches that evaluation takes through the layers together: the most that fit a group.
@@ -46,8 +47,8 @@ struct Schedules {
     const swap::Schedule& step_by_momentum(Previous previous) const {
         return steps_by_momentum.at(static_cast<size_t>(previous));
     }
-    const swap::Schedule& drain(Previous previous, Travels what) const {
-        const auto& found = what == Travels::gradients ? drains : drains_by_momentum;
+    const swap::Schedule& drain(Previous previous, Exchanged what) const {
+        const auto& found = what == Exchanged::gradients ? drains : drains_by_momentum;
         return found[static_cast<size_t>(previous)];
     }
     const swap::Schedule& steady() const { return step(Previous::not_speculative, false); }

@@ -32,9 +32,9 @@ optim::Span state_span(const StateFormat& kept, int64_t count, const std::byte* 
     return span;
 }
 
-int64_t update_bytes(const planner::Plan& plan, int64_t count) {
-    const cost::ElementBytes each = cost::element_bytes(plan.state, plan.compute, plan.wire);
-    return static_cast<int64_t>(static_cast<double>(count) * each.updated());
+int64_t update_bytes_as_asked(const planner::Plan& plan, int64_t count) {
+    return static_cast<int64_t>(cost::update_bytes(
+        static_cast<double>(count), cost::element_bytes(plan.state, plan.compute, plan.wire)));
 }
 
 }  // namespace ferry::train

@@ -12,8 +12,8 @@
 namespace ferry::train {
 
 using cost::Content;
-using cost::Link;
 using cost::Op;
+using cost::StageLink;
 using model::Saved;
 using planner::BufferOf;
 using planner::Plan;
@@ -37,12 +37,13 @@ struct Group {
 
 class Step {
 public:
-    Step(Recorder& recorder, Previous previous, bool speculative, Travels what = Travels::gradients)
+    Step(Recorder& recorder, Previous previous, bool speculative,
+         Exchanged what = Exchanged::gradients)
         : r_(recorder),
           plan_(recorder.plan()),
           previous_(previous),
           speculative_(speculative),
-          by_momentum_(what != Travels::gradients),
+          by_momentum_(what != Exchanged::gradients),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
           under_way_(at(plan_.groups_under_way())) {
@@ -50,7 +51,8 @@ public:
             group.saved.resize(plan_.layers.size() * at(plan_.group_size()));
     }
 
-    void finish_previous() {
+    // Of the step before: its speculative updates stand, or go.
+    void end_speculation() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
             if (!plan_.chunks[c].speculative) continue;
             if (previous_ == Previous::committed) r_.commit(static_cast<int64_t>(c));
@@ -66,13 +68,13 @@ public:
 
     // Finishes the step before for the layers up to this one, just before its weights are needed.
     // Several ranks finish a layer more: its weights then travel beside the work on this one.
-    void finish_previous_to(int64_t layer) {
+    void finish_updates_to(int64_t layer) {
         const int64_t last = plan_.partition.alone() ? layer : std::min(layer + 1, head());
-        while (finished_ < last) finish_previous(++finished_);
+        while (finished_ < last) finish_updates(++finished_);
     }
 
     // Finishes the step before for this layer.
-    void finish_previous(int64_t layer) {
+    void finish_updates(int64_t layer) {
         if (by_momentum_) {
             if (previous_ == Previous::not_speculative) r_.update_by_momentum(layer);
             if (previous_ == Previous::alone) r_.update_alone(layer);
@@ -108,7 +110,7 @@ public:
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i) {
             own.x.push_back(r_.acquire<Content::input>());
-            r_.take_over(Link::previous, stage().first - 1, group.first + i, own.x.back(),
+            r_.take_over(StageLink::previous, stage().first - 1, group.first + i, own.x.back(),
                          plan_.input_bytes);
         }
     }
@@ -116,10 +118,10 @@ public:
     void forward(const Group& group) {
         UnderWay& own = under_way(group);
         load_tokens(group, false);
-        if (group.is_first) finish_previous_to(0);
+        if (group.is_first) finish_updates_to(0);
         if (stage().is_first()) embed(group);
         for (int64_t layer = first_block(); layer < end_block(); ++layer) {
-            if (group.is_first) finish_previous_to(layer);
+            if (group.is_first) finish_updates_to(layer);
             const Weights weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
                 const Input& x = own.x[at(i)];
@@ -145,7 +147,7 @@ public:
             }
         }
         if (group.is_first) {
-            finish_previous_to(head());
+            finish_updates_to(head());
             r_.mark_committed();
         }
         if (stage().is_last()) return visit_head(group);
@@ -156,7 +158,7 @@ public:
     void pass_outputs(const Group& group) {
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i)
-            r_.pass_on(Link::next, stage().end - 1, group.first + i, own.x[at(i)],
+            r_.pass_on(StageLink::next, stage().end - 1, group.first + i, own.x[at(i)],
                        plan_.input_bytes);
         own.x.clear();
     }
@@ -167,7 +169,7 @@ public:
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i) {
             own.dx.push_back(r_.acquire<Content::input_gradient>());
-            r_.take_over(Link::next, stage().end, group.first + i, own.dx.back(),
+            r_.take_over(StageLink::next, stage().end, group.first + i, own.dx.back(),
                          plan_.input_bytes);
         }
     }
@@ -369,7 +371,7 @@ private:
         if (stage().is_first() || !stage().trains_below) return;
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i)
-            r_.pass_on(Link::previous, stage().first, group.first + i, own.dx[at(i)],
+            r_.pass_on(StageLink::previous, stage().first, group.first + i, own.dx[at(i)],
                        plan_.input_bytes);
     }
 
@@ -386,14 +388,14 @@ private:
     void give_table_gradient(const Group& group) {
         if (!table_trains()) return;
         if (group.is_last)
-            r_.pass_on(Link::table, 0, 0, table_gradient_, table_gradient_bytes());
+            r_.pass_on(StageLink::table, 0, 0, table_gradient_, table_gradient_bytes());
         else
             r_.spill_table_gradient(table_gradient_);
         table_gradient_.release();
     }
     void take_table_gradient() {
         table_gradient_ = TableGradient(r_.acquire(planner::Class::edge_gradient));
-        r_.take_over(Link::table, 0, 0, table_gradient_, table_gradient_bytes());
+        r_.take_over(StageLink::table, 0, 0, table_gradient_, table_gradient_bytes());
     }
 
     void backward_embedding(const Group& group) {
@@ -453,11 +455,11 @@ private:
 namespace {
 
 void describe_step(Recorder& recorder, Previous previous, bool speculative,
-                   Travels what = Travels::gradients) {
+                   Exchanged what = Exchanged::gradients) {
     {
         Step step(recorder, previous, speculative, what);
         step.start_report();
-        step.finish_previous();
+        step.end_speculation();
         const Plan& plan = recorder.plan();
         const int64_t size = plan.group_size(), under_way = plan.groups_under_way();
         const auto group = [&](int64_t g) {
@@ -478,11 +480,11 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
     recorder.mark_outcome();
 }
 
-void describe_drain(Recorder& recorder, Previous previous, Travels what = Travels::gradients) {
+void describe_drain(Recorder& recorder, Previous previous, Exchanged what = Exchanged::gradients) {
     Step step(recorder, previous, false, what);
-    step.finish_previous();
+    step.end_speculation();
     for (int64_t layer = 0; layer < step.layers(); ++layer) {
-        step.finish_previous(layer);
+        step.finish_updates(layer);
         step.share_updates(layer);
     }
     recorder.mark_committed();
@@ -501,14 +503,14 @@ std::string name_of_step(Previous previous, bool speculative) {
            (speculative ? ", speculative" : "");
 }
 
-swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative, Travels what) {
-    const char* momentum = what != Travels::gradients ? ", momentum travels" : "";
+swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative, Exchanged what) {
+    const char* momentum = what != Exchanged::gradients ? ", exchanges momentum" : "";
     Recorder recorder(plan, name_of_step(previous, speculative) + momentum);
     describe_step(recorder, previous, speculative, what);
     return recorder.finish();
 }
 
-swap::Schedule record_drain(const Plan& plan, Previous previous, Travels what) {
+swap::Schedule record_drain(const Plan& plan, Previous previous, Exchanged what) {
     Recorder recorder(plan, "drain");
     describe_drain(recorder, previous, what);
     return recorder.finish();

@@ -6,6 +6,7 @@
 
 #include "planner/planner.h"
 #include "swap/schedule.h"
+#include "zero/zero.h"
 
 namespace ferry::train {
 
@@ -16,21 +17,19 @@ enum class Previous : uint8_t {
     committed,        // speculative updates stand; the other chunks are still to be updated
     rolled_back,  // speculative updates do not stand: every chunk is updated from its old version
     dropped,      // the step is skipped: speculative chunks go back to their old version
-    alone,        // where momentum travels: a local step, with which none did
+    alone,        // where momentum is exchanged: a local step, of which none was
 };
 constexpr int kPrevious = 6;
 
-// What travels between ranks: gradients on their way back, or momentum after the outcome, or, at a
-// local step, nothing (zero/feedback.h). A step without gradients follows one with them, and the
-// other way round, after a drain alone.
-enum class Travels : uint8_t { gradients, momentum, nothing };
+// A step without gradients follows one with them, and the other way round, after a drain alone.
+using zero::Exchanged;
 
 std::string name_of_step(Previous previous, bool speculative);
 swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool speculative,
-                           Travels what = Travels::gradients);
+                           Exchanged what = Exchanged::gradients);
 // Finishes the step before, and nothing else.
 swap::Schedule record_drain(const planner::Plan& plan, Previous previous,
-                            Travels what = Travels::gradients);
+                            Exchanged what = Exchanged::gradients);
 // Bytes that these move on each lane, without recording them: a large model's have millions of
 // tasks.
 using LaneBytes = std::array<int64_t, swap::kLanes>;

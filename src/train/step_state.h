@@ -22,7 +22,7 @@ struct StepState {
     float gradient_scale = 0;      // weight of each target's loss: 1 / the step's real targets
     int64_t held_back_before = 0;  // evaluation: micro-batches before this schedule's, of all ranks
     ScalarsByKind after_outcome{}, speculative{};  // for the updates of either kind
-    zero::MomentumShare momentum_share{};          // where momentum travels: a rank's, of the step
+    zero::MomentumShare momentum_share{};  // where momentum is exchanged: a rank's, of the step
 };
 
 // A ring: at most three schedules are in the lanes at once.

@@ -1,6 +1,6 @@
 #include "trace_rows.h"
 
-#include "cost/operations.h"
+#include "cost/operation_table.h"
 
 namespace ferry::train {
 

@@ -1,5 +1,5 @@
-// The weights of a rank between two exchanges of momentum: masters, moments and all other state
-// stay as they were at the last one, which is how all ranks have them.
+// The weights of a rank between two exchanges of momentum. Only they move: masters, moments and
+// all other state stay as the last exchange left them, alike on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ inline UpdateKind kind_of(const planner::Chunk& chunk) {
                             : UpdateKind::plain;
 }
 
-// Writes the weights of elements [first, first + count) of a span, at most a leaf: what AdamW's
-// update makes of its state by its gradient, which is left as it is. Any thread.
+// Writes the weights of elements [first, first + count) of a span, at most a leaf. They are what
+// AdamW's update would make of the span's state and gradient; the state is not written. Any thread.
 void update_weight_alone(const optim::Span& span, int64_t first, int64_t count,
                          const optim::Scalars& scalars);
 

@@ -27,6 +27,10 @@ constexpr Sharding sharding_of(int64_t stage) {
     return {.state = stage >= 1, .weights = stage >= 3};
 }
 
+// What ranks exchange in a step: gradients on their way back, or momentum after the outcome, or, at
+// a local step, nothing (zero/feedback.h).
+enum class Exchanged : uint8_t { gradients, momentum, nothing };
+
 // What travels as codes, and as which.
 struct Codecs {
     Codec gradients{}, weights{};

@@ -436,6 +436,37 @@ TEST_P(CommContract, AGroupsOrderIsItsOwn) {
     });
 }
 
+// To each distance of the circle, of sizes that differ from rank to rank and may be nothing.
+TEST_P(CommContract, ShiftsGoRoundTheCircle) {
+    on([](Rank& rank) {
+        const auto bytes_of = [](int from, size_t size) {
+            return from % 3 == 1 ? size_t{0} : size + static_cast<size_t>(from);
+        };
+        for (const size_t size : {0, 1, 4097, 300'001}) {
+            for (int by = 1; by < rank.size(); ++by) {
+                rank.forget_memory();
+                const int before = (rank.rank() + rank.size() - by) % rank.size();
+                const Bytes mine = message(rank.rank(), by, 5, bytes_of(rank.rank(), size));
+                const Bytes expected = message(before, by, 5, bytes_of(before, size));
+                std::byte* from = rank.put(Bytes(expected.size(), 0xEE));
+                Gathered gathered(rank, 6, {300});
+                rank.comm.shift({.to = rank.put(mine),
+                                 .from = from,
+                                 .to_bytes = std::ssize(mine),
+                                 .from_bytes = std::ssize(expected),
+                                 .by = by},
+                                {.of = "keys", .layer = by, .step = 1});
+                Exchanged exchanged(rank, 7, {500});
+                rank.finish();
+                gathered.check();
+                EXPECT_EQ(rank.get(from, expected.size()), expected) << "by " << by;
+                exchanged.check();
+            }
+        }
+        rank.comm.check();
+    });
+}
+
 // Within a job of the compute stream, while everybody's operations go on. What the stream does
 // before and after is its order too: copies bring what is sent and take what came.
 TEST_P(CommContract, AKernelExchangesInItsMidst) {

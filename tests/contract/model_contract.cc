@@ -462,6 +462,23 @@ TEST(Decoder, threads_change_no_bit) {
     }
 }
 
+// Nor its MLP, which has room beside the gradients of queries, keys and values.
+TEST(Decoder, in_tiles_of_tokens_a_block_keeps_no_norm_of_all) {
+    Setting s = larger(DType::f32, DType::f32);
+    s.shape.hidden = s.shape.intermediate = 64;
+    s.shape.kv_heads = 4;
+    s.shape.head_dim = 16;
+    s.numerics.sequence = 512;
+    s.numerics.micro_batch = 1;
+    s.numerics.head_tile = 16;
+    const auto scratch_of = [&](int64_t tile) {
+        s.numerics.mlp_tile = tile;
+        return Runner(s, 1).decoder().scratch_bytes();
+    };
+    const int64_t of_norm = (512 - 128) * 64, of_mlp = 512 * (64 + 2 * 64 + 64 - 3 * 64);
+    EXPECT_LE(scratch_of(128) + (of_norm + of_mlp) * size_of(DType::f32), scratch_of(0));
+}
+
 // By every attention there is: heads of 64 elements in 16 bits are cuDNN's too.
 TEST(Decoder, what_is_saved_changes_no_bit) {
     Team team(1);

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "better_blas.h"
 #include "ops/blas_kernels.h"
 #include "ops/ops.h"
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/part_attention.h"
 #include "ops/patterns.h"
 #include "tests/contract/ops_fixture.h"
 
@@ -261,6 +262,98 @@ Results run(Ops& ops, const Masked& c, const Operands& o, DType type) {
     return r;
 }
 
+// The same from parts of so many tokens: each pair of them alone, and then put together.
+class InParts {
+public:
+    InParts(PartAttention& parts, Ops& ops, const Masked& c, const Operands& o, DType type,
+            int64_t length)
+        : parts_(parts), ops_(ops), o_(o), s_(c.with(type)), c_(c), found_(c, type) {
+        const int64_t longest = std::min(length, s_.sequence);
+        one_ = s_;
+        one_.sequences = 1;
+        room_ = scratch_of(parts.part_scratch_bytes(one_, longest, longest));
+        for (int64_t first = 0; first < s_.sequence; first += length)
+            cuts_.push_back({first, std::min(length, s_.sequence - first)});
+    }
+    Results results() {
+        Matrix dq(DType::f32, c_.tokens(), c_.query(), kGap), dk(DType::f32, c_.tokens(), c_.key());
+        Matrix dv = dk.fill(0);
+        dq.fill(0);
+        for (int64_t row = 0; row < s_.sequences; ++row) {
+            begin_row(row);
+            for (size_t i = 0; i < cuts_.size(); ++i) forward(i);
+            for (size_t i = 0; i < cuts_.size(); ++i)
+                for (size_t j = 0; j <= i; ++j) backward(cuts_[i], cuts_[j], dq, dk, dv);
+        }
+        ops_.cast(dq.view(), found_.dq.view());
+        ops_.cast(dk.view(), found_.dk.view());
+        ops_.cast(dv.view(), found_.dv.view());
+        return found_;
+    }
+
+private:
+    void begin_row(int64_t row) {
+        row_ = row;
+        if (!s_.documents) return;
+        one_.document_start = s_.document_start + row * s_.sequence;
+        one_.document_end = s_.document_end + row * s_.sequence;
+    }
+    template <class Of>
+    auto rows(Of& of, const Part& part) const {
+        return of.view().row_range(row_ * s_.sequence + part.first, part.count);
+    }
+    float* lse_of(const Part& part, int64_t head) {
+        return found_.lse.data() + (row_ * s_.heads + head) * s_.sequence + part.first;
+    }
+    // Its own keys first, then those before, from the last one on.
+    void forward(size_t i) {
+        const Part& q = cuts_[i];
+        Matrix sum(DType::f32, q.count, c_.query(), 5), part(DType::f32, q.count, c_.query());
+        std::vector<float> lse(static_cast<size_t>(s_.heads * q.count)), part_lse(lse);
+        for (size_t j = i + 1; j-- > 0;) {
+            const Part& k = cuts_[j];
+            parts_.part_forward(one_, q, k, rows(o_.q, q), rows(o_.k, k), rows(o_.v, k),
+                                j == i ? sum.view() : part.view(),
+                                j == i ? lse.data() : part_lse.data(), aligned(room_));
+            if (j < i)
+                parts_.merge_parts(s_.heads, part.view(), part_lse.data(), sum.view(), lse.data());
+        }
+        ops_.cast(sum.view(), rows(found_.out, q));
+        for (int64_t head = 0; head < s_.heads; ++head)
+            std::copy_n(lse.data() + head * q.count, q.count, lse_of(q, head));
+    }
+    void backward(const Part& q, const Part& k, Matrix& dq, Matrix& dk, Matrix& dv) {
+        std::vector<float> lse;
+        for (int64_t head = 0; head < s_.heads; ++head)
+            lse.insert(lse.end(), lse_of(q, head), lse_of(q, head) + q.count);
+        Matrix of_q(DType::f32, q.count, c_.query()), of_k(DType::f32, k.count, c_.key());
+        Matrix of_v = of_k;
+        parts_.part_backward(one_, q, k, rows(o_.q, q), rows(o_.k, k), rows(o_.v, k),
+                             rows(found_.out, q), rows(o_.dout, q), lse.data(), of_q.view(),
+                             of_k.view(), of_v.view(), aligned(room_));
+        const auto add = [&](Matrix& to, const Part& part, const Matrix& of) {
+            const int64_t first = row_ * s_.sequence + part.first;
+            for (int64_t r = 0; r < of.rows(); ++r)
+                for (int64_t i = 0; i < of.cols(); ++i)
+                    to.set(first + r, i, to.get(first + r, i) + of.get(r, i));
+        };
+        add(dq, q, of_q);
+        add(dk, k, of_k);
+        add(dv, k, of_v);
+    }
+
+    PartAttention& parts_;
+    Ops& ops_;
+    const Operands& o_;
+    const Attention s_;
+    const Masked& c_;
+    Results found_;
+    Attention one_{};
+    std::vector<std::byte> room_{};
+    std::vector<Part> cuts_{};
+    int64_t row_ = 0;
+};
+
 // A device without kernels for masks says so when it is planned for.
 bool refused(const Ops& ops, const Masked& c, DType type) {
     try {
@@ -303,6 +396,47 @@ TEST_P(OpsMasks, are_a_softmax_over_what_is_seen) {
     }
     ASSERT_TRUE(any || gpu);
     if (!any) GTEST_SKIP() << "this device has no kernels for masks";
+}
+
+// Wherever parts begin: within tiles and blocks, with documents or windows that none of a part's
+// queries sees, of one token.
+TEST_P(OpsMasks, are_what_their_parts_give_together) {
+    PartAttention* const parts = part_attention_of(ops());
+    if (!parts) GTEST_SKIP() << "this device has no attention of parts";
+    std::vector<Masked> all = cases();
+    all.push_back(of("no mask", 2, 150, 4, 2, 32));
+    all.push_back(of("a window", 1, 260, 2, 1, 16).window(40));
+    for (const Masked& c : all) {
+        SCOPED_TRACE(c.name);
+        const Operands o(c, type());
+        const Results want = expected(c, o, type());
+        for (const int64_t length : {c.shape.sequence, int64_t{128}, int64_t{67}, int64_t{31}}) {
+            SCOPED_TRACE("parts of " + std::to_string(length));
+            const Results found = InParts(*parts, ops(), c, o, type(), length).results();
+            expect_near(found.out, want.out, 8);
+            expect_near_lse(found.lse, want.lse, 2e-5);
+            const double scale = type() == DType::f32 ? 40 : 4e4;
+            expect_near(found.dq, want.dq, scale);
+            expect_near(found.dk, want.dk, scale);
+            expect_near(found.dv, want.dv, scale);
+        }
+    }
+}
+
+// One part that is the whole sequence is what attention of all rows is, to the bit.
+TEST_P(OpsMasks, of_one_part_have_the_bits_of_the_whole) {
+    PartAttention* const parts = part_attention_of(ops());
+    if (!parts || type() != DType::f32) GTEST_SKIP() << "no attention of parts, or it rounds later";
+    const Masked c = of("whole", 2, 200, 4, 2, 64).documents(3);
+    const Operands o(c, type());
+    const Results a = run(ops(), c, o, type());
+    const Results b = InParts(*parts, ops(), c, o, type(), c.shape.sequence).results();
+    EXPECT_TRUE(a.out.same_values(b.out));
+    EXPECT_EQ(a.lse, b.lse);
+    if (std::get<0>(GetParam()).threads == 0) return;  // the oracle makes a row's sums again
+    EXPECT_TRUE(a.dq.same_values(b.dq));
+    EXPECT_TRUE(a.dk.same_values(b.dk));
+    EXPECT_TRUE(a.dv.same_values(b.dv));
 }
 
 TEST_P(OpsMasks, a_row_that_sees_nothing_is_zero_and_has_no_gradient) {

@@ -20,6 +20,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
+#include "tests/support/write_tokens.h"
 #include "train/from_config.h"
 #include "train/inside.h"
 #include "train/prediction/predictor.h"
@@ -335,13 +336,20 @@ TEST_F(Ranks, GiveTheSameBitsWhateverTheySaveForBackward) {
 
 struct Sharing {
     int ranks, sequence;
+    SequenceOrder order = SequenceOrder::heads;
     friend void PrintTo(const Sharing& sharing, std::ostream* out) {
-        *out << sharing.ranks << "By" << sharing.sequence;
+        *out << sharing.ranks << "By" << sharing.sequence
+             << (sharing.order == SequenceOrder::ring ? "InARing" : "");
     }
 };
 
 class Sequences : public Ranks, public testing::WithParamInterface<Sharing> {
 protected:
+    void SetUp() override {
+        Ranks::SetUp();
+        if (GetParam().order == SequenceOrder::ring && comm::device_of_ranks() == DeviceKind::cuda)
+            GTEST_SKIP() << "kernels of a GPU have no attention in a ring";
+    }
     int ranks() const override { return GetParam().ranks; }
 
     // Two rows a micro-batch, and heads that two and three ranks divide but four do not.
@@ -354,6 +362,7 @@ protected:
         config.evaluate.micro_batches = 3;
         config.steps = 3;
         config.parallel.sequence = sequence;
+        config.parallel.sequence_order = GetParam().order;
         return config;
     }
     static Outcome alone(Config config) {
@@ -403,7 +412,9 @@ TEST_P(Sequences, FollowTheRunOfOneWhateverTheHeadsAndTheMask) {
     config.model.kv_heads = 3;
     compare("three heads of keys");
     config.model.kv_heads = 1;
-    compare("one head of keys: the other ranks have none");
+    compare("one head of keys: fewer than ranks");
+    config.model.kv_heads = 2;
+    compare("two heads of keys");
     config.model.heads = 5;
     config.model.kv_heads = 5;
     config.model.head_dim = 4;
@@ -460,15 +471,22 @@ TEST_P(Sequences, AreNamedByTheRecord) {
         return record;
     };
     const int sequence = GetParam().sequence;
+    const bool ring = GetParam().order == SequenceOrder::ring;
     EXPECT_THAT(record_of(sequence),
                 testing::HasSubstr("; ranks " + std::to_string(ranks()) + ", sequences over " +
-                                   std::to_string(sequence) + ";"));
+                                   std::to_string(sequence) + (ring ? " in a ring;" : ";")));
     EXPECT_THAT(record_of(1), testing::Not(testing::HasSubstr("sequences over")));
 }
 
 INSTANTIATE_TEST_SUITE_P(shared, Sequences,
                          testing::Values(Sharing{2, 2}, Sharing{3, 3}, Sharing{4, 2},
                                          Sharing{4, 4}),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(ring, Sequences,
+                         testing::Values(Sharing{2, 2, SequenceOrder::ring},
+                                         Sharing{3, 3, SequenceOrder::ring},
+                                         Sharing{4, 2, SequenceOrder::ring},
+                                         Sharing{4, 4, SequenceOrder::ring}),
                          testing::PrintToStringParamName());
 
 // ---------------------------------------------------------------- ranks that share tensors
@@ -1093,8 +1111,8 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
                 .weights = stage == 3 && ranks == 2 ? CodecKind::int8 : CodecKind::none};
             const planner::Plan plan = Predictor::make(config, {.ranks = ranks, .on_a_host = ranks})
                                            ->plan(request_of(config));
-            const double least =
-                cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+            const double least = cost::comm_traffic(plan.layers, plan.partition, plan.compute,
+                                                    plan.wire, Exchanged::gradients);
             EXPECT_GT(least, 0);
             for (const ScheduleBytes& schedule : schedule_bytes(plan)) {
                 if (schedule.name != "after a step without speculation") continue;
@@ -1102,6 +1120,33 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
                     << ranks << " ranks, stage " << stage;
             }
         }
+    }
+}
+
+TEST_F(Ranks, MoveInAStepOfMomentumWhatTheBoundCounts) {
+    Config config = this->config();
+    config.optimizer.method = optim::Method::onebit_adam;
+    config.optimizer.freeze_step = 1;
+    for (const int64_t stage : {0, 1, 2, 3}) {
+        config.zero.stage = stage;
+        const auto predictor = Predictor::make(config, {.ranks = 3, .on_a_host = 3});
+        const planner::Plan plan = predictor->plan(request_of(config));
+        int64_t bytes = 0;
+        const swap::Schedule step =
+            record_step(plan, Previous::not_speculative, false, Exchanged::momentum);
+        for (const swap::Task& task : step.tasks)
+            bytes += task.lane == swap::Lane::comm ? task.bytes : 0;
+        EXPECT_EQ(bytes, cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire,
+                                            Exchanged::momentum))
+            << "stage " << stage;
+        // A slow network: the bound of a step of gradients, which are more, is none of this one.
+        cost::Measurements measurements = predictor->assumed(plan);
+        measurements.comm_bytes_per_s = 1e3;
+        const Prediction slow =
+            predictor->predict(request_of(config), plan, measurements, Exchanged::momentum);
+        EXPECT_EQ(slow.bound_link, cost::Link::comm);
+        EXPECT_DOUBLE_EQ(slow.bound_seconds, static_cast<double>(bytes) / 1e3);
+        EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     }
 }
 
@@ -1116,18 +1161,19 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
         measurements.comm_overhead_s = overhead_s;
         return predictor->predict(request_of(config), plan, measurements);
     };
-    EXPECT_NE(step(1e15, 0).binding().link, "comm");
+    EXPECT_NE(step(1e15, 0).binding().link, cost::Link::comm);
     const Prediction slow = step(1e3, 0);
-    const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
-    EXPECT_EQ(slow.binding().link, "comm");
-    EXPECT_EQ(slow.bound_link, "comm");
+    const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire,
+                                            Exchanged::gradients);
+    EXPECT_EQ(slow.binding().link, cost::Link::comm);
+    EXPECT_EQ(slow.bound_link, cost::Link::comm);
     EXPECT_DOUBLE_EQ(slow.bound_seconds, bytes / 1e3);
     EXPECT_DOUBLE_EQ(slow.binding().seconds, slow.bound_seconds);
     EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     // Calls that take long bind as well, and no placement is to blame for them.
     const Prediction late = step(1e15, 10);
-    EXPECT_EQ(late.binding().link, "comm");
-    EXPECT_NE(late.bound_link, "comm");
+    EXPECT_EQ(late.binding().link, cost::Link::comm);
+    EXPECT_NE(late.bound_link, cost::Link::comm);
     EXPECT_GE(late.timeline.step_seconds, late.binding().seconds);
 }
 
@@ -1156,6 +1202,25 @@ std::vector<Problem> problems(int ranks, const std::function<Config(int)>& confi
         }
     }
     return found;
+}
+
+TEST_F(Ranks, HaveNoBoundWhereSomeStepsExchangeMomentum) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    config.steps = 4;
+    for (const auto method : {optim::Method::adamw, optim::Method::onebit_adam}) {
+        config.optimizer.method = method;
+        config.optimizer.freeze_step = method == optim::Method::adamw ? 0 : 1;
+        const auto measure = [&](int, Engine& engine) {
+            engine.measure_bound();
+            const RunReport report = engine.report();
+            EXPECT_GT(report.predicted_seconds, 0);
+            EXPECT_EQ(report.bound_seconds > 0, method == optim::Method::adamw);
+        };
+        for (const Problem& problem : problems(
+                 2, [&](int) { return config; }, measure))
+            EXPECT_EQ(problem.what, "");
+    }
 }
 
 TEST_F(Ranks, NameTheOneThatWasStartedOtherwiseAndTheKey) {
@@ -1208,7 +1273,8 @@ TEST(PlansOfRanks, AreRefusedWhereStagesWaitForEachOther) {
                 const auto add = [&](cost::Op op, int32_t layer) {
                     step.lanes[static_cast<size_t>(swap::Lane::comm)].push_back(
                         static_cast<uint32_t>(step.tasks.size()));
-                    const auto link = stage == 0 ? cost::Link::next : cost::Link::previous;
+                    const auto link =
+                        stage == 0 ? cost::StageLink::next : cost::StageLink::previous;
                     step.tasks.push_back({.lane = swap::Lane::comm,
                                           .op = static_cast<uint8_t>(op),
                                           .flags = static_cast<uint8_t>(link),

@@ -116,8 +116,8 @@ TEST_P(RehearsalOn, MovesAndUpdatesWhatThePlanSays) {
                     << swap::name_of(static_cast<Lane>(lane)) << " with " << shares.device;
             // p, m, v read and written, the gradient read, the weight written.
             const double on_device = rehearsal.state_on(Tier::device) * kState * 28;
-            EXPECT_DOUBLE_EQ(rehearsal.update_bytes(pass, Lane::compute), on_device);
-            EXPECT_DOUBLE_EQ(rehearsal.update_bytes(pass, Lane::team), kState * 28 - on_device);
+            EXPECT_DOUBLE_EQ(rehearsal.bytes_of_pass(pass, Lane::compute), on_device);
+            EXPECT_DOUBLE_EQ(rehearsal.bytes_of_pass(pass, Lane::team), kState * 28 - on_device);
             const auto& compute = report.lanes[static_cast<size_t>(Lane::compute)];
             EXPECT_EQ(compute.busy_ns > 0, pass == Pass::step || shares.device > 0);
         }

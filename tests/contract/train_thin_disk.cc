@@ -8,8 +8,8 @@
 #include <memory>
 
 #include "tests/support/loop_device.h"
+#include "tests/support/plan_for.h"
 #include "tests/support/tiny_run.h"
-#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {

@@ -331,7 +331,8 @@ class ImportTest(Saving):
         source = self.source(**BF16)
         config = self.saving(**BF16)
         self.killed(config, steps=5)
-        before = self.steps()
+        # What the kill left unpublished, the next program in the directory takes away.
+        before = [step for step in self.steps() if not step.endswith(".part")]
         self.refused(USAGE, ["did not come to its end", self.dir_], *self.importing(config, source))
         self.assertEqual(self.steps(), before)
 

@@ -350,7 +350,7 @@ class IdentityTest(FerryTest):
                 ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 0}, speculation_both_ways),
             "every step speculative, weights in memory, state on NVMe":
                 ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 1}, speculation_both_ways),
-            "speculative updates beside resident layers": ({**TWICE, "budgets__device": "2MiB"}, resident),
+            "speculative updates beside resident layers": ({**TWICE, "budgets__device": "2500KiB"}, resident),
             "every step speculative without NVMe":
                 ({**TWICE, "budgets__host": "unlimited", "budgets__nvme": []}, speculation_both_ways),
             "speculative updates in groups on two threads":

@@ -7,7 +7,7 @@ Needs PyTorch and a built ferry, for the initial weights. Model, tokens and thei
 and their errors make_onebit_golden.py's. `Zeroone.step` is algorithm 1 of arXiv 2202.06009. Each rank has weights and
 momentum of its own; `moved` is its buffer u. At a step of T_u ranks exchange u over their number, with errors, and the
 weights of the last exchange move by what came back. A step of T_v takes in the gradient of all ranks in full, which
-makes the momentum exact: no signs travel with it. Decoupled decay and bias correction, which the algorithm leaves out,
+makes the momentum exact: no signs go with it. Decoupled decay and bias correction, which the algorithm leaves out,
 are AdamW's: decay acts on the weights of the last exchange, and the second moment's correction counts its changes.
 
 run.json         a run with local steps, as `ferry train` reads it

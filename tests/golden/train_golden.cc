@@ -15,10 +15,10 @@
 #include "ferry/device.h"
 #include "ferry/train.h"
 #include "model/model.h"
+#include "tests/support/plan_for.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "train/inside.h"
-#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {
@@ -383,8 +383,9 @@ TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
     config.parallel = {.sequence = GetParam().sequence,
                        .tensor = GetParam().tensor,
                        .pipeline = GetParam().pipeline};
-    const auto& [sequence, tensor, pipeline] = config.parallel;
-    if (sequence * tensor * pipeline > 1 && config.device != DeviceKind::cpu) GTEST_SKIP();
+    const ParallelConfig& cut = config.parallel;
+    if (cut.sequence * cut.tensor * cut.pipeline > 1 && config.device != DeviceKind::cpu)
+        GTEST_SKIP();
     Golden golden = read_golden(name);
     Trace trace;
     comm::on_run_ranks(

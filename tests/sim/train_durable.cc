@@ -11,6 +11,7 @@
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
+#include "tests/support/write_tokens.h"
 
 namespace ferry::train {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "ferry/optim.h"
 #include "swap/schedule.h"
+#include "tests/support/plan_for.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
-#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {

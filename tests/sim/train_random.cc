@@ -14,10 +14,10 @@
 
 #include "ferry/swap.h"
 #include "planner/planner.h"
+#include "tests/support/plan_for.h"
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
-#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {

@@ -71,7 +71,7 @@ TEST(Rehearsal, MovesWhatLivesOnNvme) {
         EXPECT_EQ(bytes(report, Lane::read), kStateBytes);
         EXPECT_EQ(bytes(report, Lane::write), kStateBytes);
         // p, m, v read and written, the gradient read, the weight written.
-        EXPECT_EQ(rehearsal->update_bytes(pass, Lane::team),
+        EXPECT_EQ(rehearsal->bytes_of_pass(pass, Lane::team),
                   static_cast<double>(kStateBytes) / 12 * 28);
         EXPECT_EQ(bytes(report, Lane::h2d) > 0, pass == Pass::step);
     }

@@ -7,10 +7,10 @@
 
 #include "base/threads.h"
 #include "step.h"
+#include "tests/support/plan_for.h"
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
-#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {
@@ -89,8 +89,8 @@ TEST_F(TrainSim, UsesEveryTierAndBothOutcomesOfSpeculation) {
     EXPECT_GT(outcome.report.steps_committed, 0);
     EXPECT_GT(outcome.report.steps_rolled_back, 0);
     for (const LinkReport& link : outcome.report.links) {
-        const bool moves = link.link != "compute" && link.link != "team";
-        EXPECT_TRUE(!moves || link.bytes > 0) << link.link;
+        const bool moves = link.lane != swap::Lane::compute && link.lane != swap::Lane::team;
+        EXPECT_TRUE(!moves || link.bytes > 0) << swap::name_of(link.lane);
     }
 }
 

@@ -266,7 +266,7 @@ private:
                 hall_.end(rank_, ending.at, *met.lost);
             } else {
                 for (size_t i = 0; i < operation.count; ++i)
-                    ending.arrived.push_back(gather(operation, i, met.operations));
+                    ending.arrived.push_back(arriving(operation, i, met.operations));
                 hall_.leave(meetings_ - 1);
                 for (size_t i = 0; i < operation.count; ++i) spoil(operation, i);
             }
@@ -283,10 +283,16 @@ private:
                          ") up: " + by.how}};
     }
 
-    std::vector<std::byte> gather(const Operation& operation, size_t i,
-                                  const std::vector<const Operation*>& all) const {
-        const Transfer& transfer = operation.transfers[i];
+    std::vector<std::byte> arriving(const Operation& operation, size_t i,
+                                    const std::vector<const Operation*>& all) const {
         if (operation.kind == Operation::Kind::pass) return passed(operation, i, all);
+        if (operation.kind == Operation::Kind::shift) return shifted(operation, i, all);
+        return gathered(operation, i, all);
+    }
+
+    std::vector<std::byte> gathered(const Operation& operation, size_t i,
+                                    const std::vector<const Operation*>& all) const {
+        const Transfer& transfer = operation.transfers[i];
         std::vector<std::byte> arrived(all.size() * static_cast<size_t>(transfer.bytes));
         for (size_t from = 0; from < all.size(); ++from) {
             const Operation& theirs = *all[from];
@@ -316,12 +322,26 @@ private:
         return {from, from + transfer.bytes};
     }
 
+    // What arrives by the i-th transfer of a shift: nothing by that which leaves.
+    std::vector<std::byte> shifted(const Operation& operation, size_t i,
+                                   const std::vector<const Operation*>& all) const {
+        const Operation& theirs = *all[static_cast<size_t>(operation.source(rank_, size()))];
+        FERRY_CHECK(theirs.kind == operation.kind && theirs.by == operation.by &&
+                        theirs.leaving().bytes == operation.arriving().bytes &&
+                        theirs.text() == operation.text(),
+                    "the ranks make different calls: " + theirs.text() + ", " + operation.text());
+        if (i == 0 || operation.arriving().bytes == 0) return {};
+        const std::byte* out = theirs.leaving().out;
+        return {out, out + theirs.leaving().bytes};
+    }
+
     // Garbage until it ends, but for this rank's own place, where a gather's transfer may lie.
     void spoil(const Operation& operation, size_t i) const {
         const Transfer& transfer = operation.transfers[i];
         if (!operation.receives(transfer)) return;
-        if (operation.kind == Operation::Kind::pass) {
-            std::memset(transfer.in, 0xA5, static_cast<size_t>(transfer.bytes));
+        if (!operation.to_all()) {
+            if (transfer.bytes > 0)
+                std::memset(transfer.in, 0xA5, static_cast<size_t>(transfer.bytes));
             return;
         }
         for (int from = 0; from < size(); ++from) {
@@ -365,7 +385,7 @@ private:
 
     std::string_view name() const override { return "comm"; }
     Nanos next_event() const override { return endings_.empty() ? kForever : endings_.front().at; }
-    void turn(Nanos now) override {
+    void run_once(Nanos now) override {
         while (!endings_.empty() && endings_.front().at <= now) {
             Ending ending = std::move(endings_.front());
             endings_.pop_front();

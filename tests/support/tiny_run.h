@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "data/tokens.h"
 #include "ferry/train.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/write_tokens.h"
 
 namespace ferry::train {
 

@@ -101,7 +101,7 @@ protected:
     Operation* finish() {
         for (int turns = 0; turns < 1000; ++turns) {
             if (Operation* op = queue_->poll()) return op;
-            queue_->turn(kForever);
+            queue_->run_once(kForever);
             if (backend_->flying.empty() && backend_->slept_until != kForever)
                 backend_->time = std::max(backend_->time + 1, backend_->slept_until);
         }
@@ -123,7 +123,7 @@ TEST_F(QueueTest, SmallOperationsAreToldTogetherOthersAtOnce) {
         for (SlotId slot = 0; slot < 8; ++slot)
             submit(operation(Kind::read, slot, bytes, priority));
         for (int i = 0; i < 8; ++i) {
-            queue_->turn(kForever);
+            queue_->run_once(kForever);
             if (executor_->wakes == 0) {
                 EXPECT_LE(queue_->next_event(), 50'000);
             }
@@ -268,19 +268,19 @@ TEST_F(QueueTest, BuffersStayOwnedUntilAllTransfersAreReaped) {
     backend_->hold = true;
     Operation& op = operation(Kind::write, 0, 4 * 16384);
     submit(op);
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     ASSERT_EQ(backend_->flying.size(), 4u);
     // The first one fails while three are under way.
     backend_->hold = false;
     backend_->script = {-EIO};
     const std::deque<Transfer> rest(backend_->flying.begin() + 1, backend_->flying.end());
     backend_->flying.resize(1);
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     EXPECT_EQ(queue_->poll(), nullptr) << "given back while the kernel still has the buffer";
     for (size_t i = 0; i < rest.size(); ++i) {
         EXPECT_EQ(queue_->poll(), nullptr);
         backend_->flying = {rest[i]};
-        queue_->turn(kForever);
+        queue_->run_once(kForever);
     }
     ASSERT_EQ(queue_->poll(), &op);
     EXPECT_EQ(op.state, State::failed);
@@ -311,7 +311,7 @@ TEST_F(QueueTest, RefusedSubmissionDoesNotSleep) {
     backend_->accept = 0;
     Operation& op = operation(Kind::write, 0, 4096);
     submit(op);
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     EXPECT_EQ(backend_->slept_until, 0);
     backend_->accept = 1;
     ASSERT_EQ(finish(), &op);
@@ -320,7 +320,7 @@ TEST_F(QueueTest, RefusedSubmissionDoesNotSleep) {
 TEST_F(QueueTest, DepthBoundsAllOperationsTogether) {
     backend_->hold = true;
     for (SlotId slot = 0; slot < 8; ++slot) submit(operation(Kind::read, slot, 8192));
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     EXPECT_EQ(backend_->flying.size(), 4u) << "several small operations fill the depth";
     backend_->hold = false;
     for (int i = 0; i < 8; ++i) ASSERT_NE(finish(), nullptr);
@@ -331,7 +331,7 @@ TEST_F(QueueTest, MoreThanTheLimitIsABug) {
     const auto overfill = [&] {
         for (int i = 0; i < 40; ++i) {
             submit(operation(Kind::read, 0, 4096));
-            queue_->turn(0);
+            queue_->run_once(0);
         }
     };
     EXPECT_DEATH(overfill(), "operations_max");
@@ -340,12 +340,12 @@ TEST_F(QueueTest, MoreThanTheLimitIsABug) {
 TEST_F(QueueTest, UrgentOvertakesBackground) {
     backend_->hold = true;
     submit(operation(Kind::write, 0, 4 * 16384));  // fills the depth
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     Operation& background = operation(Kind::write, 1, 4096, Priority::background);
     Operation& normal = operation(Kind::write, 2, 4096, Priority::normal);
     Operation& urgent = operation(Kind::read, 3, 4096, Priority::urgent);
     submit(background), submit(normal), submit(urgent);
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     backend_->hold = false;
     finish();
     EXPECT_EQ(finish(), &urgent);
@@ -356,7 +356,7 @@ TEST_F(QueueTest, UrgentOvertakesBackground) {
 TEST_F(QueueTest, AnUrgentReadLiftsTheWriteItWaitsFor) {
     backend_->hold = true;
     submit(operation(Kind::write, 0, 4 * 16384));
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     Operation& other = operation(Kind::write, 1, 4096, Priority::background);
     Operation& write = operation(Kind::write, 2, 4096, Priority::background);
     Operation& normal = operation(Kind::write, 3, 4096, Priority::normal);
@@ -376,7 +376,7 @@ TEST_F(QueueTest, ReadsShareASlotAndWritesDoNot) {
     submit(operation(Kind::read, 5, 4096));
     submit(operation(Kind::write, 5, 4096));
     submit(operation(Kind::read, 5, 4096));
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     ASSERT_EQ(backend_->flying.size(), 2u);
     EXPECT_EQ(backend_->flying[0].verb, Verb::read);
     EXPECT_EQ(backend_->flying[1].verb, Verb::read);
@@ -390,7 +390,7 @@ TEST_F(QueueTest, DisjointPartsOfASlotDoNotWait) {
     Operation& second = operation(Kind::write, 5, 4096);
     second.offset = 4096;
     submit(first), submit(second);
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     EXPECT_EQ(backend_->flying.size(), 2u);
     backend_->hold = false;
     finish(), finish();
@@ -413,7 +413,7 @@ TEST_F(QueueTest, CancelSparesWhatHasStarted) {
     Operation& waiting = operation(Kind::write, 1, 4096);
     Operation& blocked = operation(Kind::write, 0, 4096);
     submit(started), submit(waiting), submit(blocked);
-    queue_->turn(kForever);
+    queue_->run_once(kForever);
     queue_->cancel();
     Operation& later = operation(Kind::write, 1, 4096);
     submit(later);
@@ -438,7 +438,7 @@ TEST_F(QueueTest, FlushAndDiscardAreOnePieceAndRetry) {
                     .owner = Owner::volume,
                     .file_offset = 8192,
                     .size_bytes = 10 * 16384});
-    for (int i = 0; i < 5; ++i) queue_->turn(kForever);
+    for (int i = 0; i < 5; ++i) queue_->run_once(kForever);
     EXPECT_EQ(queue_->finished(), 2);
     EXPECT_EQ(queue_->poll(), nullptr) << "the volume's own do not reach the caller";
     EXPECT_EQ(flush.state, State::done);
@@ -460,7 +460,7 @@ TEST_F(QueueTest, SpeedIsThatOfAFullRing) {
         Operation& op = operation(Kind::read, 0, 4 * 16384);
         submit(op);
         backend_->hold = true;
-        queue_->turn(kForever);  // issues
+        queue_->run_once(kForever);  // issues
         backend_->time += 1'000'000;
         backend_->hold = false;
         ASSERT_EQ(finish(), &op);

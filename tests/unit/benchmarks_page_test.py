@@ -19,6 +19,10 @@ def check(*options):
     return subprocess.run([sys.executable, SCRIPT, "--check", *options], capture_output=True, text=True, check=False)
 
 
+def section(page, target):
+    return page.read_text(encoding="utf-8").split(f"\n### {target}\n")[1].split("\n##")[0]
+
+
 class BenchmarksPageTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="ferry-page-")
@@ -63,8 +67,7 @@ class BenchmarksPageTest(unittest.TestCase):
         self.assertIn("run it", done.stderr)
         fresh = self.folder / "page.md"
         subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh, "--readme", self.readme()], check=True)
-        row = next(line for line in fresh.read_text(encoding="utf-8").splitlines() if line.startswith("| T6 |"))
-        self.assertIn("LLMQ: 1.400x (1.390 to 1.410), **missed**", row)
+        self.assertIn("| LLMQ | 1.5x | 1.400x | 1.390 to 1.410 | missed | [peers_llmq]", section(fresh, "T6"))
 
     def test_outcomes_go_by_the_spread(self):
         def outcome(ratio, low, high):
@@ -72,7 +75,7 @@ class BenchmarksPageTest(unittest.TestCase):
                         lambda run: run["rows"][0].update(ratio=ratio, ratio_low=low, ratio_high=high))
             fresh = self.folder / "page.md"
             subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh, "--readme", self.readme()], check=True)
-            return re.search(r"\| LLMQ: [^<]*\*\*(\w+)\*\*", fresh.read_text(encoding="utf-8"))[1]
+            return re.search(r"^\| LLMQ \|.* (\w+) \| \[peers_llmq\]", section(fresh, "T6"), re.M)[1]
         self.assertEqual([outcome(1.5, 1.4, 1.6), outcome(1.49, 1.4, 1.6), outcome(1.49, 1.4, 1.4999)],
                          ["met", "open", "missed"])
 
@@ -87,14 +90,38 @@ class BenchmarksPageTest(unittest.TestCase):
         self.change("results/swap_h200.json", lambda run: run["rows"].clear())
         self.assertIn("swap_h200 has no row", check("--folder", self.folder).stderr)
 
-    def test_every_target_has_a_row(self):
-        ids = re.findall(r"^\| (T\d+) \|", PAGE.read_text(encoding="utf-8"), re.M)
-        self.assertEqual(ids, [f"T{number}" for number in range(1, 25)])
+    def test_every_target_has_a_row_and_a_section(self):
+        text = PAGE.read_text(encoding="utf-8")
+        for pattern in (r"^\| \[(T\d+)\]\(#t\d+\) \|", r"^### (T\d+)$"):
+            self.assertEqual(re.findall(pattern, text, re.M), [f"T{number}" for number in range(1, 25)])
 
-    def test_the_page_is_short_and_a_run_is_printed_whole(self):
+    def test_a_result_has_a_line_of_its_own(self):
+        targets = json.loads((ROOT / "bench" / "targets.json").read_text(encoding="utf-8"))
+        for target in targets["targets"]:
+            lines = [line for line in section(PAGE, target["id"]).splitlines() if line.startswith("| ")][1:]
+            self.assertEqual(len(lines), len(target["results"]), target["id"])
+            self.assertEqual(len({line.split(" | ")[0] for line in lines}), len(lines), f"{target['id']} has a label twice")
+
+    def test_lines_can_be_read(self):
+        text = PAGE.read_text(encoding="utf-8")
+        self.assertNotIn("<br>", text)
+        shown = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in text.splitlines()]
+        self.assertLessEqual(max(map(len, shown)), 180, max(shown, key=len))
+
+    def test_a_gap_is_what_was_measured(self):
+        options = ("--folder", self.folder, "--page", self.folder / "page.md", "--readme", self.readme())
+        self.change("results/weak_scaling_2.json", lambda run: [row.update(ratio=0.5) for row in run["rows"] if "share" in row["name"]])
+        subprocess.run([sys.executable, SCRIPT, *options], check=True)
+        self.assertIn("two GPUs at 0.95x of one's share of its bound | 0.50x |", (self.folder / "README.md").read_text(encoding="utf-8"))
+
+    def test_the_readme_is_short(self):
+        lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        self.assertLessEqual(len(lines), 120)
+        self.assertLessEqual(max(map(len, lines)), 135, max(lines, key=len))
+
+    def test_every_run_is_listed_and_printed_whole(self):
         text = PAGE.read_text(encoding="utf-8")
         runs = sorted((ROOT / "bench" / "results").glob("*.json"))
-        self.assertLess(len(text.splitlines()), len(runs) + 100)
         for path in runs:
             self.assertIn(f"| [{path.stem}](../bench/results/{path.name}) |", text)
         printed = subprocess.run([sys.executable, SCRIPT, "--run", "io_tmpfs_h200"], capture_output=True, text=True, check=True).stdout

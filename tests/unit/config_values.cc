@@ -8,6 +8,7 @@
 
 #include "ferry/config.h"
 #include "ferry/error.h"
+#include "markdown.h"
 #include "schema.h"
 
 namespace ferry {

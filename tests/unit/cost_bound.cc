@@ -28,7 +28,7 @@ BoundInput billion() {
 
 TEST(LowerBound, WithAmpleHostMemoryDramBinds) {
     const Bound bound = lower_bound(billion());
-    EXPECT_EQ(bound.binding, "dram");
+    EXPECT_EQ(bound.binding, Link::dram);
     EXPECT_NEAR(bound.seconds, (28.0 + 4 + 2) / 160,
                 1e-9);  // update, weights up twice, gradients down
     EXPECT_EQ(bound.state_in_host, 1);
@@ -37,7 +37,7 @@ TEST(LowerBound, WithAmpleHostMemoryDramBinds) {
 TEST(LowerBound, ComputeBindsWhenItIsSlowest) {
     BoundInput input = billion();
     input.kernel_seconds = 3;
-    EXPECT_EQ(lower_bound(input).binding, "compute");
+    EXPECT_EQ(lower_bound(input).binding, Link::compute);
     EXPECT_EQ(lower_bound(input).seconds, 3);
 }
 
@@ -45,9 +45,9 @@ TEST(LowerBound, TheRanksBindWhereTheirLinkIsSlowest) {
     BoundInput input = billion();
     input.comm_bytes = 3e9;
     input.measured.comm_bytes_per_s = 200e9;
-    EXPECT_EQ(lower_bound(input).binding, "dram");
+    EXPECT_EQ(lower_bound(input).binding, Link::dram);
     input.measured.comm_bytes_per_s = 2e9;
-    EXPECT_EQ(lower_bound(input).binding, "comm");
+    EXPECT_EQ(lower_bound(input).binding, Link::comm);
     EXPECT_EQ(lower_bound(input).seconds, 1.5);
     input.measured.comm_bytes_per_s = 0;  // not known: as copies do
     input.comm_bytes = 300e9;
@@ -58,7 +58,7 @@ TEST(LowerBound, WhatTheHostCannotHoldGoesToNvmeAndBack) {
     BoundInput input = billion();
     input.host_bytes = 2e9;  // the weights; no state
     const Bound bound = lower_bound(input);
-    EXPECT_EQ(bound.binding, "nvme");
+    EXPECT_EQ(bound.binding, Link::nvme);
     EXPECT_NEAR(bound.seconds, (24.0 + 4) / 4, 1e-9);  // and the gradients that wait with it
     EXPECT_EQ(bound.weights_on_nvme, 0);
     input.host_bytes = 9e9;  // half of both
@@ -68,7 +68,7 @@ TEST(LowerBound, WhatTheHostCannotHoldGoesToNvmeAndBack) {
 TEST(LowerBound, WeightsOnTheDeviceTravelOnceAndStateThereNeedsNoCopies) {
     BoundInput input = billion();
     input.measured.copy_bytes_per_s = 5e9;
-    EXPECT_EQ(lower_bound(input).binding, "host to device");
+    EXPECT_EQ(lower_bound(input).binding, Link::host_to_device);
     EXPECT_NEAR(lower_bound(input).seconds, 4.0 / 5, 1e-9);
     input.device_bytes = 2e9;  // the weights: gradients go down, and updated weights come back
     Bound bound = lower_bound(input);
@@ -79,7 +79,7 @@ TEST(LowerBound, WeightsOnTheDeviceTravelOnceAndStateThereNeedsNoCopies) {
     bound = lower_bound(input);
     // All but what the host updates while the kernels run, which leaves more time to compute.
     EXPECT_GT(bound.state_on_device, 0.7);
-    EXPECT_EQ(bound.binding, "compute");
+    EXPECT_EQ(bound.binding, Link::compute);
     EXPECT_NEAR(bound.seconds, 0.1 + bound.state_on_device * 28 / 2800, 1e-9);
 }
 
@@ -99,7 +99,7 @@ TEST(LowerBound, PartOfTheStateOnTheDeviceLeavesTheRestToTheHost) {
     input.device_bytes = 8e9;
     const Bound bound = lower_bound(input);
     EXPECT_EQ(bound.state_on_device, 0.5);
-    EXPECT_EQ(bound.binding, "dram");
+    EXPECT_EQ(bound.binding, Link::dram);
     EXPECT_NEAR(bound.seconds, (28.0 + 4 + 2) / 2 / 160, 1e-9);
 }
 
@@ -140,7 +140,7 @@ TEST(LowerBound, ActivationsAreSavedInTheDeviceMemoryThatIsLeft) {
     EXPECT_EQ(lower_bound(input).seconds, 1);
     input.device_bytes = 1e9;
     Bound bound = lower_bound(input);
-    EXPECT_EQ(bound.binding, "compute");
+    EXPECT_EQ(bound.binding, Link::compute);
     EXPECT_DOUBLE_EQ(bound.seconds, 0.95);
     EXPECT_EQ(bound.saved, (model::OfSaved<double>{0.25, 0}));
     input.device_bytes = kInfinite;
@@ -159,7 +159,7 @@ TEST(LowerBound, ActivationsAreSavedInTheDeviceMemoryThatIsLeft) {
     attention = 0.02;
     input.device_bytes = 8e9;
     bound = lower_bound(input);
-    EXPECT_EQ(bound.binding, "dram");
+    EXPECT_EQ(bound.binding, Link::dram);
     EXPECT_EQ(bound.state_on_device, 0.5);
     EXPECT_EQ(bound.saved, model::OfSaved<double>{});
 }
@@ -171,7 +171,7 @@ TEST(LowerBound, InputsLeaveTheDeviceWhereThatIsShorter) {
     input.saving[at(model::Saved::mlp)] = {.seconds = 0.4, .bytes = 4e9};
     input.device_bytes = input.input_bytes = 8e9;
     Bound bound = lower_bound(input);
-    EXPECT_EQ(bound.binding, "compute");
+    EXPECT_EQ(bound.binding, Link::compute);
     EXPECT_NEAR(bound.seconds, 0.6, 1e-9);
     EXPECT_NEAR(bound.saved[at(model::Saved::mlp)], 1, 1e-9);
     // Weights go up twice, 4 GB, and as much of the inputs as takes the kernels' time: 0.5 s and
@@ -215,7 +215,7 @@ TEST(LowerBound, FrozenWeightsTravelToo) {
     input.nvme_bytes = 4e9;
     input.measured.nvme_bytes_per_s = 1e9;
     const Bound bound = lower_bound(input);
-    EXPECT_EQ(bound.binding, "nvme");
+    EXPECT_EQ(bound.binding, Link::nvme);
     EXPECT_NEAR(bound.seconds, 4, 1e-9);  // twice the 2 GB that do not fit, of whatever
 }
 

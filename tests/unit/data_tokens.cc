@@ -16,6 +16,7 @@
 #include "data/tokens.h"
 #include "ferry/error.h"
 #include "sequence_order.h"
+#include "tests/support/write_tokens.h"
 
 namespace ferry {
 namespace {

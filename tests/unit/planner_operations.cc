@@ -37,13 +37,30 @@ static_assert(!Forwards<const Weights&, const Input&, L<Content::input_gradient>
 static_assert(!Forwards<const Weights&, const Input&, const Input&>,
               "what is written is not const");
 static_assert(!Forwards<const L<Content::table>&, const Input&, Input&>, "the embedding's");
-template <Content gradient, Content weight>
-concept Updates = requires(LocatedOf<Content::state> state, LocatedOf<gradient> of_chunk,
-                           LocatedOf<weight> cast) {
-    op::Update<Assigned>{.before = state, .state = state, .gradient = of_chunk, .weight = cast};
+template <template <Content> class Before, template <Content> class After, Content gradient,
+          Content weight>
+concept Updates = requires(Before<Content::state> before, After<Content::state> after,
+                           LocatedOf<gradient> of_chunk, After<weight> cast) {
+    op::Update<Assigned>{.before = before, .state = after, .gradient = of_chunk, .weight = cast};
 };
-static_assert(Updates<Content::wire, Content::weight>);
-static_assert(!Updates<Content::weight, Content::wire>, "swapped, of objects too");
+static_assert(Updates<LocatedOf, WrittenOf, Content::wire, Content::weight>);
+static_assert(!Updates<LocatedOf, WrittenOf, Content::weight, Content::wire>,
+              "swapped, of objects too");
+static_assert(!Updates<WrittenOf, LocatedOf, Content::wire, Content::weight>,
+              "the old version and the new one, swapped");
+template <class Cast, class Before>
+concept UpdatesWeight = requires(LocatedOf<Content::state> before, WrittenOf<Content::state> after,
+                                 LocatedOf<Content::wire> gradient, Cast cast,
+                                 Before weight_before) {
+    op::Update<Assigned>{.before = before,
+                         .state = after,
+                         .gradient = gradient,
+                         .weight = cast,
+                         .weight_before = weight_before};
+};
+static_assert(UpdatesWeight<WrittenOf<Content::weight>, LocatedOf<Content::weight>>);
+static_assert(!UpdatesWeight<LocatedOf<Content::weight>, WrittenOf<Content::weight>>,
+              "a split master's, swapped");
 static_assert(!Forwards<const AssignedBuffer&, const Input&, Input&>, "nobody knows of what");
 
 template <class W>

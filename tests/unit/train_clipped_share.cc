@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "planner/work.h"
 #include "tests/support/tiny_run.h"
 #include "train/from_config.h"
 #include "train/inside.h"

@@ -60,9 +60,9 @@ TEST(MomentumSchedule, FollowsTheRulesOfZerooneAdam) {
             const bool in_full = changes.contains(update);
             const bool exchanged = update <= o.var_freeze_step || exchanges.contains(update);
             changed += in_full;
-            EXPECT_EQ(schedule.of(update), in_full     ? Travels::gradients
-                                           : exchanged ? Travels::momentum
-                                                       : Travels::nothing);
+            EXPECT_EQ(schedule.of(update), in_full     ? Exchanged::gradients
+                                           : exchanged ? Exchanged::momentum
+                                                       : Exchanged::nothing);
             EXPECT_EQ(schedule.changes_of_variance(update), changed);
             EXPECT_EQ(schedule.interval_begin(update), begin);
             if (exchanged) begin = update + 1;
@@ -76,7 +76,7 @@ TEST(MomentumSchedule, HasOneBorderOfOnebitAdam) {
     const MomentumSchedule schedule(
         {.method = optim::Method::onebit_adam, .freeze_step = 5, .local_step_clipper = 4});
     for (int64_t update = 1; update <= 20; ++update) {
-        EXPECT_EQ(schedule.of(update), update <= 5 ? Travels::gradients : Travels::momentum);
+        EXPECT_EQ(schedule.of(update), update <= 5 ? Exchanged::gradients : Exchanged::momentum);
         EXPECT_EQ(schedule.changes_of_variance(update), std::min<int64_t>(update, 5));
         EXPECT_EQ(schedule.interval_begin(update), update);
     }
@@ -86,7 +86,7 @@ TEST(MomentumSchedule, HasOneBorderOfOnebitAdam) {
 TEST(MomentumSchedule, LeavesOtherMethodsAlone) {
     const MomentumSchedule schedule(OptimizerConfig{});
     for (const int64_t update : {1, 2, 1000}) {
-        EXPECT_EQ(schedule.of(update), Travels::gradients);
+        EXPECT_EQ(schedule.of(update), Exchanged::gradients);
         EXPECT_EQ(schedule.changes_of_variance(update), update);
     }
     EXPECT_GT(schedule.first(), int64_t{1} << 60);

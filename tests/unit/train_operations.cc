@@ -4,6 +4,7 @@
 #include <set>
 
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "step.h"
 
 namespace ferry::train {
@@ -115,8 +116,8 @@ void for_kernels(const planner::Plan& plan, const Look& look) {
         for (const Previous previous :
              {Previous::none, Previous::not_speculative, Previous::alone}) {
             if (previous == Previous::alone && !plan.partition.codecs.local_steps) continue;
-            all(record_step(plan, previous, false, Travels::momentum));
-            all(record_drain(plan, previous, Travels::momentum));
+            all(record_step(plan, previous, false, Exchanged::momentum));
+            all(record_drain(plan, previous, Exchanged::momentum));
         }
     }
     all(record_evaluation(plan, plan.group_size()));

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "step.h"
 
 namespace ferry::train {

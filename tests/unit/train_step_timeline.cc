@@ -2,6 +2,7 @@
 
 #include "ferry/aio.h"
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "train/prediction/step_timeline.h"
 #include "train/stack/device_needs.h"
 

@@ -13,8 +13,8 @@
 
 #include "ferry/error.h"
 #include "step.h"
+#include "tests/support/plan_for.h"
 #include "tests/support/tiny_run.h"
-#include "train/prediction/predictor.h"
 #include "train/stack/threads.h"
 #include "train/state/state_io.h"
 

@@ -198,8 +198,8 @@ private:
         for (size_t i = 0; i < reports.size(); ++i) {
             const PassReport& report = reports[i];
             const auto bytes = static_cast<double>(stored_bytes(report));
-            const double updated = rehearsal_->update_bytes(pass, swap::Lane::team) +
-                                   rehearsal_->update_bytes(pass, swap::Lane::compute);
+            const double updated = rehearsal_->bytes_of_pass(pass, swap::Lane::team) +
+                                   rehearsal_->bytes_of_pass(pass, swap::Lane::compute);
             values.push_back((plain_ ? bytes : updated) / report.seconds * 1e-9);
             ratios.push_back(plain_ ? values.back() / plain[i] : 0);
             seconds.push_back(report.seconds);
@@ -221,8 +221,8 @@ private:
 
     // Bytes that updates read and write in host memory, which a CPU device's is too.
     double updated_on_host(Pass pass) const {
-        return rehearsal_->update_bytes(pass, swap::Lane::team) +
-               (machine_.computes_on_host ? rehearsal_->update_bytes(pass, swap::Lane::compute)
+        return rehearsal_->bytes_of_pass(pass, swap::Lane::team) +
+               (machine_.computes_on_host ? rehearsal_->bytes_of_pass(pass, swap::Lane::compute)
                                           : 0);
     }
 
@@ -230,7 +230,7 @@ private:
     // updates in host memory, and the copies of either direction.
     double memory_and_copies_s(Pass pass, const PassReport& report) const {
         const cost::Measurements& links = machine_;
-        const double on_device = rehearsal_->update_bytes(pass, swap::Lane::compute),
+        const double on_device = rehearsal_->bytes_of_pass(pass, swap::Lane::compute),
                      on_host = updated_on_host(pass),
                      pauses_s = pass == Pass::step ? bench_.rehearsal.compute_seconds : 0;
         const auto copies_s = [&](swap::Lane lane) {

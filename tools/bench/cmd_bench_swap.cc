@@ -26,7 +26,8 @@ struct SwapOptions {
     double millions = 64;  // of 2^20 parameters
     std::string host{}, block{}, svg{}, precision = "bf16", optimizer = "adamw", backend = "auto";
     std::string device = "cpu", gpu_memory{};
-    double on_device = 0, on_nvme = -1, compute_ms = 0, seconds = 1.5;
+    double on_device = 0, compute_ms = 0, seconds = 1.5;
+    std::optional<double> on_nvme{};  // none: all that the device does not keep
     int64_t chunk = 0, layers = 8;
     int depth = 32, threads = 0, pairs = 0;
     bool buffered = false, verify = true, compare_fio = false, json = false;
@@ -74,13 +75,13 @@ std::vector<train::Pass> passes_of(const SwapOptions& options) {
 
 // The least share of the optimizer state on the drives: all that the device is not to keep.
 double stored_part(const SwapOptions& options) {
-    if (options.on_nvme < 0) return 1 - options.on_device;
+    if (!options.on_nvme) return 1 - options.on_device;
     constexpr double kRounding = 1e-9;
-    if (options.on_device + options.on_nvme <= 1 + kRounding) return options.on_nvme;
+    if (options.on_device + *options.on_nvme <= 1 + kRounding) return *options.on_nvme;
     throw Error(Trouble::usage,
                 {.what = "more than all of the optimizer state is asked for",
                  .where = "--on-device, --on-nvme",
-                 .measured = fmt::format("{:g} + {:g}", options.on_device, options.on_nvme),
+                 .measured = fmt::format("{:g} + {:g}", options.on_device, *options.on_nvme),
                  .limit = "1",
                  .remedy = "lower one of them, or leave --on-nvme out: then the drives get what "
                            "the device does not"});
@@ -89,8 +90,8 @@ double stored_part(const SwapOptions& options) {
 // Refuses options that need drives where there are none.
 void check_drives(const SwapOptions& options) {
     if (!options.paths.empty()) return;
-    for (const auto& [option, asked] :
-         {std::pair{"--on-nvme", options.on_nvme > 0}, {"--compare-fio", options.compare_fio}}) {
+    for (const auto& [option, asked] : {std::pair{"--on-nvme", options.on_nvme.value_or(0) > 0},
+                                        {"--compare-fio", options.compare_fio}}) {
         if (asked)
             throw Error(Trouble::usage, {.what = "without a path all is in memory",
                                          .where = option,
@@ -137,7 +138,7 @@ std::string command_of(const SwapOptions& options) {
     if (!options.gpu_memory.empty()) line += " --gpu-memory " + options.gpu_memory;
     if (options.on_device > 0) line += fmt::format(" --on-device {:g}", options.on_device);
     if (!options.host.empty()) line += " --host " + options.host;
-    if (options.on_nvme >= 0) line += fmt::format(" --on-nvme {:g}", options.on_nvme);
+    if (options.on_nvme) line += fmt::format(" --on-nvme {:g}", *options.on_nvme);
     if (options.chunk > 0) line += fmt::format(" --chunk {}", options.chunk);
     if (!options.passes.empty())
         line += fmt::format(" --passes {}", fmt::join(options.passes, ","));

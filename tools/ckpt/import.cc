@@ -79,9 +79,9 @@ void require_same_moments(const checkpoint::Manifest& manifest, const Config& co
                            "with --step 0"});
 }
 
-int64_t count_at(const json& state, const char* key, int64_t without, const fs::path& file) {
+std::optional<int64_t> count_at(const json& state, const char* key, const fs::path& file) {
     const auto found = state.find(key);
-    if (found == state.end()) return without;
+    if (found == state.end()) return std::nullopt;
     constexpr uint64_t kMost = uint64_t{1} << 62;
     if (!found->is_number_unsigned() || found->get<uint64_t>() > kMost)
         refuse("a step is a whole number", file.string() + ": " + key, shown_json(*found),
@@ -115,12 +115,13 @@ void require_as_written(const fs::path& source) {
 train::Imported position_of(const ImportOptions& options, const Config& config) {
     const fs::path source = checkpoint::without_end(options.source);
     refuse_pickles(source);
-    train::Imported found{.directory = source, .step = -1};
+    train::Imported found{.directory = source};
+    std::optional<int64_t> step;
     const fs::path file = source / kTrainerState;
     if (const auto manifest = checkpoint::manifest_of_model(source)) {
         require_as_written(source);
         require_same_moments(*manifest, config, source);
-        found.step = manifest->step;
+        step = manifest->step;
         found.updates = manifest->updates;
         found.moment_updates = manifest->moment_updates;
         if (manifest->training.find("precision = fp16\n") != std::string::npos) {
@@ -134,17 +135,19 @@ train::Imported position_of(const ImportOptions& options, const Config& config) 
         const json state = parse_json(read_text_file(file, kind), {.where = file});
         if (!state.is_object())
             refuse("the trainer's state is no object", file, shown_json(state), "say --step");
-        found.step = count_at(state, "global_step", -1, file);
-        found.moment_updates = found.updates = count_at(state, "optimizer_step", found.step, file);
+        step = count_at(state, "global_step", file);
+        found.moment_updates = found.updates =
+            count_at(state, "optimizer_step", file).value_or(step.value_or(0));
         found.loss_scale = scale_at(state, file);
     }
     if (options.step) {
-        if (found.step < 0) found.moment_updates = *options.step;
-        found.step = found.updates = *options.step;
+        if (!step) found.moment_updates = *options.step;
+        step = found.updates = *options.step;
     }
-    if (found.step < 0)
+    if (!step)
         refuse("it is not known which step the state is of", source,
                std::string("no manifest and no ") + kTrainerState, "say it: --step 1000");
+    found.step = *step;
     return found;
 }
 

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "base/log.h"
 #include "checkpoint/array_file.h"
 #include "checkpoint/steps.h"
+#include "cost/bound.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
 #include "ferry/team.h"
@@ -25,6 +25,7 @@ namespace ferry::tools {
 namespace {
 
 namespace fs = std::filesystem;
+using cost::Link;
 
 struct WriteRate {
     double bytes_per_s = 0;
@@ -117,16 +118,15 @@ bool shares_drive(const Config& config) {
     });
 }
 
-double seconds_of(const train::Prediction& prediction, std::string_view name) {
-    for (const train::LinkPrediction& link : prediction.links)
-        if (link.link == name) return link.seconds;
-    return 0;
+double seconds_of(const train::Prediction& prediction, Link link) {
+    const auto found = std::ranges::find(prediction.links, link, &train::LinkPrediction::link);
+    return found == prediction.links.end() ? 0 : found->seconds;
 }
 
 // The part of a step in which the drives would move its bytes, with nothing beside it.
 double stored_share(const train::Prediction& prediction) {
     const double step = prediction.timeline.step_seconds;
-    return step > 0 ? std::min(seconds_of(prediction, "nvme") / step, 1.0) : 0;
+    return step > 0 ? std::min(seconds_of(prediction, Link::nvme) / step, 1.0) : 0;
 }
 
 // A checkpoint is of finished updates: those of the step before it have no step beside them, and
@@ -134,10 +134,10 @@ double stored_share(const train::Prediction& prediction) {
 double lost_overlap(const train::Prediction& prediction) {
     constexpr auto kTeam = static_cast<size_t>(swap::Lane::team);
     const double updates =
-        std::max(seconds_of(prediction, "nvme"), prediction.timeline.busy_seconds[kTeam]);
-    const double others =
-        std::max({seconds_of(prediction, "compute"), seconds_of(prediction, "host to device"),
-                  seconds_of(prediction, "device to host")});
+        std::max(seconds_of(prediction, Link::nvme), prediction.timeline.busy_seconds[kTeam]);
+    const double others = std::max({seconds_of(prediction, Link::compute),
+                                    seconds_of(prediction, Link::host_to_device),
+                                    seconds_of(prediction, Link::device_to_host)});
     return std::max(updates + others - prediction.timeline.step_seconds, 0.0);
 }
 

@@ -63,8 +63,8 @@ CodecStep step_with(const CompressConfig& codecs, Config config, const train::Ra
     }
     const train::Prediction step =
         predictor->predict(train::request_of(config), plan, measured,
-                           signs ? train::Travels::momentum : train::Travels::gradients);
-    const auto comm = std::ranges::find(step.links, "comm", &train::LinkPrediction::link);
+                           signs ? train::Exchanged::momentum : train::Exchanged::gradients);
+    const auto comm = std::ranges::find(step.links, cost::Link::comm, &train::LinkPrediction::link);
     return {.gradients = codecs.gradients,
             .weights = codecs.weights,
             .sent_bytes = comm == step.links.end() ? 0 : comm->bytes,

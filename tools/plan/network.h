@@ -24,7 +24,7 @@ cost::Measurements over(const Network& network, const train::RankCount& count,
                         const ParallelConfig& groups, cost::Measurements measured);
 
 struct CodecStep {
-    CodecKind gradients = CodecKind::none;  // sign: momentum travels instead
+    CodecKind gradients = CodecKind::none;  // sign: momentum instead
     CodecKind weights = CodecKind::none;
     int64_t sent_bytes = 0;  // by a rank
     double seconds = 0;

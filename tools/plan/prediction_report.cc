@@ -17,7 +17,7 @@ std::string links_text(const train::Prediction& prediction) {
     for (const train::LinkPrediction& link : prediction.links) {
         if (link.seconds <= 0) continue;
         const double rate = static_cast<double>(link.bytes) / link.seconds * 1e-9;
-        out += fmt::format("  {:<15} {:>12} {:>10} {:>9.4f} {:>10}{}\n", link.link,
+        out += fmt::format("  {:<15} {:>12} {:>10} {:>9.4f} {:>10}{}\n", cost::name_of(link.link),
                            link.bytes > 0 ? format_bytes(link.bytes) : "",
                            link.bytes > 0 ? fmt::format("{:.2f}", rate) : "", link.seconds,
                            percent(link.seconds / step_s),
@@ -77,10 +77,10 @@ std::string text_of(const PredictionReport& report) {
     out += fmt::format(
         "\n  the plan's own bound {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n"
         "  lower bound of any placement {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n",
-        prediction.binding().seconds, prediction.binding().link,
+        prediction.binding().seconds, cost::name_of(prediction.binding().link),
         prediction.binding().seconds / step_s,
         shares_text(prediction.planned, prediction.planned_saved), prediction.bound_seconds,
-        prediction.bound_link, prediction.bound_seconds / step_s,
+        cost::name_of(prediction.bound_link), prediction.bound_seconds / step_s,
         shares_text(prediction.bound, prediction.bound_saved));
     if (prediction.peak_bound_seconds > 0)
         out += fmt::format(
@@ -98,8 +98,9 @@ nlohmann::json to_json(const PredictionReport& report) {
     nlohmann::json links = nlohmann::json::array(), timeline = links, answers = links;
     for (const train::LinkPrediction& link : prediction.links) {
         if (link.seconds > 0)
-            links.push_back(
-                {{"link", link.link}, {"bytes", link.bytes}, {"seconds", link.seconds}});
+            links.push_back({{"link", cost::name_of(link.link)},
+                             {"bytes", link.bytes},
+                             {"seconds", link.seconds}});
     }
     for (const Bar& bar : bars_of(prediction, 1e-3)) {
         timeline.push_back({{"lane", swap::name_of(bar.lane)},
@@ -115,10 +116,10 @@ nlohmann::json to_json(const PredictionReport& report) {
                            {"all_in_memory", one.all_in_memory}});
     return {{"step_seconds", prediction.timeline.step_seconds},
             {"speculative", prediction.speculative},
-            {"binding", prediction.binding().link},
+            {"binding", cost::name_of(prediction.binding().link)},
             {"plan_bound_seconds", prediction.binding().seconds},
             {"bound_seconds", prediction.bound_seconds},
-            {"bound_link", prediction.bound_link},
+            {"bound_link", cost::name_of(prediction.bound_link)},
             {"peak_bound_seconds", prediction.peak_bound_seconds},
             {"state", shares_json(prediction.planned)},
             {"bound_state", shares_json(prediction.bound)},

@@ -136,11 +136,12 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     const auto& [gradients, weights, momentum, local_steps] = plan.partition.codecs;
     const OptimizerConfig& o = config.optimizer;
     if (momentum.on() && o.method == optim::Method::onebit_adam)
-        print("after {} updates the second moment stays, and momentum travels as {}\n\n",
+        print("after {} updates the second moment stays, and momentum is exchanged as {}\n\n",
               o.freeze_step, zero::text_of(momentum));
     else if (momentum.on())
         print(
-            "momentum travels as {} from update {} on, and after {} the second moment stays{}\n\n",
+            "momentum is exchanged as {} from update {} on, and after {} the second moment "
+            "stays{}\n\n",
             zero::text_of(momentum), train::MomentumSchedule(o).first(), o.var_freeze_step,
             local_steps
                 ? fmt::format("; exchanges are at most {} updates apart", o.local_step_clipper)
@@ -189,11 +190,13 @@ void print_run(const train::RunReport& report, const Config& config) {
           "busy", "exposed s/step", "GB/s busy");
     for (const train::LinkReport& link : report.links) {
         const double bytes = static_cast<double>(link.bytes);
-        const bool moves = link.link != "compute" && link.link != "team" && link.bytes > 0;
-        print("  {:<11} {:>12} {:>12.4f} {:>8.1f}% {:>14} {:>12}\n", link.link,
+        const bool moves =
+            link.lane != swap::Lane::compute && link.lane != swap::Lane::team && link.bytes > 0;
+        print("  {:<11} {:>12} {:>12.4f} {:>8.1f}% {:>14} {:>12}\n", swap::name_of(link.lane),
               moves ? format_bytes(link.bytes / report.steps) : "", link.busy_seconds / steps,
               100 * link.busy_seconds / report.seconds,
-              link.link != "compute" ? fmt::format("{:.4f}", link.exposed_seconds / steps) : "",
+              link.lane != swap::Lane::compute ? fmt::format("{:.4f}", link.exposed_seconds / steps)
+                                               : "",
               moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
     }
     print_collectives(report);
@@ -234,6 +237,10 @@ void print_run(const train::RunReport& report, const Config& config) {
         print("  predicted by its schedule: {:.4f} s{}; measured step at {:.2f}x of it\n",
               predicted, speculative ? " with speculative updates committed" : "",
               predicted / step_seconds);
+    } else if (report.predicted_seconds > 0) {
+        print(
+            "  no lower bound of a step: some exchange gradients, the others momentum or "
+            "nothing\n");
     }
 }
 
@@ -248,8 +255,7 @@ nlohmann::json tiers_json(const planner::Plan& plan) {
 
 // Seconds of a step; 0 where there is one rank.
 double exposed_comm_seconds(const train::RunReport& report) {
-    const auto comm =
-        std::ranges::find(report.links, swap::name_of(swap::Lane::comm), &train::LinkReport::link);
+    const auto comm = std::ranges::find(report.links, swap::Lane::comm, &train::LinkReport::lane);
     if (comm == report.links.end() || report.steps == 0) return 0;
     return comm->exposed_seconds / static_cast<double>(report.steps);
 }
@@ -257,7 +263,7 @@ double exposed_comm_seconds(const train::RunReport& report) {
 nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan) {
     nlohmann::json links = nlohmann::json::array(), paths = links, collectives = links;
     for (const train::LinkReport& link : report.links) {
-        links.push_back({{"lane", link.link},
+        links.push_back({{"lane", swap::name_of(link.lane)},
                          {"bytes", link.bytes},
                          {"busy_seconds", link.busy_seconds},
                          {"exposed_seconds", link.exposed_seconds}});

@@ -9,6 +9,7 @@
 #include "measure.h"
 #include "ops/timed_stream.h"
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "train/from_config.h"
 #include "train/model_of.h"
 #include "train/prediction/predictor.h"
@@ -268,7 +269,7 @@ private:
         const int64_t places = std::clamp<int64_t>(room / (count * each), 1, 8);
         const OpCall what{.name = "update " + std::string(name_of(scalars.method)),
                           .shape = std::to_string(count) + " elements",
-                          .bytes = static_cast<double>(update_bytes(plan_, count))};
+                          .bytes = static_cast<double>(update_bytes_as_asked(plan_, count))};
         const auto pass = [&] {
             for (int64_t i = 0; i < places; ++i)
                 timed_->note(what, [&] { update(count, i * count * each, scalars); });

@@ -46,7 +46,7 @@ double time_copies(const Bench& on, std::span<std::byte> host);
 // there is no room for one that says anything.
 double time_device_copies(const Bench& on);
 // Bytes of state, gradients and weights that a step's updates go over, wherever they live.
-int64_t updated_bytes(const planner::Plan& plan);
+int64_t footprint_of_updates(const planner::Plan& plan);
 struct UpdateRates {
     double bytes_per_s = 0;  // rate over memory, beside the overhead
     double overhead_s = 0;   // each update's

@@ -10,6 +10,12 @@
 namespace ferry::train {
 namespace {
 
+// Room in memory for an element's state, gradient and weight.
+int64_t bytes_of_element(const planner::Plan& plan) {
+    return ceil_div(plan.state.bytes(optim::kLeaf), optim::kLeaf) + size_of(plan.wire) +
+           size_of(plan.compute);
+}
+
 // Chunks of state with their gradients and weights, one after the other in memory.
 class ColdUpdates {
 public:
@@ -19,7 +25,7 @@ public:
 
     // Seconds of an update of so many elements, by a pass over all of the memory.
     double seconds(int64_t elements, bool in_place) {
-        const int64_t chunks = std::ssize(memory_) / (elements * bytes_each(plan_));
+        const int64_t chunks = std::ssize(memory_) / (elements * bytes_of_element(plan_));
         const auto pass = [&] {
             return seconds_of([&] {
                 for (int64_t i = 0; i < chunks; ++i)
@@ -30,15 +36,10 @@ public:
         return std::min({pass(), pass(), pass()}) / static_cast<double>(chunks);
     }
 
-    static int64_t bytes_each(const planner::Plan& plan) {
-        return ceil_div(plan.state.bytes(optim::kLeaf), optim::kLeaf) + size_of(plan.wire) +
-               size_of(plan.compute);
-    }
-
 private:
     void update(int64_t elements, int64_t from, int64_t to) {
-        std::byte* in = memory_.data() + from * elements * bytes_each(plan_);
-        std::byte* out = memory_.data() + to * elements * bytes_each(plan_);
+        std::byte* in = memory_.data() + from * elements * bytes_of_element(plan_);
+        std::byte* out = memory_.data() + to * elements * bytes_of_element(plan_);
         optim::Span span = state_span(plan_.state, elements, in, out);
         const int64_t state = round_up(plan_.state.bytes(elements), 64);  // a cache line
         span.gradient = in + state;
@@ -58,10 +59,10 @@ private:
 
 }  // namespace
 
-int64_t updated_bytes(const planner::Plan& plan) {
+int64_t footprint_of_updates(const planner::Plan& plan) {
     int64_t elements = 0;
     for (const planner::Chunk& chunk : plan.chunks) elements += chunk.trainable ? chunk.count : 0;
-    return elements * ColdUpdates::bytes_each(plan);
+    return elements * bytes_of_element(plan);
 }
 
 UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
@@ -71,7 +72,7 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
     // and 154 in 1.5 to 139 in 3, and in 12 GB it was 144 (bench/results/dram_footprint.json).
     constexpr int64_t kCaches = 10;
     constexpr int64_t kTogether = 64;  // elements: every array begins at a cache line
-    const int64_t each = ColdUpdates::bytes_each(plan);
+    const int64_t each = bytes_of_element(plan);
     // As much lies in the caches between two updates as in a run, and no more.
     const int64_t enough = std::min(working_bytes, kCaches * machine.l3_bytes);
     const int64_t wanted = std::max(enough, 2 * plan.chunk_elements * each);
@@ -96,7 +97,8 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
                                        : whole_s / static_cast<double>(large);
     const double overhead_s =
         std::clamp(whole_s - slope * static_cast<double>(large), 0.0, whole_s / 2);
-    return {.bytes_per_s = static_cast<double>(update_bytes(plan, large)) / (whole_s - overhead_s),
+    return {.bytes_per_s =
+                static_cast<double>(update_bytes_as_asked(plan, large)) / (whole_s - overhead_s),
             .overhead_s = overhead_s,
             .out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s)};
 }
@@ -107,9 +109,9 @@ double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
         return b.tier == swap::Tier::device && !lists ? b.bytes * b.count : 0;
     });
     const StateFormat& kept = on.plan.state;
-    const int64_t weight = size_of(on.plan.compute), wire = size_of(on.plan.wire);
-    const int64_t each = ceil_div(kept.bytes(optim::kLeaf), optim::kLeaf) + wire + weight;
-    const int64_t count = round_down(largest->bytes * largest->count / each, kMomentBlock);
+    const int64_t weight = size_of(on.plan.compute);
+    const int64_t count =
+        round_down(largest->bytes * largest->count / bytes_of_element(on.plan), kMomentBlock);
     std::byte* state = on.device.memory().data() + largest->offset;
     struct Update {
         optim::Span span;
@@ -133,7 +135,8 @@ double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
                           [&](int64_t) { update.stream.launch(job); });
     };
     time();
-    return static_cast<double>(update_bytes(on.plan, count)) / std::min({time(), time(), time()});
+    return static_cast<double>(update_bytes_as_asked(on.plan, count)) /
+           std::min({time(), time(), time()});
 }
 
 }  // namespace ferry::train

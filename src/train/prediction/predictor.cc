@@ -13,6 +13,7 @@
 #include "measure.h"
 #include "ops/ops.h"
 #include "ops/patterns.h"
+#include "planner/work.h"
 #include "planning_measurements.h"
 #include "step_timeline.h"
 #include "topology/topology.h"
@@ -28,6 +29,7 @@
 
 namespace ferry::train {
 
+using cost::Link;
 using planner::Plan;
 using swap::Lane;
 
@@ -83,14 +85,14 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
                                          static_cast<double>(stored), speeds);
     const auto seconds = [](double moved, double rate) { return moved > 0 ? moved / rate : 0; };
     std::vector<LinkPrediction> links{
-        {"compute", 0, compute_s},
-        {"host to device", up, seconds(double(up), speeds.copy_bytes_per_s)},
-        {"device to host", down, seconds(double(down), speeds.copy_bytes_per_s)},
-        {"nvme", stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
-        {"dram", static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
-        {"cores", 0, cores_s}};
+        {Link::compute, 0, compute_s},
+        {Link::host_to_device, up, seconds(double(up), speeds.copy_bytes_per_s)},
+        {Link::device_to_host, down, seconds(double(down), speeds.copy_bytes_per_s)},
+        {Link::nvme, stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
+        {Link::dram, static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
+        {Link::cores, 0, cores_s}};
     if (!plan.partition.decides_alone())
-        links.push_back({"comm", on(Lane::comm),
+        links.push_back({Link::comm, on(Lane::comm),
                          cost::comm_seconds(static_cast<double>(on(Lane::comm)),
                                             tasks[static_cast<size_t>(Lane::comm)], speeds)});
     return links;
@@ -136,10 +138,10 @@ struct Predictor::ModelOnDevice {
                                    most_saved_flops(decoder),
                                    {flops_per_s, cost::kAssumedDeviceBytesPerS});
     }
-    // Of a step where momentum travels: kernels that only it has were not measured.
+    // Of a step where momentum is exchanged: kernels that only it has were not measured.
     swap::Schedule momentum_step(const Plan& plan, Previous previous,
                                  cost::Measurements& measurements) const {
-        swap::Schedule step = record_step(plan, previous, false, Travels::momentum);
+        swap::Schedule step = record_step(plan, previous, false, Exchanged::momentum);
         for (const auto& [kind, seconds] :
              assumed_times_of(step, plan, measurements.assumed_flops_per_s).seconds)
             measurements.kernels.seconds.try_emplace(kind, seconds);
@@ -257,32 +259,32 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
         record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
         stack.machine(), optim::scalars_of(elements_hyper_of(model_->config), 1, 1.0),
         stack.arena(), model_->decoder.shape().vocab,
-        memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
+        memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited);
     stack.store().drain();  // throws what went wrong
     if (model_->world.local_ranks == 1) found.memory_of = cost::Of::host;
     return found;
 }
 
 Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& plan,
-                              const cost::Measurements& measured, Travels what) const {
+                              const cost::Measurements& measured, Exchanged what) const {
     cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
     Prediction found;
-    found.speculative = plan.speculative && what == Travels::gradients;
+    found.speculative = plan.speculative && what == Exchanged::gradients;
     const Previous steady = found.speculative ? Previous::committed : Previous::not_speculative;
     const auto step = [&](Previous previous) {
-        return what == Travels::momentum ? model_->momentum_step(plan, previous, measurements)
-                                         : record_step(plan, previous, found.speculative);
+        return what == Exchanged::momentum ? model_->momentum_step(plan, previous, measurements)
+                                           : record_step(plan, previous, found.speculative);
     };
     const swap::Schedule first = step(Previous::none);
     found.schedule = step(steady);
     found.timeline = predict_steps(plan, first, found.schedule, measurements);
     found.links = links_of(found.schedule, plan, measurements);
     const cost::Bound bound = bound_of(model_->possible(request).budgets, plan,
-                                       model_->decoder.shape(), found.schedule, measurements);
+                                       model_->decoder.shape(), found.schedule, measurements, what);
     found.bound_seconds = bound.seconds;
     found.bound_link = bound.binding;
     found.peak_bound_seconds = bound_by_peaks(model_->possible(request).budgets, plan,
-                                              model_->decoder, found.schedule, measurements)
+                                              model_->decoder, found.schedule, measurements, what)
                                    .seconds;
     found.planned = shares_of(plan);
     found.bound = {bound.state_on_device, bound.state_in_host,
@@ -417,9 +419,5 @@ std::optional<PatternShare> pattern_share(const Config& config) {
 }
 
 void check_reserved_cores(const Config& config) { require_a_core(machine_for(config)); }
-
-planner::Plan plan_for(const Config& config) {
-    return Predictor::make(config)->plan(request_of(config));
-}
 
 }  // namespace ferry::train

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cost/bound.h"
 #include "cost/measurements.h"
 #include "ferry/config.h"
 #include "ops/block_lists.h"
@@ -24,7 +25,7 @@ namespace ferry::train {
 
 // A link of a plan: what a step moves over it, and the seconds that takes with nothing beside it.
 struct LinkPrediction {
-    std::string link{};
+    cost::Link link = cost::Link::compute;
     int64_t bytes = 0;
     double seconds = 0;
 };
@@ -41,7 +42,7 @@ struct Prediction {
     std::vector<LinkPrediction> links{};
     // The lower bound over all placements that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
-    std::string bound_link{};
+    cost::Link bound_link = cost::Link::compute;
     double peak_bound_seconds = 0;   // the same of kernels at the machine's peaks; 0: not known
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
     // How many of the blocks that backward visits save each activation for it.
@@ -59,8 +60,6 @@ std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
 ScheduleBytes steady_bytes(
     const planner::Plan& plan);  // of a step without speculative updates among its like
 
-// The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
-planner::Plan plan_for(const Config& config);
 // The step and the end of a search for the longest sequence, in tokens.
 constexpr int64_t kSequenceUnit = 1024, kSequenceMost = int64_t{1} << 20;
 // Refuses tokens that a run would refuse by the header of their file, so that planning reads no
@@ -120,7 +119,8 @@ public:
     enum class Memory : uint8_t { of_plan, of_machine };
     cost::Measurements measure(const planner::Plan& plan, Memory memory);
     Prediction predict(const planner::PlanRequest& request, const planner::Plan& plan,
-                       const cost::Measurements& measured, Travels what = Travels::gradients) const;
+                       const cost::Measurements& measured,
+                       Exchanged what = Exchanged::gradients) const;
     // Whether a step of this plan can be predicted by these times.
     bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const;
     // The things that the kernels' times depend on.

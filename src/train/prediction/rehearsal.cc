@@ -6,6 +6,7 @@
 
 #include "cost/operands.h"
 #include "measure.h"
+#include "planner/work.h"
 #include "planning_measurements.h"
 #include "step_timeline.h"
 #include "train/from_config.h"
@@ -100,13 +101,11 @@ private:
                                        .overhead = overhead_of(device_),
                                        .maps_host = device_.kind() == DeviceKind::cuda},
                                       assumed_measurements(request.device, request.budgets.nvme));
-        } catch (const Error& error) {
-            Problem problem = error.problem();
-            if (problem.where != "budgets.device") throw;
-            problem.remedy.erase(std::min(problem.remedy.find(", or "),  // as a model could
-                                          problem.remedy.size()));
-            problem.remedy += ", or spread the parameters over more layers";
-            throw Error(error.trouble(), std::move(problem));
+        } catch (const planner::DoesNotFit& refusal) {
+            if (refusal.tier() != swap::Tier::device) throw;
+            Problem problem = refusal.problem();  // its other ways are a model's
+            problem.remedy = refusal.larger() + ", or spread the parameters over more layers";
+            throw Error(refusal.trouble(), std::move(problem));
         }
     }
 
@@ -230,9 +229,10 @@ public:
                                  .memory_of = cost::Of::rank,
                                  .computes_on_host = device_->kind() == DeviceKind::cpu};
         found.copy_bytes_per_s = time_copies(stack_.bench(), buffer(Class::weight_staging));
-        found.dram_bytes_per_s = time_updates(stack_.teams(), as_left_now(machine_), scalars, plan_,
-                                              updated_bytes(plan_), staging_buffers(plan_, arena()))
-                                     .bytes_per_s;
+        found.dram_bytes_per_s =
+            time_updates(stack_.teams(), as_left_now(machine_), scalars, plan_,
+                         footprint_of_updates(plan_), staging_buffers(plan_, arena()))
+                .bytes_per_s;
         found.device_bytes_per_s = found.computes_on_host
                                        ? found.dram_bytes_per_s
                                        : time_device_updates(stack_.bench(), scalars);
@@ -243,7 +243,7 @@ public:
 
     const Plan& plan() const { return plan_; }
 
-    double update_bytes(Pass pass, swap::Lane lane) const {
+    double bytes_of_pass(Pass pass, swap::Lane lane) const {
         double bytes = 0;
         for (const swap::Task& task : schedule(pass).tasks)
             bytes += task.lane == lane ? cost::bytes_of_update(task, planner::work_of(plan_)) : 0;
@@ -382,8 +382,8 @@ std::unique_ptr<Rehearsal> Rehearsal::make(const Config& config, const Rehearsal
 PassReport Rehearsal::run(Pass pass) { return tiers_->run(pass); }
 cost::Measurements Rehearsal::measure() { return tiers_->measure(); }
 const Plan& Rehearsal::plan() const { return tiers_->plan(); }
-double Rehearsal::update_bytes(Pass pass, swap::Lane lane) const {
-    return tiers_->update_bytes(pass, lane);
+double Rehearsal::bytes_of_pass(Pass pass, swap::Lane lane) const {
+    return tiers_->bytes_of_pass(pass, lane);
 }
 double Rehearsal::state_on(swap::Tier tier) const { return tiers_->state_on(tier); }
 uint64_t Rehearsal::state_hash() { return tiers_->state_hash(); }

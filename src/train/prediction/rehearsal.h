@@ -52,7 +52,7 @@ public:
     const planner::Plan& plan() const;
     // That the pass's updates on this lane read and write: the team in host memory, compute in the
     // device's.
-    double update_bytes(Pass pass, swap::Lane lane) const;
+    double bytes_of_pass(Pass pass, swap::Lane lane) const;
     double state_on(swap::Tier tier) const;  // the part of the optimizer's that is there
     uint64_t state_hash();
 

@@ -4,8 +4,9 @@
 #include <limits>
 
 #include "ferry/aio.h"
-#include "ferry/optim.h"
+#include "ferry/error.h"
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "train/stack/device_needs.h"
 
 namespace ferry::train {
@@ -35,16 +36,17 @@ std::vector<int64_t> groups_of(const planner::Plan& plan) {
 
 // The mean format of the state that this rank updates, and how far the formats are from it.
 struct MeanState {
+    double elements = 0;
     cost::ElementBytes element{};
     BoundInput::Parts parts{};
 };
 MeanState mean_state_of(const planner::Plan& plan) {
     MeanState mean{.element = cost::element_bytes(plan.state, plan.compute, plan.wire)};
-    double elements = 0, bytes = 0;
+    double bytes = 0;
     std::vector<cost::ElementBytes> formats;
     for (const planner::Chunk& chunk : plan.chunks) {
-        if (!chunk.trainable || !plan.owns(chunk)) continue;
-        elements += static_cast<double>(chunk.count);
+        if (!chunk.trainable) continue;
+        mean.elements += static_cast<double>(chunk.count);
         bytes += static_cast<double>(chunk.format.bytes(chunk.count));
         formats.push_back(cost::element_bytes(chunk.format, plan.compute, plan.wire));
     }
@@ -55,7 +57,7 @@ MeanState mean_state_of(const planner::Plan& plan) {
         if (!formats.empty()) mean.element = formats.front();
         return mean;
     }
-    mean.element.state = bytes / elements;
+    mean.element.state = bytes / mean.elements;
     const double of_mean = mean.element.state_and_gradient(), updated = mean.element.updated();
     constexpr double kInfinite = std::numeric_limits<double>::infinity();
     BoundInput::Parts parts{.most_elements = 0,
@@ -82,7 +84,9 @@ double accumulator_bytes(const planner::Plan& plan) {
 }  // namespace
 
 Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const model::Shape& shape,
-               const swap::Schedule& step, const cost::Measurements& measured) {
+               const swap::Schedule& step, const cost::Measurements& measured,
+               Exchanged exchanged) {
+    FERRY_CHECK(exchanged != Exchanged::nothing, "a local step has no bound");
     constexpr double kInfinite = std::numeric_limits<double>::infinity();
     const auto room = [](int64_t budget, int64_t taken) {
         return budget == kUnlimited ? kInfinite : static_cast<double>(budget - taken);
@@ -115,17 +119,17 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
                                 saved_bytes - inputs_there - plan.group_size() * each_bytes;
     const int64_t blocks = plan.blocks();
     const MeanState state = mean_state_of(plan);
-    BoundInput input{
-        .kernel_seconds = kernel_s,
-        .saving = saving,
-        .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
-        .element = state.element,
-        .parts = state.parts,
-        .accumulator_bytes = accumulator_bytes(plan),
-        .comm_bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
-        .host_bytes = room(budgets.host_bytes, 0),
-        .nvme_bytes = budgets.nvme.empty() ? 0 : kInfinite,
-        .measured = measured};
+    BoundInput input{.kernel_seconds = kernel_s,
+                     .saving = saving,
+                     .parameters = state.elements,
+                     .element = state.element,
+                     .parts = state.parts,
+                     .accumulator_bytes = accumulator_bytes(plan),
+                     .comm_bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute,
+                                                      plan.wire, exchanged),
+                     .host_bytes = room(budgets.host_bytes, 0),
+                     .nvme_bytes = budgets.nvme.empty() ? 0 : kInfinite,
+                     .measured = measured};
     Bound best{.seconds = kInfinite};
     for (const int64_t groups : groups_of(plan)) {
         const int64_t size = plan.micro_batches / groups;
@@ -150,14 +154,14 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
 
 Bound bound_by_peaks(const BudgetConfig& budgets, const planner::Plan& plan,
                      const model::Decoder& decoder, const swap::Schedule& step,
-                     cost::Measurements measured) {
+                     cost::Measurements measured, Exchanged exchanged) {
     const cost::Rates peaks{measured.product_flops_per_s, measured.device_copy_bytes_per_s};
     if (peaks.flops_per_s == 0 || peaks.bytes_per_s == 0) return {};
     measured.kernels =
         cost::assumed_times(step, planner::work_of(plan), decoder.numerics().tokens(),
                             most_saved_flops(decoder), peaks);
     measured.device_bytes_per_s = std::max(measured.device_bytes_per_s, peaks.bytes_per_s);
-    return bound_of(budgets, plan, decoder.shape(), step, measured);
+    return bound_of(budgets, plan, decoder.shape(), step, measured, exchanged);
 }
 
 }  // namespace ferry::train

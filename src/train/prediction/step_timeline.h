@@ -12,16 +12,18 @@ namespace ferry::train {
 swap::Timeline predict_steps(const planner::Plan& plan, const swap::Schedule& first,
                              const swap::Schedule& steady, const cost::Measurements& measured);
 
-// `step` is the steady one. The host memory and the drives are the budgets'; of the device's memory
-// that which the kernels' buffers leave.
+// `step` is the steady one of those that exchange gradients, or of those that exchange momentum: a
+// local step, which leaves the state as it is, has no bound. The host memory and the drives are the
+// budgets'; of the device's memory that which the kernels' buffers leave.
 cost::Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan,
                      const model::Shape& shape, const swap::Schedule& step,
-                     const cost::Measurements& measured);
+                     const cost::Measurements& measured,
+                     Exchanged exchanged = Exchanged::gradients);
 
 // The same of kernels that reach the machine's peaks: products the rate of a large one, all else
 // that of a copy within the device's memory. 0 s: a peak is not known.
 cost::Bound bound_by_peaks(const BudgetConfig& budgets, const planner::Plan& plan,
                            const model::Decoder& decoder, const swap::Schedule& step,
-                           cost::Measurements measured);
+                           cost::Measurements measured, Exchanged exchanged = Exchanged::gradients);
 
 }  // namespace ferry::train

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/log.h"
+#include "planner/work.h"
 #include "train/prediction/step_timeline.h"
 #include "train/step.h"
 

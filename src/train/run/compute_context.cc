@@ -11,7 +11,7 @@
 namespace ferry::train {
 namespace {
 
-void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
+void check_nccl(const NcclRanks& ranks, bool has_gpu, DeviceKind kind, bool others) {
     const auto refuse = [](const char* measured, const char* remedy) {
         throw Error(Trouble::usage, {.what = "ranks by an NCCL unique id cannot be used here",
                                      .where = "Runtime::nccl",
@@ -22,7 +22,7 @@ void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
     if (kind != DeviceKind::cuda)
         refuse("device is \"cpu\"",
                "set device to \"cuda\", or start the ranks with `ferry launch`");
-    if (gpu < 0) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
+    if (!has_gpu) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
     if (ranks.rank < 0 || ranks.rank >= ranks.size)
         refuse("numbers that contradict each other", "see train::NcclRanks");
 }
@@ -120,9 +120,8 @@ void ComputeContext::open_device(const Config& config, Runtime& runtime) {
         ranks = std::move(runtime.given->ranks);
     if (ranks) require_same_config(*ranks, executor, config);
     const DeviceKind kind = config.device;
-    if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu, kind, ranks != nullptr);
-    int gpu = runtime.gpu;
-    if (gpu < 0) gpu = gpu_of_rank(config, ranks.get(), executor);
+    if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu.has_value(), kind, ranks != nullptr);
+    const int gpu = runtime.gpu ? *runtime.gpu : gpu_of_rank(config, ranks.get(), executor);
     if (kind != DeviceKind::cuda) {
         device = Device::open(kind, executor);
         return;
@@ -149,21 +148,22 @@ comm::Communicator* ComputeContext::sharers(const Config& config) const {
     return all ? ranks.get() : with_slice.get();
 }
 
-std::array<comm::Communicator*, cost::kLinks> ComputeContext::links(const Config& config) const {
-    std::array<comm::Communicator*, cost::kLinks> found{};
+std::array<comm::Communicator*, cost::kStageLinks> ComputeContext::links(
+    const Config& config) const {
+    std::array<comm::Communicator*, cost::kStageLinks> found{};
     if (config.parallel.pipeline == 1) return found;
     const auto of = [this](size_t pair) {
         comm::Communicator* made = pairs[pair].get();
         return made && made->size() == 2 ? made : nullptr;
     };
     const bool even = world(config).stage() % 2 == 0;
-    const auto at = [&found](cost::Link link) -> comm::Communicator*& {
+    const auto at = [&found](cost::StageLink link) -> comm::Communicator*& {
         return found[static_cast<size_t>(link)];
     };
-    at(cost::Link::next) = of(even ? 0 : 1);
-    at(cost::Link::previous) = of(even ? 1 : 0);
+    at(cost::StageLink::next) = of(even ? 0 : 1);
+    at(cost::StageLink::previous) = of(even ? 1 : 0);
     // Of two stages the first and the last are neighbours.
-    at(cost::Link::table) = config.parallel.pipeline == 2 ? of(0) : of(2);
+    at(cost::StageLink::table) = config.parallel.pipeline == 2 ? of(0) : of(2);
     return found;
 }
 

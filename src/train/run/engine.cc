@@ -299,8 +299,8 @@ private:
         manifest.numerics_hash = numerics_id();
         manifest.ranks = world_.ranks;
         // Behind a local step each rank evaluated weights of its own, and none of them is saved.
-        const bool alone =
-            moment_updates_ > 0 && judge_->travels_after(moment_updates_ - 1) == Travels::nothing;
+        const bool alone = moment_updates_ > 0 &&
+                           judge_->exchanged_after(moment_updates_ - 1) == Exchanged::nothing;
         if (saving.held_back_loss && !alone) manifest.held_back = {step_, *saving.held_back_loss};
         return made;
     }
@@ -308,14 +308,14 @@ private:
     void measure();
     void predict(const cost::Measurements& measured);
 
-    // What the step before left is finished. Where momentum travels from here on, every rank gets
-    // all of it.
-    void change_over(Travels what) {
+    // What the step before left is finished. Where momentum is exchanged from here on, every rank
+    // gets all of it.
+    void change_over(Exchanged what) {
         const double before = totals_.seconds;
         drain();
         totals_.seconds = before;  // the step that is to come counts it
-        travels_ = what;
-        if (what == Travels::gradients) return;
+        exchanged_ = what;
+        if (what == Exchanged::gradients) return;
         const Nanos start = executor_.now();
         const bool off = has_errors(moment_updates_);
         momentum_->begin(*state_, off);
@@ -330,14 +330,15 @@ private:
     }
 
     const swap::Schedule& next_schedule(bool speculative) const {
-        return travels_ == Travels::gradients ? schedules_.step(previous_, speculative)
-                                              : schedules_.step_by_momentum(previous_);
+        return exchanged_ == Exchanged::gradients ? schedules_.step(previous_, speculative)
+                                                  : schedules_.step_by_momentum(previous_);
     }
 
     void replay(StepReport& report) {
-        const Travels next = judge_->travels_after(moment_updates_);
-        if ((next == Travels::gradients) != (travels_ == Travels::gradients)) change_over(next);
-        travels_ = next;
+        const Exchanged next = judge_->exchanged_after(moment_updates_);
+        if ((next == Exchanged::gradients) != (exchanged_ == Exchanged::gradients))
+            change_over(next);
+        exchanged_ = next;
         StepState& state = kernels().states()[++sequence_];
         const double scale = report.loss_scale = loss_scale_.value();
         state = {.step = step_,
@@ -345,13 +346,13 @@ private:
         // What a checkpoint is read from is updated no sooner than it must be.
         if (previous_ != Previous::none) await_reading();
         report.speculative = plan_.speculative && judge_->speculates_now() &&
-                             travels_ == Travels::gradients && !(save_ && save_->reads());
+                             exchanged_ == Exchanged::gradients && !(save_ && save_->reads());
         if (report.speculative)
             state.speculative = judge_->scalars({updates_ + 1, moment_updates_ + 1}, 1 / scale);
         const swap::Schedule& schedule = next_schedule(report.speculative);
         log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_, schedule.name,
                               schedule.tasks.size(), schedule.waits.size()));
-        if (recording_ && travels_ == Travels::gradients)  // the other sort is not predicted
+        if (recording_ && exchanged_ == Exchanged::gradients)  // the other sort is not predicted
             rows_->lanes.record(
                 schedule, planned_[static_cast<size_t>(previous_)][report.speculative ? 1 : 0],
                 executor_.now(), step_);
@@ -361,7 +362,7 @@ private:
         store().run_to_outcome();
         const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : judge_->report()};
         const Outcome outcome =
-            judge_->judge(lane_ ? lane_->reports() : mine, report.targets, scale, travels_);
+            judge_->judge(lane_ ? lane_->reports() : mine, report.targets, scale, exchanged_);
         report.loss = outcome.loss;
         report.gradient_norm = outcome.norm;
         report.clip_factor = outcome.clip_factor;
@@ -372,14 +373,14 @@ private:
         ++moment_updates_;
         state.after_outcome =
             judge_->scalars({updates_, moment_updates_}, outcome.clip_factor / scale);
-        if (travels_ != Travels::gradients)
+        if (exchanged_ != Exchanged::gradients)
             state.momentum_share =
                 judge_->momentum_share({updates_, moment_updates_}, outcome.clip_factor / scale);
         report.committed = report.speculative && outcome.clip_factor == 1;
-        previous_ = travels_ == Travels::nothing ? Previous::alone
-                    : !report.speculative        ? Previous::not_speculative
-                    : report.committed           ? Previous::committed
-                                                 : Previous::rolled_back;
+        previous_ = exchanged_ == Exchanged::nothing ? Previous::alone
+                    : !report.speculative            ? Previous::not_speculative
+                    : report.committed               ? Previous::committed
+                                                     : Previous::rolled_back;
     }
 
     // The updates that come now are written where the durable step before the last one lies. That
@@ -429,7 +430,7 @@ private:
         step_ = found.step;
         updates_ = found.updates;
         moment_updates_ = found.moment_updates;
-        if (moment_updates_ > 0) travels_ = judge_->travels_after(moment_updates_ - 1);
+        if (moment_updates_ > 0) exchanged_ = judge_->exchanged_after(moment_updates_ - 1);
         loss_scale_.resume(found.loss_scale);
         skipped_in_a_row_ = found.skipped_in_a_row;
         judge_->resume(found.unclipped_in_a_row);
@@ -474,7 +475,7 @@ private:
         if (previous_ != Previous::none || publishes) await_durable();
         if (previous_ != Previous::none) {
             kernels().states()[++sequence_] = {.step = step_};
-            store().append(schedules_.drain(previous_, travels_), sequence_, step_);
+            store().append(schedules_.drain(previous_, exchanged_), sequence_, step_);
             previous_ = Previous::none;
         }
         if (publishes) {
@@ -509,7 +510,7 @@ private:
     int64_t skipped_in_a_row_ = 0;
     uint64_t frozen_ = 0;  // hash of the frozen weights
     Previous previous_ = Previous::none;
-    Travels travels_ = Travels::gradients;  // between ranks, in the last step
+    Exchanged exchanged_ = Exchanged::gradients;  // between ranks, in the last step
     RunReport totals_{};
     std::optional<Team> copiers_{};           // of a checkpoint's state, while a step is taken
     std::function<void(double)> waited_{};    // of the checkpoint on its way
@@ -523,11 +524,11 @@ void Engine::Run::measure() {
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     cost::Measurements measured = take_measurements(
         schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
-        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
+        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, footprint_of_updates(plan_));
     time_storage(config_, plan_, store(), executor_, measured);
     comm::Communicator* const timed = world_.pipeline > 1 ? sharers_ : ranks_;
     if (timed) time_gathers(stack_.bench(), *timed, measured);
-    if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
+    if (totals_.predicted_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
     predict(measured);
     measure_anew();
 }

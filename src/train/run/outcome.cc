@@ -135,7 +135,7 @@ RankReport OutcomeJudge::report() const {
 }
 
 Outcome OutcomeJudge::judge(std::span<const RankReport> reports, int64_t targets, double loss_scale,
-                            Travels what) {
+                            Exchanged what) {
     double squares = 0, loss_sum = 0;
     int64_t gradient_layer = -1, output_layer = -1;
     for (const RankReport& rank : reports) {
@@ -145,7 +145,7 @@ Outcome OutcomeJudge::judge(std::span<const RankReport> reports, int64_t targets
         if (rank.output_layer >= 0 && (output_layer < 0 || rank.output_layer < output_layer))
             output_layer = rank.output_layer;
     }
-    if (what != Travels::gradients) squares *= plan_.partition.ranks;
+    if (what != Exchanged::gradients) squares *= plan_.partition.ranks;
     Outcome outcome{.loss = loss_sum / static_cast<double>(targets),
                     .norm = std::sqrt(squares) / loss_scale};
     outcome.finite = std::isfinite(outcome.norm) && std::isfinite(outcome.loss);
@@ -215,19 +215,19 @@ optim::Scalars by_momentum(optim::Scalars of_update) {
 
 ScalarsByKind OutcomeJudge::scalars(UpdateNumber update, double gradient_scale) const {
     ScalarsByKind found = exact_scalars(update, gradient_scale);
-    const Travels what = travels_after(update.of_moments - 1);
+    const Exchanged what = exchanged_after(update.of_moments - 1);
     if (!plan_.has_feedback()) return found;
     const int64_t changes = momentum_.changes_of_variance(update.of_moments);
     const ScalarsByKind of_variance = exact_scalars({update.of_weights, changes}, 1);
     for (size_t kind = 0; kind < found.size(); ++kind) {
         found[kind].inv_sqrt_bias2 = of_variance[kind].inv_sqrt_bias2;
-        if (what == Travels::gradients) continue;
+        if (what == Exchanged::gradients) continue;
         found[kind] = by_momentum(found[kind]);
         if (!sends_moves_) continue;
         const Interval moves = interval(update);
         // What a rank moved alone is an Nth of that already (zero/feedback.h).
         found[kind].step_size =
-            static_cast<float>(what == Travels::nothing ? plan_.partition.ranks : moves.rates);
+            static_cast<float>(what == Exchanged::nothing ? plan_.partition.ranks : moves.rates);
         if (found[kind].decay != 1) found[kind].decay = static_cast<float>(moves.decay);
     }
     return found;

@@ -84,14 +84,14 @@ public:
     // counted.
     HeldBack held_back(int64_t micro_batches) const;
     // `reports`: all ranks', in their order, so that all decide alike. The gradients carry
-    // `loss_scale`, the losses are those of `targets`. Where momentum travels no rank has the sum
-    // of the gradients: the norm is then the root of the mean square of what N times each rank's
-    // own would have.
+    // `loss_scale`, the losses are those of `targets`. Where momentum is exchanged no rank has the
+    // sum of the gradients: the norm is then the root of the mean square of what N times each
+    // rank's own would have.
     Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale,
-                  Travels what = Travels::gradients);
-    // What travels for the update after so many of the moments.
-    Travels travels_after(int64_t updates) const {
-        return plan_.has_feedback() ? momentum_.of(updates + 1) : Travels::gradients;
+                  Exchanged what = Exchanged::gradients);
+    // What ranks exchange for the update after so many of the moments.
+    Exchanged exchanged_after(int64_t updates) const {
+        return plan_.has_feedback() ? momentum_.of(updates + 1) : Exchanged::gradients;
     }
     zero::MomentumShare momentum_share(UpdateNumber update, double gradient_scale) const;
     ScalarsByKind scalars(UpdateNumber update, double gradient_scale) const;

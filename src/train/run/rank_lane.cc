@@ -6,12 +6,12 @@ namespace ferry::train {
 
 namespace {
 
-cost::Link link_of(const swap::Task& task) { return static_cast<cost::Link>(task.flags); }
+cost::StageLink link_of(const swap::Task& task) { return static_cast<cost::StageLink>(task.flags); }
 const char* what_passes(const swap::Task& task) {
-    using cost::Link;
+    using cost::StageLink;
     const bool leaves = static_cast<cost::Op>(task.op) == cost::Op::pass_on;
-    if (link_of(task) == Link::table) return "table";
-    return (link_of(task) == Link::next) == leaves ? "block input" : "block input's gradient";
+    if (link_of(task) == StageLink::table) return "table";
+    return (link_of(task) == StageLink::next) == leaves ? "block input" : "block input's gradient";
 }
 
 }  // namespace

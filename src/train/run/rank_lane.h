@@ -19,7 +19,7 @@ public:
     // `ranks`: the run's, which agree. `sharers`: those that share weights and gradients; null: no
     // other rank does. `links`: to other stages; null: to none. `step`: the run's, which errors
     // name.
-    using Links = std::array<comm::Communicator*, cost::kLinks>;
+    using Links = std::array<comm::Communicator*, cost::kStageLinks>;
     RankLane(comm::Communicator& ranks, comm::Communicator* sharers, const Links& links,
              const planner::Plan& plan, const OutcomeJudge& judge, const int64_t& step)
         : ranks_(ranks),
@@ -69,7 +69,7 @@ private:
     // lane's in the order of its tasks: by task, on which it is, and how many of each have ended.
     static constexpr size_t kTasks = 1024;
     enum On : uint8_t { run, slice, link };  // link: and which
-    static constexpr size_t kOns = link + cost::kLinks;
+    static constexpr size_t kOns = link + cost::kStageLinks;
     size_t last_ = run;
     std::array<uint8_t, kTasks> on_{};
     uint64_t posted_ = 0, told_ = 0;

@@ -27,7 +27,7 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
     links.resize(swap::lanes_of(ranks));
     for (size_t lane = 0; lane < links.size(); ++lane) {
         LinkReport& link = links[lane];
-        link.link = swap::name_of(static_cast<swap::Lane>(lane));
+        link.lane = static_cast<swap::Lane>(lane);
         link.bytes += lanes[lane].bytes;
         link.busy_seconds += static_cast<double>(lanes[lane].busy_ns) * 1e-9;
         link.exposed_seconds += static_cast<double>(lanes[lane].exposed_ns) * 1e-9;
@@ -60,6 +60,7 @@ void note_predicted(RunReport& report, const Timelines& planned, const BudgetCon
         report.predicted_speculative_seconds =
             waits * planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
     report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
+    if (plan.has_feedback()) return;  // some steps exchange momentum, which is less, or nothing
     const swap::Schedule& step = schedules.steady();
     const double peaks = bound_by_peaks(budgets, plan, decoder, step, measured).seconds;
     if (report.peak_bound_seconds == 0 || peaks < report.peak_bound_seconds)
@@ -67,7 +68,7 @@ void note_predicted(RunReport& report, const Timelines& planned, const BudgetCon
     const cost::Bound bound = bound_of(budgets, plan, decoder.shape(), step, measured);
     if (report.bound_seconds > 0 && bound.seconds >= report.bound_seconds) return;
     report.bound_seconds = bound.seconds;
-    report.binding = bound.binding;
+    report.binding = cost::name_of(bound.binding);
 }
 
 }  // namespace ferry::train

@@ -25,7 +25,8 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
 void add_collectives(std::vector<CollectiveReport>& collectives,
                      const std::vector<CollectiveReport>& more);
 
-// Notes the predicted seconds, and the bounds where they are lower than those that are known.
+// Notes the predicted seconds, and the bounds where they are lower than those that are known. Steps
+// of a run that exchanges gradients in some and momentum in others have no bound in common.
 void note_predicted(RunReport& report, const Timelines& planned, const BudgetConfig& budgets,
                     const planner::Plan& plan, const model::Decoder& decoder,
                     const Schedules& schedules, const cost::Measurements& measured);

@@ -271,7 +271,7 @@ void StartedRun::open(const Runtime& runtime) {
         require_recorded_formats(config_, share_.budgets.nvme, shape_, machine_text_, world_.ranks);
     rows_.emplace(recording_, executor_, config_, share_, world_.ranks, stack_.teams());
     judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
-    if (world_.rank == 0 && momentum_schedule_.of(config_.steps) == Travels::nothing)
+    if (world_.rank == 0 && momentum_schedule_.of(config_.steps) == Exchanged::nothing)
         log_warn(
             fmt::format("step {}, the last, is a local step unless some are skipped: exports will "
                         "have the weights of the exchange before it; end the run at one "
@@ -395,7 +395,7 @@ void StartedRun::resume_saved(const StateIo::Contents& contents, const StateIo::
         momentum_->restore(
             [this](const model::Layer& layer, const StateArray& array, int64_t first,
                    std::span<std::byte> out) { saved_->read_proved(layer, array, first, out); });
-    if (momentum_schedule_.of(found_.moment_updates) == Travels::nothing)
+    if (momentum_schedule_.of(found_.moment_updates) == Exchanged::nothing)
         momentum_->restore_weights(*state_,
                                    judge_->scalars({found_.updates, found_.moment_updates}, 1));
     if (world_.rank == 0)

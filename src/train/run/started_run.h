@@ -118,7 +118,7 @@ protected:
     const planner::Plan& plan_ = stack_.plan();
     std::optional<RankPlanner> planner_{};
     std::optional<StateIo> state_{};
-    std::optional<MomentumIo> momentum_{};  // where momentum travels, sooner or later
+    std::optional<MomentumIo> momentum_{};  // where momentum is exchanged, sooner or later
     // Made once: the table of products that it names may change while the run goes on.
     const std::string machine_text_;
     RunRecord record_;

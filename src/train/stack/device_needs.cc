@@ -60,13 +60,13 @@ model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {
     const auto width = static_cast<double>(shape.heads * shape.head_dim);
     const auto inner = static_cast<double>((shape.gated ? 2 : 1) * shape.intermediate);
     const auto keys = static_cast<double>(shape.kv_heads * shape.head_dim);
-    // Of ranks that share sequences or tensors nobody saves them.
+    // Of ranks that share sequences or tensors nobody saves them, and in ring order no attention.
     const bool exchanges = numerics.parts > 1 || numerics.slices > 1;
     const double projected = exchanges ? 0 : 2 * (width + keys);
     std::vector<double> attention, mlp, projections;
+    const double attended = numerics.ring ? 0 : 4 * tokens * width;
     for (int64_t block = 0; block < shape.layers; ++block) {  // scores and weighted sums
-        attention.push_back(4 * tokens * width *
-                            cost::keys_seen(shape, numerics.whole_sequence(), block));
+        attention.push_back(attended * cost::keys_seen(shape, numerics.whole_sequence(), block));
         mlp.push_back(2 * tokens * inner * static_cast<double>(shape.hidden));
         projections.push_back(2 * tokens * projected * static_cast<double>(shape.hidden));
     }

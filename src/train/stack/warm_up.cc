@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "seconds_of.h"
 #include "train/step_state.h"
 

@@ -1,5 +1,5 @@
-// What ranks keep where momentum travels (zero/feedback.h), outside of any schedule: how it begins,
-// how a checkpoint has it, its hash.
+// What ranks keep where momentum is exchanged (zero/feedback.h), outside of any schedule: how it
+// begins, how a checkpoint has it, its hash.
 #pragma once
 
 #include <cstdint>

@@ -115,14 +115,16 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
     const bool travel = ranks > config.parallel.tensor * config.parallel.pipeline;
     if (travel && codecs.gradients.on()) coded += ", gradients " + text_of(codecs.gradients);
     if (travel && codecs.weights.on()) coded += ", weights " + text_of(codecs.weights);
-    if (n.parts > 1) coded += fmt::format(", sequences over {}", n.parts);
+    if (n.parts > 1)
+        coded += fmt::format(", sequences over {}{}", n.parts, n.ring ? " in a ring" : "");
     if (config.parallel.pipeline > 1)
         coded += fmt::format(", layers over {}", config.parallel.pipeline);
     if (n.slices > 1) coded += fmt::format(", tensors over {}", n.slices);
     return fmt::format(
-        "model {}; sequence {} micro-batch {} x {}; head tile {} mlp tile {}; compute {} residual "
+        "model {}; sequence {} micro-batch {} x {}; head tile {} {} tile {}; compute {} residual "
         "{} wire {}{}; ranks {}{}; optimizer {}",
-        shape_text(s), n.whole_sequence(), n.micro_batch, micro_batches, n.head_tile, n.mlp_tile,
+        shape_text(s), n.whole_sequence(), n.micro_batch, micro_batches, n.head_tile,
+        n.mlp_tile > 0 ? "block" : "mlp", n.mlp_tile,  // "mlp" where nothing but it had tiles
         name_of(n.compute), name_of(n.residual), name_of(n.wire),
         n.documents ? ", documents isolated" : "", ranks, coded, operations);
 }

@@ -105,7 +105,7 @@ void SavedRun::require_errors(const Plan& plan, int64_t first) const {
     if (manifest().ranks != ranks)
         throw Error(Trouble::usage,
                     {.what = "the run cannot be resumed by another number of ranks: since momentum "
-                             "travels, each keeps the error of what it has sent",
+                             "is exchanged, each keeps the error of what it has sent",
                      .where = path_,
                      .measured = fmt::format("{} ranks", ranks),
                      .limit = fmt::format("{} ranks, as of update {}", manifest().ranks, first),

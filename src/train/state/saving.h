@@ -1,4 +1,4 @@
-// How Engine::save writes a checkpoint.
+// How a run writes a checkpoint (Inside::save), and how large it becomes.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Saving {
     std::function<void()> begun{};
     std::function<void(double seconds)> waited{};
     std::string program{};  // the version that writes it
-    // Whether momentum has travelled between ranks: what its codes were off by is state
+    // Whether ranks have exchanged momentum: what its codes were off by is state
     // (error_arrays).
     bool errors = false;
     int64_t shard_bytes = 16LL << 30;  // the most that the files of one number hold together

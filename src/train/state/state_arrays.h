@@ -30,7 +30,7 @@ struct StateArray {
         first_scale,  // where moments are int8: one for each moment block
         second_moment,
         second_scale,
-        error,        // of what one rank has sent, where momentum travels (zero/feedback.h)
+        error,        // of what one rank has sent, where momentum is exchanged (zero/feedback.h)
         owner_error,  // of what was returned
         alone,        // a rank's momentum since the last exchange, with local steps
         moved         // and what it has moved since
@@ -54,7 +54,7 @@ std::vector<StateArray> state_arrays(const StateFormat& format, DType compute, b
 std::vector<StateArray> state_arrays_of(const planner::Plan& plan, const model::Layer& layer,
                                         const model::Tensor& tensor);
 
-// What is kept beside them of a tensor that trains, where momentum travels: of every rank the
+// What is kept beside them of a tensor that trains, where momentum is exchanged: of every rank the
 // errors of what it has sent, and the owners'; with local steps, of every rank what it did alone.
 std::vector<StateArray> error_arrays(const zero::Partition& partition);
 

@@ -1,4 +1,4 @@
-#include "cost/operations.h"
+#include "cost/operation_table.h"
 
 #include <array>
 
@@ -55,8 +55,8 @@ int64_t codes(const Work& w) {
 int64_t signs(const Work& w) { return w.codecs.momentum.bytes(w.elements); }
 int64_t leaves(const Work& w) { return w.elements / kLeafElements * 4; }
 int64_t of_update(const Work& w) {
-    const ElementBytes each = element_bytes(w.state, w.compute, w.wire);
-    return static_cast<int64_t>(static_cast<double>(w.elements) * each.updated());
+    return static_cast<int64_t>(
+        update_bytes(static_cast<double>(w.elements), element_bytes(w.state, w.compute, w.wire)));
 }
 
 // ---------------------------------------------------------------- FLOPs
