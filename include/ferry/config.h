@@ -210,7 +210,8 @@ enum class SequenceOrder : uint8_t { automatic, heads, ring };
 struct ParallelConfig {
     int sequence = 1;  // ranks that share each sequence: docs/attention.md
     SequenceOrder sequence_order = SequenceOrder::automatic;
-    int tensor = 1;  // ranks that share the tensors of each block: docs/parallelism.md
+    int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
+    int pipeline = 1;  // stages of layers, each of as many ranks
 };
 
 struct NumericsConfig {

@@ -42,6 +42,13 @@ struct Exchange {
     int64_t bytes = 0;  // each part's; 0 is allowed
 };
 
+// In a group of two, from one rank to the other: one of them gives `from` and the other `to`.
+struct Pass {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    int64_t bytes = 0;
+};
+
 // In a circle: `to` goes to the rank `by` places behind this one, and what the rank as far before
 // it gives arrives in `from`. 0 < by < size(), the same on all ranks; 0 bytes: nothing goes that
 // way.
@@ -78,8 +85,9 @@ public:
     static constexpr size_t kTransfers = 8;
     virtual void all_gather(std::span<const Gather> transfers, Topic topic) = 0;
     virtual void exchange(std::span<const Exchange> transfers, Topic topic) = 0;
+    virtual void pass(const Pass& transfer, Topic topic) = 0;
     virtual void shift(const Shift& parts, Topic topic) = 0;
-    // The same for at most kAgreedBytes of host memory a rank, on any device.
+    // The same as all_gather for at most kAgreedBytes of host memory a rank, on any device.
     static constexpr int64_t kAgreedBytes = 64 << 10;
     virtual void all_gather_host(Gather transfer, Topic topic) = 0;
     // After everything enqueued so far: ++counter, then the executor's wake(). Also when that

@@ -109,8 +109,12 @@ std::unique_ptr<Communicator> CommThread::group(std::span<const int> members) {
                                         std::move(sources));
 }
 
-void CommThread::set_waiting(bool waiting) noexcept {
-    if (sources_.watch) return sources_.watch->set_waiting(waiting);
+void CommThread::set_waiting(bool waiting, const std::string& where) {
+    if (sources_.watch) return sources_.watch->set_waiting(waiting, where);
+    {
+        const std::lock_guard lock(mutex_);
+        asked_where_ = where;
+    }
     asked_waiting_ += waiting ? 1 : -1;
 }
 
@@ -326,14 +330,16 @@ void CommThread::announce(bool waiting) {
     if (waiting == announced_) return;
     announced_ = waiting;
     if (sources_.watch) {
-        sources_.watch->set_waiting(waiting);
+        sources_.watch->set_waiting(waiting, waiting ? where() : "");
     } else if (sources_.wire) {
         sources_.wire->tell(news_of(waiting ? News::Kind::waiting : News::Kind::going_on));
     }
 }
 
 std::string CommThread::where() const {
-    return first_ < started_ ? operations_[first_ % kDepth].text() + among() : "";
+    if (first_ < started_) return operations_[first_ % kDepth].text() + among();
+    const std::lock_guard lock(mutex_);
+    return asked_where_;
 }
 
 // Of a group, who is in it.

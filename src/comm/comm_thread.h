@@ -38,8 +38,8 @@ public:
 
     // ---- as the watch of another; any thread
 
-    // Whether this rank is in an operation for long.
-    void set_waiting(bool waiting) noexcept;
+    // Whether this rank is in an operation for long; in which, for errors that this one finds.
+    void set_waiting(bool waiting, const std::string& where = {});
     // Whether that rank said so of itself.
     bool waits(int rank) const noexcept;
     // Tells the others that `ranks` are lost, unless something failed before.
@@ -117,6 +117,7 @@ private:
     bool announced_ = false, over_ = false;
 
     std::atomic<int> asked_waiting_ = 0;  // by those that this is the watch of
+    std::string asked_where_{};           // under mutex_: what the last of them waits in
     std::vector<std::atomic<bool>> waits_;
 
     Watchdog watchdog_;  // watches the comm thread's rounds; that thread watches the rest

@@ -229,12 +229,14 @@ private:
     void meet_all(const Operation& operation, Flight& flight) const {
         for (size_t i = 0; i < operation.count; ++i) {
             const Transfer& transfer = operation.transfers[i];
+            if (!operation.receives(transfer)) continue;
             for_others([&](int rank) {
-                receive(flight, transfer.in + rank * transfer.bytes, transfer.bytes, rank);
+                receive(flight, operation.in_from(transfer, rank), transfer.bytes, rank);
             });
         }
         for (size_t i = 0; i < operation.count; ++i) {
             const Transfer& transfer = operation.transfers[i];
+            if (!operation.sends(transfer)) continue;
             for_others([&](int rank) {
                 send(flight, operation.out_for(transfer, rank), transfer.bytes, rank);
             });

@@ -338,12 +338,14 @@ private:
         const auto bytes = static_cast<size_t>(transfer.bytes);
         for (int rank = 0; rank < place_.size; ++rank) {
             if (rank == place_.rank) continue;
-            demand(ncclSend(operation.out_for(transfer, rank), bytes, ncclInt8, rank, comm_.get(),
-                            stream),
-                   "ncclSend");
-            demand(ncclRecv(transfer.in + rank * transfer.bytes, bytes, ncclInt8, rank, comm_.get(),
-                            stream),
-                   "ncclRecv");
+            if (operation.sends(transfer))
+                demand(ncclSend(operation.out_for(transfer, rank), bytes, ncclInt8, rank,
+                                comm_.get(), stream),
+                       "ncclSend");
+            if (operation.receives(transfer))
+                demand(ncclRecv(operation.in_from(transfer, rank), bytes, ncclInt8, rank,
+                                comm_.get(), stream),
+                       "ncclRecv");
         }
     }
     void shift(const Operation& operation, cudaStream_t stream) {

@@ -29,6 +29,14 @@ Operation Operation::exchange(std::span<const Exchange> transfers, Topic topic) 
     });
 }
 
+Operation Operation::pass(const Pass& transfer, Topic topic) {
+    FERRY_CHECK((transfer.from == nullptr) != (transfer.to == nullptr),
+                "a rank passes on or takes over");
+    return make(Kind::pass, std::span(&transfer, 1), topic, [](const Pass& pass) {
+        return Transfer{pass.from, pass.to, pass.bytes};
+    });
+}
+
 Operation Operation::gather_host(Gather transfer, Topic topic) {
     FERRY_CHECK(transfer.bytes <= Communicator::kAgreedBytes, "too much to agree on");
     Operation operation = gather({&transfer, 1}, topic);
@@ -55,6 +63,7 @@ Operation Operation::signal(std::atomic<uint64_t>& counter) { return {.counter =
 
 std::string Operation::text() const {
     std::string text = kind == Kind::exchange ? "exchange"
+                       : kind == Kind::pass   ? "pass"
                        : kind == Kind::shift  ? "shift"
                                               : "all-gather";
     text.append(" of the ").append(topic.of);
@@ -64,6 +73,7 @@ std::string Operation::text() const {
 }
 
 void copy_own(const Operation& operation, const Transfer& transfer, int rank) {
+    if (operation.kind == Operation::Kind::pass) return;  // nothing of it stays
     const std::byte* own = operation.out_for(transfer, rank);
     std::byte* place = transfer.in + rank * transfer.bytes;
     if (transfer.bytes > 0 && own != place)

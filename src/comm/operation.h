@@ -8,7 +8,8 @@
 namespace ferry::comm {
 
 // A gather sends `out` to every rank, an exchange the part at r * bytes of it to rank r. What rank
-// r sent arrives at r * bytes of `in`. A shift has two: what leaves, and what arrives.
+// r sent arrives at r * bytes of `in`. A shift has two, and a pass one of the two: what leaves, and
+// what arrives.
 struct Transfer {
     const std::byte* out = nullptr;
     std::byte* in = nullptr;
@@ -16,7 +17,7 @@ struct Transfer {
 };
 
 struct Operation {
-    enum class Kind : uint8_t { all_gather, exchange, all_gather_host, shift, signal };
+    enum class Kind : uint8_t { all_gather, exchange, pass, all_gather_host, shift, signal };
 
     Kind kind = Kind::signal;
     size_t count = 0;  // transfers in it
@@ -31,6 +32,7 @@ struct Operation {
 
     static Operation gather(std::span<const Gather> transfers, Topic topic);
     static Operation exchange(std::span<const Exchange> transfers, Topic topic);
+    static Operation pass(const Pass& transfer, Topic topic);
     static Operation gather_host(Gather transfer, Topic topic);
     static Operation shift(const Shift& parts, Topic topic);
     static Operation signal(std::atomic<uint64_t>& counter);
@@ -40,13 +42,21 @@ struct Operation {
     const Transfer& arriving() const { return transfers[1]; }
     int target(int rank, int size) const { return (rank + by) % size; }
     int source(int rank, int size) const { return (rank + size - by) % size; }
-    // What this rank sends to all others together.
+    // What this rank sends to all others together; of a pass, what one of the two does.
     int64_t sent_bytes(int size) const;
 
     // The bytes that leave for `rank`.
     const std::byte* out_for(const Transfer& transfer, int rank) const {
         return kind == Kind::exchange ? transfer.out + rank * transfer.bytes : transfer.out;
     }
+    // Where what `rank` sends arrives.
+    std::byte* in_from(const Transfer& transfer, int rank) const {
+        return kind == Kind::pass ? transfer.in : transfer.in + rank * transfer.bytes;
+    }
+    // Of a pass one rank sends, and one receives; of a shift each does one by one transfer.
+    bool sends(const Transfer& transfer) const { return to_all() || transfer.out; }
+    bool receives(const Transfer& transfer) const { return to_all() || transfer.in; }
+    bool to_all() const { return kind != Kind::pass && kind != Kind::shift; }
     // "all-gather of the weights of layer 3, step 12"
     std::string text() const;
 };
@@ -59,6 +69,10 @@ public:
     }
     void exchange(std::span<const Exchange> transfers, Topic topic) final {
         post(Operation::exchange(transfers, topic));
+    }
+    void pass(const Pass& transfer, Topic topic) final {
+        FERRY_CHECK(size() == 2, "a pass is between two ranks");
+        post(Operation::pass(transfer, topic));
     }
     void all_gather_host(Gather transfer, Topic topic) final {
         post(Operation::gather_host(transfer, topic));

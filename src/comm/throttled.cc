@@ -68,6 +68,8 @@ Throttled::Throttled(std::unique_ptr<Transport> real, const EmulatedNetwork& net
 
 void Throttled::start(const Operation& operation, size_t slot) {
     bytes_[slot] = operation.sent_bytes(place().size);
+    leaves_[slot] =
+        operation.kind != Operation::Kind::pass || operation.sends(operation.transfers[0]);
     due_[slot] = kNever;
     real_->start(operation, slot);
     under_way_.push_back(slot);
@@ -80,10 +82,14 @@ void Throttled::look() {
         under_way_.pop_front();
         const auto takes =
             static_cast<Nanos>(static_cast<double>(bytes_[slot]) / network_.bytes_per_s * 1e9);
-        const std::lock_guard lock(link_->mutex);
-        link_->free_at = std::max(link_->free_at, now_()) + takes;
-        due_[slot] = link_->free_at + network_.delay;
+        due_[slot] = (leaves_[slot] ? leave(takes) : now_() + takes) + network_.delay;
     }
+}
+
+// When what takes so long has left.
+Nanos Throttled::leave(Nanos takes) {
+    const std::lock_guard lock(link_->mutex);
+    return link_->free_at = std::max(link_->free_at, now_()) + takes;
 }
 
 bool Throttled::finished(size_t slot) {

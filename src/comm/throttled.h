@@ -52,12 +52,14 @@ private:
     Throttled(std::unique_ptr<Transport> real, const EmulatedNetwork& network, Clock now,
               std::shared_ptr<Link> link);
     void look();
+    Nanos leave(Nanos takes);
 
     const std::unique_ptr<Transport> real_;
     const EmulatedNetwork network_;
     const Clock now_;
     const std::shared_ptr<Link> link_;
     std::array<int64_t, kWindow> bytes_{};  // that each sends
+    std::array<bool, kWindow> leaves_{};    // false: it only arrives, at the other's rate
     std::array<Nanos, kWindow> due_{};
     std::deque<size_t> under_way_{};  // that have not really ended, in their order
 };

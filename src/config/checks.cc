@@ -376,6 +376,31 @@ void check_tensor(const Config& c, const Given& given) {
           "set it to false, or parallel.tensor to 1"}});
 }
 
+// What the stages of a pipeline do not do.
+void check_pipeline(const Config& c, const Given& given) {
+    if (c.parallel.pipeline == 1) return;
+    const std::string pipeline = show("parallel.pipeline", int64_t{c.parallel.pipeline});
+    const optim::Method method = c.optimizer.method;
+    const int64_t shared = int64_t{c.parallel.tensor} * c.parallel.sequence;
+    demand(given,
+           {{c.device == DeviceKind::cpu, "parallel.pipeline", "GPUs do not form pipelines yet",
+             "device cuda", "set it to 1, or device to cpu"},
+            {shared == 1, "parallel.pipeline",
+             "ranks of a pipeline share neither tensors nor sequences yet",
+             pipeline + ", " + show("parallel.tensor", int64_t{c.parallel.tensor}) + ", " +
+                 show("parallel.sequence", int64_t{c.parallel.sequence}),
+             "set it to 1, or the other two"},
+            {method != optim::Method::muon && !optim::sends_momentum(method), "optimizer.method",
+             "a pipeline's stages do not have its matrices or exchanges yet",
+             std::string(word_of(kMethods, method)) + ", " + pipeline,
+             "set optimizer.method to \"adamw\", or parallel.pipeline to 1"},
+            {c.checkpoint.dir.empty(), "checkpoint.dir", "a pipeline writes no checkpoints yet",
+             pipeline, "leave it out, or set parallel.pipeline to 1; exports are written"},
+            {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
+             "steps of a pipeline are not kept yet", pipeline,
+             "set it to false, or parallel.pipeline to 1"}});
+}
+
 void check_parallel(const Config& c, const Given& given) {
     const int parts = c.parallel.sequence;
     demand(given, {{c.batch.sequence % parts == 0, "parallel.sequence",
@@ -388,6 +413,7 @@ void check_parallel(const Config& c, const Given& given) {
              "parallel.sequence_order", "kernels of a GPU have no attention in a ring",
              "\"ring\", device is cuda", "set it to \"heads\" or \"auto\", or device to \"cpu\""}});
     check_tensor(c, given);
+    check_pipeline(c, given);
     const int64_t ranks = int64_t{parts} * c.parallel.tensor;
     if (ranks > 1 && c.swap.save_projections.value_or(0) > 0)
         log_warn(given.place_of("swap.save_projections") +

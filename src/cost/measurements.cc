@@ -101,10 +101,10 @@ double comm_seconds(double bytes, int64_t operations, const Measurements& measur
            (bytes > 0 ? bytes / comm_rate(measured) : 0);
 }
 
-double group_seconds(double bytes, int64_t operations, const Measurements& measured) {
-    if (measured.group_bytes_per_s == 0) return comm_seconds(bytes, operations, measured);
-    return static_cast<double>(operations) * measured.group_overhead_s +
-           bytes / measured.group_bytes_per_s;
+double group_seconds(double bytes, int64_t operations, const GroupRate& rate,
+                     const Measurements& measured) {
+    if (rate.bytes_per_s == 0) return comm_seconds(bytes, operations, measured);
+    return static_cast<double>(operations) * rate.overhead_s + bytes / rate.bytes_per_s;
 }
 
 }  // namespace ferry::cost

@@ -29,6 +29,11 @@ struct KernelsOf {
 // Whose they are: all that a host has, or what one of its ranks has of it.
 enum class Of : uint8_t { host, rank };
 
+// Among ranks that share sequences or tensors; 0: as among the others.
+struct GroupRate {
+    double bytes_per_s = 0, overhead_s = 0;
+};
+
 // 0: not known.
 struct Measurements {
     double copy_bytes_per_s = 0;    // host <-> device, one direction
@@ -49,8 +54,8 @@ struct Measurements {
     bool computes_on_host = true;        // kernels and copies take the team's cores
     double comm_bytes_per_s = 0;         // that reach a rank from the others; 0: as copies do
     double comm_overhead_s = 0;          // each exchange's between ranks, however small
-    // The same of what blocks' kernels exchange, where their groups are nearer; 0: as the others.
-    double group_bytes_per_s = 0, group_overhead_s = 0;
+    // The same of what blocks' kernels exchange, whose groups may be nearer.
+    GroupRate with_sequence{}, with_slices{};
     double product_flops_per_s = 0;  // the best that a large product reaches
     KernelTimes kernels{};
 
@@ -84,6 +89,7 @@ double comm_rate(const Measurements& measured);
 // Seconds of so many operations that bring these bytes.
 double comm_seconds(double bytes, int64_t operations, const Measurements& measured);
 // The same from within the kernels of blocks.
-double group_seconds(double bytes, int64_t operations, const Measurements& measured);
+double group_seconds(double bytes, int64_t operations, const GroupRate& rate,
+                     const Measurements& measured);
 
 }  // namespace ferry::cost

@@ -240,6 +240,18 @@ struct GatherGradient {
 };
 
 template <class As>
+struct PassOn {
+    static constexpr Op kOp = Op::pass_on;
+    In<As, Content::bytes> what;
+};
+
+template <class As>
+struct TakeOver {
+    static constexpr Op kOp = Op::take_over;
+    Out<As, Content::bytes> what;
+};
+
+template <class As>
 struct Agree {
     static constexpr Op kOp = Op::agree;
     In<As, Content::leaves> leaves;  // all of the step's, in host memory
@@ -252,7 +264,7 @@ using Kernels = List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss,
                      EmbedBackward, Zero, Add, Round, Update, UpdateSpeculative, Recast, Cut, Sum,
                      EncodeWeights, DecodeWeights, Keep, Compress, MoveAlone, Merge, Average>;
 using Exchanges = List<GatherCodes, GatherWeights, Exchange, GatherGradient, ExchangeMomentum,
-                       GatherMomentum, Agree>;
+                       GatherMomentum, PassOn, TakeOver, Agree>;
 
 // ---------------------------------------------------------------- their fields
 

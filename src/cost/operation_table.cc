@@ -231,6 +231,8 @@ constexpr std::array kRows{
         {.name = "exchange gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),
     row<op::GatherGradient>(
         {.name = "gather gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),
+    row<op::PassOn>({.name = "pass on", .lane = Lane::comm, .item = kMicroBatch, .bytes = own}),
+    row<op::TakeOver>({.name = "take over", .lane = Lane::comm, .item = kMicroBatch, .bytes = own}),
     row<op::Agree>({.name = "agree", .lane = Lane::comm, .bytes = none}),
 };
 

@@ -51,6 +51,10 @@ enum class Op : uint8_t {
     gather_weights,
     exchange,
     gather_gradient,
+    // Between the stages of a pipeline: block inputs upwards, their gradients downwards, and of a
+    // tied table its weights and its gradient.
+    pass_on,
+    take_over,
     agree,  // on what the outcome needs to know of every rank
     end     // no operation: how many there are
 };
@@ -61,6 +65,14 @@ constexpr int64_t kLeafElements = 4096;
 constexpr uint8_t kTakesMomentum = 1;
 // And it is of the weight alone: the state stays as it is.
 constexpr uint8_t kLeavesState = 2;
+
+// Flags of what stages pass: to or from whom.
+enum class StageLink : uint8_t {
+    previous,
+    next,
+    table
+};  // table: the first stage and the last one
+constexpr int kStageLinks = 3;
 
 // Flags of a block's backward.
 constexpr uint8_t kNeedsDx = 1;

@@ -49,10 +49,14 @@ double exchange_seconds(const Task& task, const WorkOf& work_of, const Measureme
     const auto op = static_cast<Op>(task.op);
     if (op != Op::forward && op != Op::backward) return 0;
     const model::BlockExchanges its = work_of(task).exchanges;
-    if (!its.any()) return 0;
     const bool back = op == Op::backward;
-    return group_seconds(static_cast<double>(back ? its.backward_bytes : its.forward_bytes),
-                         back ? its.backward_calls : its.forward_calls, measured);
+    const auto seconds = [&](const model::BlockExchanges::Group& of, const GroupRate& rate) {
+        return of.calls(back) == 0 ? 0
+                                   : group_seconds(static_cast<double>(of.bytes(back)),
+                                                   of.calls(back), rate, measured);
+    };
+    return seconds(its.sequence, measured.with_sequence) +
+           seconds(its.slices, measured.with_slices);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
     const auto bytes_of = [type](int64_t elements) { return double(elements * size_of(type)); };
     bool trains_below = false;
     for (const model::Layer& layer : layers) {
+        if (layer.elements == 0) continue;  // another stage's
         const double bytes = bytes_of(layer.elements);
         const bool trains = layer.trainable_elements > 0;
         found.bytes += bytes;
@@ -98,13 +99,13 @@ double model_flops(const std::vector<model::Layer>& layers, const model::Shape& 
             const bool multiplies = t.shape.size() > 1 && layer.kind != model::LayerKind::embedding;
             if (multiplies) per_token += double(t.count) * (passes + (t.trainable ? 2 : 0));
         }
-        if (layer.kind == model::LayerKind::head && shape.tie_embeddings) {
+        if (layer.kind == model::LayerKind::head && layer.elements > 0 && shape.tie_embeddings) {
             const double table = double(shape.vocab * shape.hidden);
             per_token +=
                 table *
                 (passes + (layers.front().find(model::Role::token_table)->trainable ? 2 : 0));
         }
-        if (layer.kind == model::LayerKind::block) {
+        if (layer.kind == model::LayerKind::block && layer.elements > 0) {
             const double keys = keys_seen(shape, sequence, layer.index);
             // Two products forward, four backward, each of 2 operations a key and element.
             per_token += (passes > 2 ? 12 : 4) * keys * double(shape.heads * shape.head_dim);

@@ -227,7 +227,7 @@ namespace {
 
 // To the other parts of a sequence: queries, keys and values, and attention's output. Backward
 // does that again, and sends the gradients of both.
-BlockExchanges of_sequence(const Shape& shape, const Numerics& numerics) {
+BlockExchanges::Group of_sequence(const Shape& shape, const Numerics& numerics) {
     if (numerics.parts == 1) return {};
     if (numerics.ring) return RingAttention::exchanges(shape, numerics);
     const int64_t heads = ceil_div(shape.kv_heads, numerics.parts);
@@ -240,7 +240,7 @@ BlockExchanges of_sequence(const Shape& shape, const Numerics& numerics) {
 
 // To the other slices: attention's sum and, tile by tile, the MLP's. Backward makes attention's
 // again, and sums the gradients that go into both, tile by tile.
-BlockExchanges of_slices(const Shape& shape, const Numerics& numerics) {
+BlockExchanges::Group of_slices(const Shape& shape, const Numerics& numerics) {
     if (numerics.slices == 1) return {};
     const int64_t others = numerics.slices - 1, tokens = numerics.tokens();
     const auto sum = [&](int64_t rows, DType type) {  // there and back
@@ -251,7 +251,7 @@ BlockExchanges of_slices(const Shape& shape, const Numerics& numerics) {
     const auto of_tiles = [&](DType type) {
         return (tokens / tile) * sum(tile, type) + sum(tokens % tile, type);
     };
-    BlockExchanges found{
+    BlockExchanges::Group found{
         .forward_bytes = sum(tokens, numerics.residual) + of_tiles(numerics.residual),
         .backward_bytes = sum(tokens, numerics.residual) + 2 * of_tiles(numerics.compute),
         .forward_calls = 2 + 2 * tiles,
@@ -273,13 +273,7 @@ BlockExchanges of_slices(const Shape& shape, const Numerics& numerics) {
 }  // namespace
 
 BlockExchanges Decoder::exchanges() const {
-    BlockExchanges all = of_sequence(shape_, numerics_);
-    const BlockExchanges slices = of_slices(shape_, numerics_);
-    all.forward_bytes += slices.forward_bytes;
-    all.backward_bytes += slices.backward_bytes;
-    all.forward_calls += slices.forward_calls;
-    all.backward_calls += slices.backward_calls;
-    return all;
+    return {of_sequence(shape_, numerics_), of_slices(shape_, numerics_)};
 }
 
 namespace {

@@ -277,9 +277,15 @@ struct Neighbours {
 
 // What a block's kernels send to other ranks from within, and in how many calls.
 struct BlockExchanges {
-    int64_t forward_bytes = 0, backward_bytes = 0;
-    int64_t forward_calls = 0, backward_calls = 0;
-    bool any() const { return forward_calls > 0; }
+    struct Group {
+        int64_t forward_bytes = 0, backward_bytes = 0;
+        int64_t forward_calls = 0, backward_calls = 0;
+        int64_t bytes(bool back) const { return back ? backward_bytes : forward_bytes; }
+        int64_t calls(bool back) const { return back ? backward_calls : forward_calls; }
+    };
+    Group sequence{}, slices{};  // with those that share the sequence, or the block's tensors
+    int64_t bytes(bool back) const { return sequence.bytes(back) + slices.bytes(back); }
+    int64_t calls(bool back) const { return sequence.calls(back) + slices.calls(back); }
 };
 
 // Heads of keys and values of which one of these ranks has all tokens, with the queries' heads that

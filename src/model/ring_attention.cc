@@ -55,12 +55,12 @@ int64_t RingAttention::queries_bytes(bool backward) const {
 
 // The most that a rank gives: which of keys and queries go where differs from part to part, and all
 // ranks need one plan.
-BlockExchanges RingAttention::exchanges(const Shape& shape, const Numerics& numerics) {
+BlockExchanges::Group RingAttention::exchanges(const Shape& shape, const Numerics& numerics) {
     const int64_t width = size_of(numerics.compute), tokens = numerics.tokens();
     const int64_t query = shape.heads * shape.head_dim, key = shape.kv_heads * shape.head_dim;
     const int64_t lse = float_bytes(shape.heads * tokens), keys = 2 * tokens * key;
     const int64_t queries = tokens * query, steps = numerics.parts / 2;
-    BlockExchanges most{.forward_calls = 2 * steps, .backward_calls = 4 * steps};
+    BlockExchanges::Group most{.forward_calls = 2 * steps, .backward_calls = 4 * steps};
     for (int part = 0; part < numerics.parts; ++part) {
         int64_t forward = 0, backward = 0;
         for (int step = 1; step <= steps; ++step) {

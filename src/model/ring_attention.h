@@ -31,7 +31,7 @@ public:
     Room cut(Carver& carver) const;
     void use(const Room& room) { room_ = room; }
     int64_t scratch_bytes() const;
-    static BlockExchanges exchanges(const Shape& shape, const Numerics& numerics);
+    static BlockExchanges::Group exchanges(const Shape& shape, const Numerics& numerics);
 
     // As Ops::attention_forward and attention_backward, of all rows of this rank's part.
     void forward(ops::ConstView q, ops::ConstView k, ops::ConstView v, ops::View out, float* lse,

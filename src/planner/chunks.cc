@@ -45,7 +45,8 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
     const auto add = [&](size_t l, const model::Segment& segment, int owner) {
         const bool mine = owner == partition.rank;
         if (!mine && partition.sharding.weights) return;
-        const bool updates = segment.trainable && (mine || !partition.sharding.state);
+        const bool updates = segment.trainable && (mine || !partition.sharding.state) &&
+                             partition.stage.has(static_cast<int64_t>(l));
         const StateFormat format = format_of(state, segment);
         const bool whole = segment.has_matrices();
         const model::MatrixShape shape =

@@ -33,7 +33,7 @@ public:
           spills_(spills),
           to_save_(to_save),
           micro_batches_(request.micro_batches),
-          tied_(work.layers.back().find(model::Role::head_table) == nullptr),
+          tied_(work.partition.ties(work.layers)),
           machine_(machine),
           result_{.device = Budget(Tier::device, request.budgets.device_bytes),
                   .host = Budget(Tier::host, request.budgets.host_bytes, request.sharers)} {}
@@ -60,8 +60,20 @@ private:
     Budget& host() { return result_.host; }
     bool has_feedback() const { return work_.partition.codecs.momentum.on(); }
     bool has_nvme() const { return !request_.budgets.nvme.empty(); }
+    const zero::Stage& stage() const { return work_.partition.stage; }
     int64_t group_size() const { return micro_batches_ / result_.groups; }
     int64_t block_count() const { return static_cast<int64_t>(work_.layers.size()) - 2; }
+    // Micro-batches whose inputs a block keeps at the same time.
+    int64_t under_way(int64_t groups) const {
+        return stage().under_way(groups) * (micro_batches_ / groups);
+    }
+    // Of this rank's stage: the first, and the one behind the last.
+    int64_t first_block() const {
+        return stage().all() ? 0 : std::max<int64_t>(stage().first, 1) - 1;
+    }
+    int64_t end_block() const {
+        return stage().all() ? block_count() : std::min(stage().end - 1, block_count());
+    }
     int64_t bytes_of(Class c) const { return buffer_bytes(c, work_); }
 
     // ---- device
@@ -82,11 +94,13 @@ private:
                                                     : depth.exchanges;
         // One is gathered while the one before is decoded.
         counts[at(Class::codes)] = work_.partition.codecs.weights.on() ? 2 : 0;
+        // Of a pipeline's stage gradients arrive before what goes on has left.
+        const int64_t passing = stage().all() ? 1 : 2;
         counts[at(Class::activation)] =
-            micro_batches_ / groups + 1 + depth.spare_activations + inputs;
+            passing * (micro_batches_ / groups) + 1 + depth.spare_activations + inputs;
         for (const model::Saved what : model::kAllSaved)
-            counts[at(class_of(what))] = saving[at(what)] * (micro_batches_ / groups);
-        counts[at(Class::tokens)] = micro_batches_ / groups;
+            counts[at(class_of(what))] = saving[at(what)] * under_way(groups);
+        counts[at(Class::tokens)] = under_way(groups);
         counts[at(Class::lists)] = work_.needs.lists > 0 ? 1 : 0;
         counts[at(Class::scratch)] = 1;
         counts[at(Class::report)] = 1;
@@ -133,8 +147,9 @@ private:
                           try_depth(depth, &Depths::exchanges, 2 * chunks, Class::parts, 8);
         if (!both) try_depth(depth, &Depths::exchanges, kLean.exchanges + chunks, Class::parts, 8);
         int64_t left = device().limit() - device_bytes(depth, result_.groups);
-        const int64_t inputs = std::min(std::min(block_count(), to_save_.inputs) * group_size(),
-                                        left / bytes_of(Class::activation));
+        const int64_t inputs = std::min(
+            std::min(end_block() - first_block(), to_save_.inputs) * under_way(result_.groups),
+            left / bytes_of(Class::activation));
         left -= inputs * bytes_of(Class::activation);
         result_.counts = device_counts(depth, result_.groups, inputs, save_activations(left));
         if (work_.needs.overhead > 0)
@@ -167,7 +182,7 @@ private:
         model::OfSaved<int64_t> blocks{};
         for (auto& of_layers : result_.saved) of_layers.assign(work_.layers.size(), false);
         for (const SavedActivation& activation : to_save_.activations) {
-            const int64_t bytes = group_size() * bytes_of(class_of(activation.what));
+            const int64_t bytes = under_way(result_.groups) * bytes_of(class_of(activation.what));
             if (!is_asked_for(activation) && bytes > left_bytes) continue;
             left_bytes -= is_asked_for(activation) ? 0 : bytes;
             result_.saved[at(activation.what)][activation.layer] = true;
@@ -186,6 +201,7 @@ private:
         double may = most_elements_on_device();
         size_t c = 0;
         for (size_t l = 0; l < work_.layers.size(); ++l) {
+            if (work_.layers[l].elements == 0) continue;  // another stage's
             if (stores_weights() && work_.layers[l].trainable_elements > 0) continue;
             const int64_t bytes = round_up(
                 work_.partition.weight_elements(work_.layers[l]) * size_of(work_.numerics.compute),
@@ -256,10 +272,13 @@ private:
         return most;
     }
 
-    // The last blocks' inputs are needed again first: they keep the device's buffers.
+    // The last blocks' inputs are needed again first: they keep the device's buffers. Those of
+    // another stage's blocks are nowhere.
     void save_inputs(int64_t on_device) {
-        result_.inputs.assign(static_cast<size_t>(block_count() * group_size()), Tier::nvme);
-        std::fill(result_.inputs.end() - on_device, result_.inputs.end(), Tier::device);
+        const int64_t each = under_way(result_.groups);
+        result_.inputs.assign(static_cast<size_t>(block_count() * each), Tier::device);
+        const auto end = result_.inputs.begin() + end_block() * each;
+        std::fill(result_.inputs.begin() + first_block() * each, end - on_device, Tier::nvme);
     }
 
     // ---- host

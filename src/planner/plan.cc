@@ -43,9 +43,10 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
     Plan plan{.partition = partition,
               .micro_batches = request.micro_batches,
               .tokens = numerics.tokens(),
+              .input_bytes = needs.activation,
               .exchanges = needs.exchanges,
               .chunk_elements = std::max(chunk_elements, matrices.elements),
-              .tied = layers.back().find(model::Role::head_table) == nullptr,
+              .tied = partition.ties(layers),
               .documents = numerics.documents,
               .verify = request.swap.verify,
               .compute = numerics.compute,
@@ -59,7 +60,8 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
     plan.ns_steps = request.ns_steps;
     plan.ns_products = request.ns_products;
     plan.leaves = leaves_of(plan.chunks, partition);
-    if (plan.leaves == 0 && request.trains) {
+    // Of a stage: another one trains.
+    if (plan.leaves == 0 && request.trains && partition.stage.all()) {
         throw Error(Trouble::usage, {.what = "every tensor is frozen: there is nothing to train",
                                      .where = "freeze",
                                      .remedy = "remove a pattern from \"freeze\""});
@@ -132,13 +134,14 @@ std::vector<int64_t> group_counts(int64_t micro_batches) {
 }
 
 bool Plan::trains_below(int64_t layer) const {
-    return std::any_of(layers.begin(), layers.begin() + layer,
+    return partition.stage.trains_below ||
+           std::any_of(layers.begin(), layers.begin() + layer,
                        [](const model::Layer& l) { return l.trainable_elements > 0; });
 }
 
 bool Plan::goes_back(int64_t layer) const {
     return layers[static_cast<size_t>(layer)].kind == model::LayerKind::block &&
-           trains_below(layer + 1);
+           partition.stage.has(layer) && trains_below(layer + 1);
 }
 
 int64_t Plan::blocks_saving(model::Saved what) const {
@@ -146,8 +149,22 @@ int64_t Plan::blocks_saving(model::Saved what) const {
                                  [what](const LayerPlan& l) { return l.saves[at(what)]; });
 }
 
+int64_t Plan::inputs_on_device() const {
+    int64_t found = 0;
+    for (int64_t i = 0; i < std::ssize(inputs); ++i)
+        found += inputs[static_cast<size_t>(i)] == swap::kNoObject &&
+                 partition.stage.has(i / inputs_of_a_block() + 1);
+    return found;
+}
+
 int64_t Plan::blocks_saving_inputs() const {
-    return ceil_div(std::ranges::count(inputs, swap::kNoObject), group_size());
+    return ceil_div(inputs_on_device(), inputs_of_a_block());
+}
+
+int64_t Plan::blocks() const {
+    return std::ranges::count_if(layers, [](const model::Layer& layer) {
+        return layer.kind == model::LayerKind::block && layer.elements > 0;
+    });
 }
 
 int64_t Plan::blocks_at_most() const {

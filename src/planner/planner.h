@@ -144,6 +144,7 @@ struct Plan {
     zero::Partition partition{};
     int64_t micro_batches = 1, groups = 1;  // a rank's in a step; they run group by group
     int64_t tokens = 0;                     // in a micro-batch, or this rank's part of it
+    int64_t input_bytes = 0;                // of a micro-batch's block input, or its gradient
     model::BlockExchanges exchanges{};      // of a block's kernels and a micro-batch
     int64_t chunk_elements = 0;             // of the largest chunk
     bool tied = false, documents = false;   // documents: a sequence holds some, isolated
@@ -157,7 +158,8 @@ struct Plan {
     std::vector<Chunk> chunks{};
     std::vector<AccumulatorSpill> spills{};
     std::vector<swap::Object> objects{};
-    std::vector<swap::ObjectId> inputs{};  // [layer * group_size + i]; kNoObject: on the device
+    // [layer * inputs_of_a_block() + i]; kNoObject: on the device
+    std::vector<swap::ObjectId> inputs{};
     std::array<Buffers, kClasses> buffers{};
     std::vector<aio::SlotClass> slot_classes{};
     std::vector<swap::HostSlots> host_slots{};
@@ -179,6 +181,9 @@ struct Plan {
     std::vector<TierRow> rows{};
 
     int64_t group_size() const { return micro_batches / groups; }
+    // Of a pipeline's stage several groups are under way, and each of them keeps its inputs.
+    int64_t groups_under_way() const { return partition.stage.under_way(groups); }
+    int64_t inputs_of_a_block() const { return groups_under_way() * group_size(); }
     std::span<const Chunk> chunks_of(int64_t layer) const {
         const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
         return {chunks.data() + l.first_chunk, static_cast<size_t>(l.chunks)};
@@ -209,7 +214,9 @@ struct Plan {
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
     int64_t blocks_saving(model::Saved what) const;
+    int64_t inputs_on_device() const;
     int64_t blocks_saving_inputs() const;  // for at least one micro-batch of a group
+    int64_t blocks() const;                // of this rank's stage
     int64_t blocks_at_most() const;        // that could save something: backward visits them
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its

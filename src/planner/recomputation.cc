@@ -21,10 +21,11 @@ std::vector<SavedActivation> activations_by_gain(const PlanRequest& request, con
     const model::OfSaved<double>& timed = machine.kernels.saved_s;
     const bool any_timed = std::ranges::any_of(timed, [](double seconds) { return seconds > 0; });
     std::vector<SavedActivation> activations;
-    bool trains = false;
+    bool trains = work.partition.stage.trains_below;
     for (size_t l = 0; l < work.layers.size(); ++l) {
         trains = trains || work.layers[l].trainable_elements > 0;
         if (!trains || work.layers[l].kind != model::LayerKind::block) continue;
+        if (!work.partition.stage.has(static_cast<int64_t>(l))) continue;
         for (const model::Saved what : model::kAllSaved) {
             const bool known =
                 timed[at(what)] > 0 || !any_timed || blocks_asked_to_save(request, what);

@@ -177,10 +177,28 @@ public:
     void update_alone(int64_t layer);
     BufferOf<Content::tokens> load_tokens(int64_t micro_batch, bool evaluation);
     void send_report(const BufferOf<Content::report>& report);  // to the host
-    void save_input(int64_t layer, int64_t i, Input x);         // a block's input, until fetched
+    // A block's input, until fetched; `i`: of Plan::inputs_of_a_block().
+    void save_input(int64_t layer, int64_t i, Input x);
     Input fetch_input(int64_t layer, int64_t i);
     // The input fetched next. If it has left the device, its copy begins here.
     void prefetch_input(int64_t layer, int64_t i);
+
+    // Between the stages of a pipeline: what a buffer holds, to or from another rank.
+    template <Content content>
+    void pass_on(cost::StageLink link, int64_t layer, int64_t item, BufferOf<content>& what,
+                 int64_t bytes) {
+        record<op::PassOn>(layer, item, {.what = what},
+                           {.bytes = bytes, .flags = static_cast<uint8_t>(link)});
+    }
+    template <Content content>
+    void take_over(cost::StageLink link, int64_t layer, int64_t item, BufferOf<content>& what,
+                   int64_t bytes) {
+        record<op::TakeOver>(layer, item, {.what = what},
+                             {.bytes = bytes, .flags = static_cast<uint8_t>(link)});
+    }
+    // Of a tied model: the embedding's weights as the first stage has updated them, to the last.
+    void give_table(Weights& table);
+    void take_table();
 
     // A task of this operation with these operands (cost/operands.h), on its row's lane.
     template <template <class> class Operation>

@@ -83,6 +83,23 @@ void Recorder::prefetch_weights(int64_t layer) {
     impl_->prefetched_layer = layer;
 }
 
+// ---------------------------------------------------------------- stages
+
+void Recorder::give_table(Weights& table) {
+    pass_on(cost::StageLink::table, 0, 0, table, plan_.layers[0].elements * size_of(plan_.compute));
+}
+
+void Recorder::take_table() {
+    const int64_t bytes = plan_.layers[0].elements * size_of(plan_.compute);
+    const bool resident = plan_.layer_plans[0].resident;
+    Weights whole = resident ? impl_->resident(0) : acquire_for_weights(0);
+    take_over(cost::StageLink::table, 0, 0, whole, bytes);
+    if (resident) return;
+    for (const Chunk& chunk : plan_.chunks_of(0))
+        impl_->send(*this, whole, chunk.first * size_of(plan_.compute), chunk.weight,
+                    Class::weight_staging);
+}
+
 // ---------------------------------------------------------------- gradients
 
 // Starts the exchange of one turn: this rank's chunk, and of every other rank the run that lies

@@ -39,7 +39,7 @@ int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
         bytes += homes.kept == Tier::nvme ? slots_of_kept(work).bytes : 0;
         count(homes.feedback, Class::feedback_staging, chunks[c]);
     }
-    const bool tied = work.layers.back().find(model::Role::head_table) == nullptr;
+    const bool tied = work.partition.ties(work.layers);
     for (size_t i = 0; placement.groups > 1 && i < spills.size(); ++i) {
         const int64_t copies = tied && spills[i].layer == 0 ? 2 : 1;
         bytes += copies * slot(placement.spills[i], Class::spill_staging);

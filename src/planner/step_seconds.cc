@@ -18,7 +18,7 @@ public:
         : work_(work),
           placement_(placement),
           groups_(static_cast<double>(placement.groups)),
-          tied_(work.layers.back().find(model::Role::head_table) == nullptr) {}
+          tied_(work.partition.ties(work.layers)) {}
 
     void count_weights(const std::vector<Chunk>& chunks) {
         bool trains = false;  // from here down

@@ -21,7 +21,7 @@ std::vector<Owner> owners_of_objects(const Plan& plan) {
         own(spill.table, spill.layer, -1);
     }
     // A layer's output is the next one's input.
-    const int64_t size = plan.group_size();
+    const int64_t size = plan.inputs_of_a_block();
     for (int64_t i = 0; i < std::ssize(plan.inputs); ++i)
         own(plan.inputs[static_cast<size_t>(i)], i / size + 1, i % size);
     return owners;

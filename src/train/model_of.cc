@@ -235,8 +235,9 @@ std::vector<model::Layer> layers_of(const Config& config, const model::Shape& sh
     model::require_slices(shape, tensor);
     const bool muon = config.optimizer.method == optim::Method::muon;
     auto layers = model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases,
-                                   std::max(1, ranks / tensor), coded_moments_of(config),
-                                   {muon, config.optimizer.adamw_tensors}, {tensor, slice});
+                                   std::max(1, ranks / tensor / config.parallel.pipeline),
+                                   coded_moments_of(config), {muon, config.optimizer.adamw_tensors},
+                                   {tensor, slice});
     if (muon) require_few_zeros(layers, ranks);
     return layers;
 }

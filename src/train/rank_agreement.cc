@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <iterator>
@@ -83,6 +84,56 @@ void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
     }
     const comm::Fact order{"the plan: the order of the exchanges", hex(hash_of(all))};
     comm::require_same(ranks, executor, {&order, 1});
+}
+
+namespace {
+
+// All ranks' values, of which each has a number of its own.
+template <class Value>
+std::vector<std::vector<Value>> gather_all(comm::Communicator& ranks, Executor& executor,
+                                           const std::vector<Value>& mine, const char* of) {
+    constexpr size_t kPart = 1024;
+    struct Part {
+        uint64_t count = 0;
+        std::array<Value, kPart> values{};
+    };
+    static_assert(sizeof(Part) <= static_cast<size_t>(comm::Communicator::kAgreedBytes));
+    std::vector<std::vector<Value>> all(static_cast<size_t>(ranks.size()));
+    for (size_t at = 0;; at += kPart) {
+        Part part{.count = mine.size()};
+        const size_t first = std::min(at, mine.size()), end = std::min(at + kPart, mine.size());
+        std::copy(mine.begin() + static_cast<std::ptrdiff_t>(first),
+                  mine.begin() + static_cast<std::ptrdiff_t>(end), part.values.begin());
+        const std::vector<Part> parts = gather(ranks, executor, part, of);
+        bool more = false;
+        for (size_t rank = 0; rank < all.size(); ++rank) {
+            const size_t count = parts[rank].count;
+            const size_t here = count > at ? std::min(kPart, count - at) : 0;
+            all[rank].insert(all[rank].end(), parts[rank].values.begin(),
+                             parts[rank].values.begin() + static_cast<std::ptrdiff_t>(here));
+            more = more || count > at + kPart;
+        }
+        if (!more) return all;
+    }
+}
+
+}  // namespace
+
+void require_stages_end(comm::Communicator& ranks, Executor& executor,
+                        std::span<const swap::Schedule* const> schedules, int stage, int stages) {
+    const int of_a_stage = ranks.size() / stages;
+    for (const swap::Schedule* schedule : schedules) {
+        const auto all = gather_all(ranks, executor, passes_of(*schedule), "passes of stages");
+        std::vector<std::vector<Passed>> first;
+        for (int s = 0; s < stages; ++s) first.push_back(all[static_cast<size_t>(s * of_a_stage)]);
+        const auto& mine = all[static_cast<size_t>(ranks.rank())];
+        FERRY_CHECK(mine == first[static_cast<size_t>(stage)], "ranks of a stage pass the same");
+        const std::string why = why_stages_stop(first);
+        if (why.empty()) continue;
+        throw Error(Trouble::internal, {.what = "the stages wait for each other",
+                                        .where = "the schedule \"" + schedule->name + "\"",
+                                        .measured = why});
+    }
 }
 
 }  // namespace ferry::train

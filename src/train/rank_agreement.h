@@ -37,4 +37,9 @@ void require_same_batch(comm::Communicator& ranks, Executor& executor, int64_t s
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
                             std::span<const swap::Schedule* const> schedules, bool in_kernels);
 
+// Throws internal where the stages of a pipeline would wait for each other for ever in any of these
+// schedules. All ranks have them in this order; `stage` is this rank's of so many.
+void require_stages_end(comm::Communicator& ranks, Executor& executor,
+                        std::span<const swap::Schedule* const> schedules, int stage, int stages);
+
 }  // namespace ferry::train

@@ -93,16 +93,23 @@ World world_of(const Config& config, int rank, int ranks, int local_ranks) {
     if (p.tensor == 1) require_groups("parallel.sequence", "sequences", p.sequence, ranks);
     require_groups("parallel.tensor, parallel.sequence", "tensors and sequences",
                    p.tensor * p.sequence, ranks);
-    return {rank, ranks, local_ranks, p.sequence, p.tensor};
+    require_groups("parallel.pipeline", "layers", p.pipeline, ranks);
+    require_groups("parallel.pipeline, parallel.tensor, parallel.sequence",
+                   "layers, tensors and sequences", p.pipeline * p.tensor * p.sequence, ranks);
+    return {rank, ranks, local_ranks, p.sequence, p.tensor, p.pipeline};
 }
 
 std::vector<int> World::with_tensors() const { return comm::run_of(rank, tensor); }
 
-std::vector<int> World::with_slice() const { return comm::across_runs(rank, tensor, ranks); }
+std::vector<int> World::with_slice() const {
+    std::vector<int> members = comm::across_runs(within(), tensor, of_a_stage());
+    for (int& member : members) member += stage() * of_a_stage();
+    return members;
+}
 
 std::vector<int> World::with_sequences() const {
     std::vector<int> members = comm::run_of(sharer(), sequence);
-    for (int& member : members) member = member * tensor + rank % tensor;
+    for (int& member : members) member = stage() * of_a_stage() + member * tensor + rank % tensor;
     return members;
 }
 
@@ -110,6 +117,8 @@ planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
     if (world.ranks == 1) return request;
     check_batch(request.micro_batches, request.swap.groups, world);
     request.micro_batches /= world.replicas();
+    // The more groups a pipeline has, the shorter are its bubbles; all stages have as many.
+    if (world.pipeline > 1 && !request.swap.groups) request.swap.groups = request.micro_batches;
     request.budgets = budgets_of_rank(std::move(request.budgets), world);
     request.sharers = world.local_ranks;
     // It would write before all ranks have the durable step before.

@@ -21,21 +21,28 @@ struct World {
     int rank = 0, ranks = 1, local_ranks = 1;
     int sequence = 1;  // ranks that share each sequence
     int tensor = 1;    // neighbours that share each block's tensors
-    // Those that share tensors have the same tokens, and each a slice of the weights. Of ranks
-    // with the same slice, neighbours share sequences: they have the same micro-batches, and each a
-    // part of them.
-    int replicas() const { return ranks / tensor / sequence; }
-    int replica() const { return rank / tensor / sequence; }
-    int part() const { return rank / tensor % sequence; }
+    int pipeline = 1;  // stages that share the layers: so many runs of neighbours, in their order
+    // A stage's ranks. Those that share tensors have the same tokens, and each a slice of the
+    // weights. Of ranks with the same slice, neighbours share sequences: they have the same
+    // micro-batches, and each a part of them.
+    int of_a_stage() const { return ranks / pipeline; }
+    int stage() const { return rank / of_a_stage(); }
+    int within() const { return rank % of_a_stage(); }
+    int replicas() const { return of_a_stage() / tensor / sequence; }
+    int replica() const { return within() / tensor / sequence; }
+    int part() const { return within() / tensor % sequence; }
     model::Slicing slicing() const { return {tensor, rank % tensor}; }
-    // Among the ranks that have the same slice, which share state and gradients.
-    int sharers() const { return ranks / tensor; }
-    int sharer() const { return rank / tensor; }
-    bool counts_tokens() const { return rank % tensor == 0; }  // others have the same
+    // Among the ranks that have the same slice of the same layers, which share state and gradients.
+    int sharers() const { return of_a_stage() / tensor; }
+    int sharer() const { return within() / tensor; }
+    // Others have the same, or none.
+    bool counts_tokens() const { return rank % tensor == 0 && stage() == pipeline - 1; }
     // The ranks of a group that this rank is in: that share its tensors, its sequences, its slice.
     std::vector<int> with_tensors() const;
     std::vector<int> with_sequences() const;
     std::vector<int> with_slice() const;
+    // The rank that stands in that stage where this one does in its own.
+    int at_stage(int other) const { return other * of_a_stage() + within(); }
 };
 // Of a rank of so many. Throws usage where they cannot be cut into the configuration's groups.
 World world_of(const Config& config, int rank, int ranks, int local_ranks);

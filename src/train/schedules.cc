@@ -1,5 +1,7 @@
 #include "schedules.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 
 #include "ferry/error.h"
@@ -22,6 +24,73 @@ std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule,
     return found;
 }
 
+std::vector<Passed> passes_of(const swap::Schedule& schedule) {
+    std::vector<Passed> found;
+    for (const uint32_t index : schedule.lanes[static_cast<size_t>(swap::Lane::comm)]) {
+        const swap::Task& task = schedule.tasks[index];
+        const auto op = static_cast<cost::Op>(task.op);
+        if (op != cost::Op::pass_on && op != cost::Op::take_over) continue;
+        found.push_back({static_cast<cost::StageLink>(task.flags), op == cost::Op::pass_on,
+                         task.layer, task.item, task.bytes});
+    }
+    return found;
+}
+
+namespace {
+
+// The stage at the other end.
+size_t other_end(size_t stage, cost::StageLink link, size_t stages) {
+    switch (link) {
+        case cost::StageLink::previous:
+            return stage - 1;
+        case cost::StageLink::next:
+            return stage + 1;
+        case cost::StageLink::table:
+            return stage == 0 ? stages - 1 : 0;
+    }
+    bug("no such link");
+}
+
+bool match(const Passed& mine, const Passed& theirs) {
+    return mine.leaves != theirs.leaves && mine.layer == theirs.layer && mine.item == theirs.item &&
+           mine.bytes == theirs.bytes;
+}
+
+}  // namespace
+
+// A task waits for earlier ones of its rank alone. So where the stages could take all their tasks
+// in the order of the record, each pass at both ends at once, no order in which lanes run ahead
+// makes one wait for ever (decision 51).
+std::string why_stages_stop(std::span<const std::vector<Passed>> stages) {
+    std::vector<size_t> done(stages.size());
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (size_t s = 0; s < stages.size(); ++s) {
+            while (done[s] < stages[s].size()) {
+                const Passed& mine = stages[s][done[s]];
+                const size_t other = other_end(s, mine.link, stages.size());
+                if (other >= stages.size() || done[other] == stages[other].size()) break;
+                const Passed& theirs = stages[other][done[other]];
+                if (other_end(other, theirs.link, stages.size()) != s || !match(mine, theirs))
+                    break;
+                ++done[s];
+                ++done[other];
+                moved = true;
+            }
+        }
+    }
+    std::string text;
+    for (size_t s = 0; s < stages.size(); ++s) {
+        if (done[s] == stages[s].size()) continue;
+        const Passed& next = stages[s][done[s]];
+        text +=
+            fmt::format("{}stage {} {} layer {}, item {}, {} stage {}", text.empty() ? "" : "; ", s,
+                        next.leaves ? "passes on" : "takes over", next.layer, next.item,
+                        next.leaves ? "to" : "from", other_end(s, next.link, stages.size()));
+    }
+    return text;
+}
+
 void Schedules::record(const planner::Plan& plan, int64_t evaluated_micro_batches) {
     for (size_t p = 0; p < kPrevious; ++p) {
         const auto previous = static_cast<Previous>(p);
@@ -30,7 +99,8 @@ void Schedules::record(const planner::Plan& plan, int64_t evaluated_micro_batche
         if (plan.speculative) {
             steps[p][1] = record_step(plan, previous, true);
             // Ranks compare the steps without speculative updates: not all of them need make any.
-            FERRY_CHECK(exchanges_of(steps[p][0]) == exchanges_of(steps[p][1]),
+            FERRY_CHECK(exchanges_of(steps[p][0]) == exchanges_of(steps[p][1]) &&
+                            passes_of(steps[p][0]) == passes_of(steps[p][1]),
                         "a speculative update changes nothing that ranks exchange");
         }
         drains[p] = record_drain(plan, previous);

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <array>
+#include <span>
+#include <string>
 #include <vector>
 
+#include "cost/operations.h"
 #include "step.h"
 #include "swap/schedule.h"
 
@@ -13,6 +16,19 @@ namespace ferry::train {
 // `in_kernels`: and what exchanges from within, in its order.
 std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule,
                                                  bool in_kernels = false);
+
+// What a pipeline's stage sends to others and takes from them, in its order.
+struct Passed {
+    cost::StageLink link{};
+    bool leaves = false;
+    int32_t layer = -1, item = -1;
+    int64_t bytes = 0;
+    bool operator==(const Passed&) const = default;
+};
+std::vector<Passed> passes_of(const swap::Schedule& schedule);
+// Whether stages that do this one after the other, each waiting until the other one does the same,
+// all come to an end; else what each of those waits for that do not. `stages`: of every stage.
+std::string why_stages_stop(std::span<const std::vector<Passed>> stages);
 
 struct Schedules {
     std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][speculative]

@@ -1,6 +1,7 @@
 // The step, once, as plain code. It runs at start-up against a recorder; the schedule it leaves is
 // replayed every step. Micro-batches go through a layer together, groups of them
 // one after another; the optimizer's chunks run beside backward and beside the next forward.
+// A pipeline's stage does the same with its layers, and has several groups under way.
 #include "step.h"
 
 #include <algorithm>
@@ -12,6 +13,7 @@ namespace ferry::train {
 
 using cost::Content;
 using cost::Op;
+using cost::StageLink;
 using model::Saved;
 using planner::BufferOf;
 using planner::Plan;
@@ -30,6 +32,7 @@ namespace {
 struct Group {
     int64_t first = 0, size = 0;  // micro-batches of the step
     bool is_first = true, is_last = true;
+    int64_t slot = 0;  // of the groups under way
 };
 
 class Step {
@@ -43,7 +46,10 @@ public:
           by_momentum_(what != Exchanged::gradients),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
-          saved_(plan_.layers.size() * at(plan_.group_size())) {}
+          under_way_(at(plan_.groups_under_way())) {
+        for (UnderWay& group : under_way_)
+            group.saved.resize(plan_.layers.size() * at(plan_.group_size()));
+    }
 
     // Of the step before: its speculative updates stand, or go.
     void end_speculation() {
@@ -85,20 +91,42 @@ public:
     }
 
     void share_updates(int64_t layer) {
-        if (updates()) r_.share_updates(layer);
+        if (updates() && stage().has(layer)) r_.share_updates(layer);
+        if (layer == 0 && stage().gives_table() && updates()) {
+            Weights weights = r_.fetch_weights(0);
+            give_table(weights);
+        }
+        if (layer == 0 && stage().copies_table()) take_table();
+    }
+
+    void begin(const Group& first) {
+        if (stage().copies_table()) take_table();
+        take_inputs(first);
+    }
+
+    // The first blocks' inputs, where the stage before makes them.
+    void take_inputs(const Group& group) {
+        if (stage().is_first()) return;
+        UnderWay& own = under_way(group);
+        for (int64_t i = 0; i < group.size; ++i) {
+            own.x.push_back(r_.acquire<Content::input>());
+            r_.take_over(StageLink::previous, stage().first - 1, group.first + i, own.x.back(),
+                         plan_.input_bytes);
+        }
     }
 
     void forward(const Group& group) {
+        UnderWay& own = under_way(group);
         load_tokens(group, false);
         if (group.is_first) finish_updates_to(0);
-        embed(group);
-        for (int64_t layer = 1; layer < head(); ++layer) {
+        if (stage().is_first()) embed(group);
+        for (int64_t layer = first_block(); layer < end_block(); ++layer) {
             if (group.is_first) finish_updates_to(layer);
             const Weights weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
-                const Input& x = x_[at(i)];
+                const Input& x = own.x[at(i)];
                 auto out = r_.acquire<Content::input>();
-                SavedOf& saved = saved_[at(layer * plan_.group_size() + i)];
+                SavedOf& saved = own.saved[at(layer * plan_.group_size() + i)];
                 if (saves(layer, Saved::attention))
                     saved.attention = r_.acquire<Content::attention>();
                 if (saves(layer, Saved::mlp)) saved.mlp = r_.acquire<Content::mlp>();
@@ -113,100 +141,105 @@ public:
                                         .attention = saved.attention,
                                         .mlp = saved.mlp,
                                         .projections = saved.projections,
-                                        .tokens = documents(i)});
-                r_.save_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
+                                        .tokens = documents(own, i)});
+                r_.save_input(layer - 1, input_of(group, i),
+                              std::exchange(own.x[at(i)], std::move(out)));
             }
         }
-        if (!group.is_first) return;
-        finish_updates_to(head());
-        r_.mark_committed();
+        if (group.is_first) {
+            finish_updates_to(head());
+            r_.mark_committed();
+        }
+        if (stage().is_last()) return visit_head(group);
+        pass_outputs(group);
     }
 
-    // The head goes forward and backward in one visit, so the logits of a batch never exist.
-    void visit_head(const Group& group) {
-        const Weights weights = first_weights(head(), group);
-        const Table table = tied_table();
-        const bool trains = trainable(head()), table_trains = plan_.tied && trainable(0);
-        Gradient gradient = trains ? r_.fetch_gradient(head(), group.is_first) : Gradient();
-        if (table_trains) table_gradient_ = r_.fetch_table_gradient(group.is_first);
+    // What the stage's blocks gave goes to the next one.
+    void pass_outputs(const Group& group) {
+        UnderWay& own = under_way(group);
+        for (int64_t i = 0; i < group.size; ++i)
+            r_.pass_on(StageLink::next, stage().end - 1, group.first + i, own.x[at(i)],
+                       plan_.input_bytes);
+        own.x.clear();
+    }
+
+    // And its gradient comes back.
+    void take_gradients(const Group& group) {
+        if (stage().is_last() || !plan_.trains_below(stage().end)) return;
+        UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i) {
-            const Input x = std::move(x_[at(i)]);
-            dx_.push_back(r_.acquire<Content::input_gradient>());
-            r_.record<op::Head>(head(), group.first + i,
-                                {.weights = weights,
-                                 .table = table,
-                                 .x = x,
-                                 .tokens = tokens_[at(i)],
-                                 .dx = dx_.back(),
-                                 .gradient = gradient,
-                                 .table_gradient = table_gradient_,
-                                 .scratch = scratch_,
-                                 .report = report_});
+            own.dx.push_back(r_.acquire<Content::input_gradient>());
+            r_.take_over(StageLink::next, stage().end, group.first + i, own.dx.back(),
+                         plan_.input_bytes);
         }
-        x_.clear();
-        prefetch_for_backward(head() - 1, group);
-        if (trains) finish_gradient(head(), group, gradient);
     }
 
     void backward(const Group& group) {
-        for (int64_t layer = head() - 1; layer >= 1; --layer) {
+        UnderWay& own = under_way(group);
+        for (int64_t layer = end_block() - 1; layer >= first_block(); --layer) {
             const bool trains = trainable(layer), below = plan_.trains_below(layer);
             if (!plan_.goes_back(layer)) {
-                for (int64_t i = 0; i < group.size; ++i) r_.fetch_input(layer - 1, i);
+                for (int64_t i = 0; i < group.size; ++i)
+                    r_.fetch_input(layer - 1, input_of(group, i));
                 continue;
             }
             const Weights weights = r_.fetch_weights(layer);
             Gradient gradient = trains ? r_.fetch_gradient(layer, group.is_first) : Gradient();
             for (int64_t i = 0; i < group.size; ++i) {
-                const Input x = r_.fetch_input(layer - 1, i);
-                SavedOf saved = std::move(saved_[at(layer * plan_.group_size() + i)]);
+                const Input x = r_.fetch_input(layer - 1, input_of(group, i));
+                SavedOf saved = std::move(own.saved[at(layer * plan_.group_size() + i)]);
                 r_.record<op::Backward>(layer, i,
                                         {.weights = weights,
                                          .x = x,
-                                         .dx = dx_[at(i)],
+                                         .dx = own.dx[at(i)],
                                          .gradient = gradient,
                                          .scratch = scratch_,
                                          .attention = saved.attention,
                                          .mlp = saved.mlp,
                                          .projections = saved.projections,
-                                         .tokens = documents(i)},
+                                         .tokens = documents(own, i)},
                                         {.flags = flags_of_backward(layer, below)});
             }
+            if (layer == first_block()) give_gradients(group);
             prefetch_for_backward(layer - 1, group);
             if (trains) finish_gradient(layer, group, gradient);
         }
-        if (trainable(0)) backward_embedding(group);
+        if (stage().has(0) && trainable(0)) backward_embedding(group);
+        if (stage().copies_table()) give_table_gradient(group);
         receive_gradient();
-        dx_.clear();
-        tokens_.clear();
+        own.dx.clear();
+        own.tokens.clear();
     }
 
     void evaluate(int64_t micro_batches) {
         const Group group{.size = micro_batches};
+        UnderWay& own = under_way(group);
         load_tokens(group, true);
-        embed(group);
-        for (int64_t layer = 1; layer < head(); ++layer) {
+        take_inputs(group);
+        if (stage().is_first()) embed(group);
+        for (int64_t layer = first_block(); layer < end_block(); ++layer) {
             const Weights weights = r_.fetch_weights(layer);
             for (int64_t i = 0; i < group.size; ++i) {
                 auto out = r_.acquire<Content::input>();
                 r_.record<op::Forward>(layer, 0,
                                        {.weights = weights,
-                                        .x = x_[at(i)],
+                                        .x = own.x[at(i)],
                                         .out = out,
                                         .scratch = scratch_,
                                         .report = report_,
-                                        .tokens = documents(i)});
-                x_[at(i)] = std::move(out);
+                                        .tokens = documents(own, i)});
+                own.x[at(i)] = std::move(out);
             }
         }
+        if (!stage().is_last()) return pass_outputs(group);
         const Weights weights = r_.fetch_weights(head());
         const Table table = tied_table();
         for (int64_t i = 0; i < group.size; ++i) {
             r_.record<op::HeadLoss>(head(), i,
                                     {.weights = weights,
                                      .table = table,
-                                     .x = x_[at(i)],
-                                     .tokens = tokens_[at(i)],
+                                     .x = own.x[at(i)],
+                                     .tokens = own.tokens[at(i)],
                                      .scratch = scratch_,
                                      .report = report_});
         }
@@ -215,9 +248,30 @@ public:
     int64_t layers() const { return static_cast<int64_t>(plan_.layers.size()); }
 
 private:
+    struct SavedOf {
+        BufferOf<Content::attention> attention;
+        BufferOf<Content::mlp> mlp;
+        BufferOf<Content::projections> projections;
+    };
+    // A group's between its forward and its backward.
+    struct UnderWay {
+        std::vector<BufferOf<Content::tokens>> tokens{};  // by micro-batch of the group
+        std::vector<Input> x{};                           // their block input on the way up
+        std::vector<InputGradient> dx{};                  // and its gradient on the way down
+        std::vector<SavedOf> saved{};  // of layers that save something: [layer, micro-batch]
+    };
+
     static size_t at(int64_t i) { return static_cast<size_t>(i); }
     static size_t at(Saved what) { return model::at(what); }
     int64_t head() const { return layers() - 1; }
+    const zero::Stage& stage() const { return plan_.partition.stage; }
+    int64_t first_block() const { return stage().all() ? 1 : std::max<int64_t>(stage().first, 1); }
+    int64_t end_block() const { return stage().all() ? head() : std::min(stage().end, head()); }
+    UnderWay& under_way(const Group& group) { return under_way_[at(group.slot)]; }
+    // Among the inputs that a block keeps.
+    int64_t input_of(const Group& group, int64_t i) const {
+        return group.slot * plan_.group_size() + i;
+    }
     bool trainable(int64_t layer) const { return plan_.layers[at(layer)].trainable_elements > 0; }
     bool saves(int64_t layer, Saved what) const {
         return plan_.layer_plans[at(layer)].saves[at(what)];
@@ -241,8 +295,8 @@ private:
 
     // Where the documents of a micro-batch are: behind its tokens. Empty: it has none.
     using Tokens = planner::Assigned::Operand<Content::tokens, cost::Role::in, true>;
-    Tokens documents(int64_t i) const {
-        return plan_.documents ? Tokens(tokens_[at(i)]) : Tokens();
+    Tokens documents(const UnderWay& own, int64_t i) const {
+        return plan_.documents ? Tokens(own.tokens[at(i)]) : Tokens();
     }
 
     // Which the head multiplies by. Empty: it has weights of its own for it.
@@ -253,7 +307,7 @@ private:
     void prefetch_for_backward(int64_t layer, const Group& group) {
         if (!plan_.goes_back(layer)) return;
         if (group.is_last) r_.prefetch_weights(layer);
-        r_.prefetch_input(layer - 1, 0);
+        r_.prefetch_input(layer - 1, input_of(group, 0));
     }
 
     template <class Body>
@@ -264,32 +318,98 @@ private:
         }
     }
 
+    // Blocks ask for them where documents do not see each other.
+    bool needs_tokens() const { return stage().is_first() || stage().is_last() || plan_.documents; }
     void load_tokens(const Group& group, bool evaluation) {
-        tokens_.clear();
-        for (int64_t i = 0; i < group.size; ++i)
-            tokens_.push_back(r_.load_tokens(group.first + i, evaluation));
+        UnderWay& own = under_way(group);
+        own.tokens.clear();
+        for (int64_t i = 0; needs_tokens() && i < group.size; ++i)
+            own.tokens.push_back(r_.load_tokens(group.first + i, evaluation));
     }
 
     void embed(const Group& group) {
-        const Table table(first_weights(0, group));
-        x_.clear();
+        UnderWay& own = under_way(group);
+        Weights weights = first_weights(0, group);
+        if (group.is_first && stage().gives_table()) give_table(weights);
+        const Table table(std::move(weights));
         for (int64_t i = 0; i < group.size; ++i) {
-            x_.push_back(r_.acquire<Content::input>());
-            r_.record<op::Embed>(0, i,
-                                 {.tokens = tokens_[at(i)], .table = table, .out = x_.back()});
+            own.x.push_back(r_.acquire<Content::input>());
+            r_.record<op::Embed>(
+                0, i, {.tokens = own.tokens[at(i)], .table = table, .out = own.x.back()});
         }
     }
 
+    // The head goes forward and backward in one visit, so the logits of a batch never exist.
+    void visit_head(const Group& group) {
+        UnderWay& own = under_way(group);
+        const Weights weights = first_weights(head(), group);
+        const Table table = tied_table();
+        const bool trains = trainable(head());
+        Gradient gradient = trains ? r_.fetch_gradient(head(), group.is_first) : Gradient();
+        if (table_trains()) table_gradient_ = r_.fetch_table_gradient(group.is_first);
+        for (int64_t i = 0; i < group.size; ++i) {
+            const Input x = std::move(own.x[at(i)]);
+            own.dx.push_back(r_.acquire<Content::input_gradient>());
+            r_.record<op::Head>(head(), group.first + i,
+                                {.weights = weights,
+                                 .table = table,
+                                 .x = x,
+                                 .tokens = own.tokens[at(i)],
+                                 .dx = own.dx.back(),
+                                 .gradient = gradient,
+                                 .table_gradient = table_gradient_,
+                                 .scratch = scratch_,
+                                 .report = report_});
+        }
+        own.x.clear();
+        prefetch_for_backward(head() - 1, group);
+        if (trains) finish_gradient(head(), group, gradient);
+    }
+
+    // The gradient of the block inputs that the stage before gave.
+    void give_gradients(const Group& group) {
+        if (stage().is_first() || !stage().trains_below) return;
+        UnderWay& own = under_way(group);
+        for (int64_t i = 0; i < group.size; ++i)
+            r_.pass_on(StageLink::previous, stage().first, group.first + i, own.dx[at(i)],
+                       plan_.input_bytes);
+    }
+
+    // ---- a tied table, of which the first stage has the state and the last one the head
+
+    bool table_trains() const { return plan_.tied && trainable(0); }
+    int64_t table_gradient_bytes() const { return plan_.layers[0].trainable_elements * 4; }
+    void give_table(Weights& weights) {
+        if (updates() && table_trains()) r_.give_table(weights);
+    }
+    void take_table() {
+        if (updates() && table_trains()) r_.take_table();
+    }
+    void give_table_gradient(const Group& group) {
+        if (!table_trains()) return;
+        if (group.is_last)
+            r_.pass_on(StageLink::table, 0, 0, table_gradient_, table_gradient_bytes());
+        else
+            r_.spill_table_gradient(table_gradient_);
+        table_gradient_.release();
+    }
+    void take_table_gradient() {
+        table_gradient_ = TableGradient(r_.acquire(planner::Class::edge_gradient));
+        r_.take_over(StageLink::table, 0, 0, table_gradient_, table_gradient_bytes());
+    }
+
     void backward_embedding(const Group& group) {
+        const UnderWay& own = under_way(group);
         Gradient gradient = r_.fetch_gradient(0, group.is_first);
         for (int64_t i = 0; i < group.size; ++i) {
             r_.record<op::EmbedBackward>(0, i,
-                                         {.tokens = tokens_[at(i)],
-                                          .dx = dx_[at(i)],
+                                         {.tokens = own.tokens[at(i)],
+                                          .dx = own.dx[at(i)],
                                           .gradient = gradient,
                                           .scratch = scratch_});
         }
-        if (plan_.tied && !group.is_last) r_.spill_table_gradient(table_gradient_);
+        if (stage().gives_table() && group.is_last) take_table_gradient();
+        if (plan_.tied && stage().all() && !group.is_last) r_.spill_table_gradient(table_gradient_);
         if (plan_.tied && group.is_last) {
             r_.record<op::Add>(0, 0, {.gradient = gradient, .added = table_gradient_},
                                {.bytes = plan_.layers[0].trainable_elements * 4});
@@ -327,16 +447,7 @@ private:
     BufferOf<Content::scratch> scratch_;
     BufferOf<Content::report> report_;
     TableGradient table_gradient_;
-    std::vector<BufferOf<Content::tokens>> tokens_;  // by micro-batch of the group
-    std::vector<Input> x_;                           // their block input on the way up
-    std::vector<InputGradient> dx_;                  // and its gradient on the way down
-    struct SavedOf {
-        BufferOf<Content::attention> attention;
-        BufferOf<Content::mlp> mlp;
-        BufferOf<Content::projections> projections;
-    };
-    // The layers that save something: [layer, micro-batch of the group].
-    std::vector<SavedOf> saved_;
+    std::vector<UnderWay> under_way_;
 };
 
 }  // namespace
@@ -349,12 +460,20 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
         Step step(recorder, previous, speculative, what);
         step.start_report();
         step.end_speculation();
-        const int64_t groups = recorder.plan().groups, size = recorder.plan().group_size();
-        for (int64_t g = 0; g < groups; ++g) {
-            const Group group{g * size, size, g == 0, g == groups - 1};
-            step.forward(group);
-            step.visit_head(group);
-            step.backward(group);
+        const Plan& plan = recorder.plan();
+        const int64_t size = plan.group_size(), under_way = plan.groups_under_way();
+        const auto group = [&](int64_t g) {
+            return Group{g * size, size, g == 0, g == plan.groups - 1, g % under_way};
+        };
+        step.begin(group(0));
+        // Of a pipeline as many groups go forward first as there are stages from here on; then one
+        // goes back for each that goes forward. The inputs of the next one arrive beside that.
+        for (int64_t g = 0; g < plan.groups + under_way - 1; ++g) {
+            const int64_t back = g - (under_way - 1);
+            if (g < plan.groups) step.forward(group(g));
+            if (back >= 0) step.take_gradients(group(back));
+            if (g + 1 < plan.groups) step.take_inputs(group(g + 1));
+            if (back >= 0) step.backward(group(back));
         }
         step.send_report();
     }

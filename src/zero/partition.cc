@@ -12,15 +12,30 @@ bool travels(const Partition& partition, const model::Segment& segment) {
 }  // namespace
 
 Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs,
-                       const model::Slicing& slicing) {
+                       const model::Slicing& slicing, const Stage& layers) {
     FERRY_CHECK(rank >= 0 && rank < ranks);
-    Partition partition{
-        .rank = rank, .ranks = ranks, .slice = slicing.rank, .slices = slicing.ranks};
+    Partition partition{.rank = rank,
+                        .ranks = ranks,
+                        .slice = slicing.rank,
+                        .slices = slicing.ranks,
+                        .stage = layers};
     if (ranks == 1) return partition;
     FERRY_CHECK(stage == 3 || !codecs.weights.on(), "no rank gathers weights to use them");
     partition.sharding = sharding_of(stage);
     partition.codecs = codecs;
     return partition;
+}
+
+std::vector<model::Layer> layers_of_stage(const std::vector<model::Layer>& whole,
+                                          const Stage& stage) {
+    std::vector<model::Layer> found = whole;
+    if (stage.all()) return found;
+    for (int64_t l = 0; l < std::ssize(found); ++l) {
+        model::Layer& layer = found[static_cast<size_t>(l)];
+        if (!stage.has(l) && !(l == 0 && stage.copies_table()))
+            layer = {.kind = layer.kind, .index = layer.index};
+    }
+    return found;
 }
 
 const model::Segment& segment_of(const model::Layer& layer, int64_t element) {

@@ -4,9 +4,11 @@
 // weights that all gather, and gradients that each rank cuts and their owners add.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "comm/comm.h"
 #include "ferry/dtype.h"
@@ -42,6 +44,27 @@ struct Run {
     int64_t first = 0, count = 0;
 };
 
+// Which of a model's layers a rank has, where its depth is cut among ranks. In the plan of such a
+// rank the layers of other stages are there, and empty.
+struct Stage {
+    int index = 0, count = 1;
+    int64_t first = 0, end = 0;  // layers [first, end); of one stage all of them
+    bool trains_below = false;   // something in the stages before
+    // The head multiplies by the embedding's table: the first stage updates it, and the last one
+    // has its weights.
+    bool tied = false;
+
+    bool all() const { return count == 1; }
+    bool is_first() const { return index == 0; }
+    bool is_last() const { return index == count - 1; }
+    // Computes with it as embedding, block or head.
+    bool has(int64_t layer) const { return all() || (first <= layer && layer < end); }
+    bool copies_table() const { return !all() && tied && is_last(); }
+    bool gives_table() const { return !all() && tied && is_first(); }
+    // Groups of micro-batches that are between their forward and their backward, at most.
+    int64_t under_way(int64_t groups) const { return std::min<int64_t>(count - index, groups); }
+};
+
 // One rank's view of the cut. Where several ranks share tensors, those that have the same slices
 // share what these need; `ranks` are they.
 struct Partition {
@@ -49,9 +72,15 @@ struct Partition {
     Sharding sharding{};
     Codecs codecs{};            // none where a rank is alone
     int slice = 0, slices = 1;  // of the tensors
+    Stage stage{};              // of the layers
 
     bool alone() const { return ranks == 1; }
-    int of_run() const { return ranks * slices; }  // ranks
+    int of_run() const { return ranks * slices * stage.count; }  // ranks
+    // Whether the head of these layers, or of the stage that has it, multiplies by the embedding's
+    // table, and this rank takes part in that.
+    bool ties(const std::vector<model::Layer>& layers) const {
+        return stage.all() ? layers.back().find(model::Role::head_table) == nullptr : stage.tied;
+    }
     bool decides_alone() const { return of_run() == 1; }
     // Whether this rank counts what lies in a segment, or one that has it as well.
     bool counts(const model::Segment& segment) const { return slice % segment.holders == 0; }
@@ -84,7 +113,11 @@ struct Partition {
 
 // The partition of a rank among several; one alone shards nothing.
 Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs = {},
-                       const model::Slicing& slicing = {});
+                       const model::Slicing& slicing = {}, const Stage& layers = {});
+
+// A model's layers as a stage of it has them: those of the others are empty.
+std::vector<model::Layer> layers_of_stage(const std::vector<model::Layer>& whole,
+                                          const Stage& stage);
 
 // The segment that an element lies in.
 const model::Segment& segment_of(const model::Layer& layer, int64_t element);

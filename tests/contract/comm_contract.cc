@@ -247,6 +247,38 @@ TEST_P(CommContract, AgreesOnHostMemory) {
     });
 }
 
+// Between every two neighbours of a ring, in groups of their own; both ways at the same time.
+TEST_P(CommContract, APassGoesFromOneRankOfTwoToTheOther) {
+    on([](Rank& rank) {
+        if (rank.size() % 2 != 0) return;
+        const std::vector<int> pair = run_of(rank.rank(), 2);
+        const auto group = rank.comm.group(pair);
+        Rank within = rank.in(*group, 1);
+        const int me = rank.rank() % 2;
+        for (const size_t bytes : {1, 255, 4097, 1'000'003}) {
+            rank.forget_memory();
+            std::vector<std::byte*> places;
+            for (int op = 0; op < 6; ++op) {
+                const bool sends = (op / 2 + me) % 2 == 0;
+                const Bytes mine = message(rank.rank(), kAll, op, bytes);
+                places.push_back(rank.put(sends ? mine : Bytes(bytes, 0xEE)));
+                const auto size = static_cast<int64_t>(bytes);
+                group->pass(sends ? Pass{.from = places.back(), .bytes = size}
+                                  : Pass{.to = places.back(), .bytes = size},
+                            {.of = "block input", .layer = op, .step = 1});
+            }
+            within.finish();
+            for (int op = 0; op < 6; ++op) {
+                const bool sends = (op / 2 + me) % 2 == 0;
+                const int from = sends ? rank.rank() : pair[static_cast<size_t>(1 - me)];
+                EXPECT_EQ(rank.get(places[static_cast<size_t>(op)], bytes),
+                          message(from, kAll, op, bytes));
+            }
+        }
+        group->check();
+    });
+}
+
 TEST_P(CommContract, SaysWhichRankDiffersInWhat) {
     on([](Rank& rank) {
         const std::vector<Fact> same{{"binary", "ferry 1"}, {"numerics", std::string(500, 'x')}};

@@ -63,6 +63,21 @@ class PlanTest(FerryTest):
         crossing = inside["kernel_exchanges"]["bytes"] * 8 / 1e6
         self.assertGreater(apart["prediction"]["step_seconds"], crossing)
 
+    def test_groups_inside_a_host_do_not_take_the_network(self):
+        """Where ranks share tensors and sequences, neighbours share tensors: of two ranks a host sequences alone cross."""
+        model = {"model__heads": 4, "model__kv_heads": 2, "model__head_dim": 16, "batch__micro_batches": 32}
+        def planned(ranks, **changes):
+            run = self.ferry("plan", self.command(self.config(**{**model, **changes}))[1], "--json", "--ranks", str(ranks),
+                             "--ranks-per-host", "2", "--network", "1Mbit")
+            self.assertEqual(run.code, 0, run.err)
+            return json.loads(run.out)
+        both = planned(4, parallel__tensor=2, parallel__sequence=2, batch__sequence=64)
+        tensors = planned(4, parallel__tensor=2, batch__sequence=32, batch__micro_batches=64)
+        crossing = both["kernel_exchanges"]["bytes"] - tensors["kernel_exchanges"]["bytes"]
+        seconds = 2 * crossing * 8 / 1e6  # both ranks of a host send
+        self.assertGreater(both["prediction"]["step_seconds"], seconds)
+        self.assertLess(both["prediction"]["step_seconds"], 1.2 * seconds)
+
     def test_a_network_that_makes_no_sense_is_refused(self):
         command = self.command(self.config())
         for words, said in ((("--ranks", "2", "--network", "10"), "10Gbit"),

@@ -481,6 +481,72 @@ class Ranks(FerryTest):
                 for word in words:
                     self.assertIn(word, run.err)
 
+    def test_stages_of_a_pipeline_follow_one(self):
+        """Learned positions, tied tables and biases; some with ZeRO beside. Weights are those of one rank, bit by bit."""
+        for number, stages, family, stage in ((2, 2, "qwen3", 1), (4, 2, "gpt2", 1), (2, 2, "qwen2", 3)):
+            with self.subTest(ranks=number, stages=stages, family=family):
+                changes = {"model": {"path": str(MODELS / family), "dropout": "ignore"}, "steps": 3, "clip_norm": 0,
+                           "data__tokens": str(MODELS.parent / "train" / "tokens.bin"), "batch__sequence": 24,
+                           "batch__micro_batch": 2, "batch__micro_batches": 4, "evaluate__micro_batches": 2,
+                           "data__held_back": 0.2, "zero__stage": stage}
+                exports = [self.path(f"{name}-{family}") for name in ("one", "several")]
+                one = (self.train(self.config(**changes), "--export", exports[0]) if number == stages else
+                       self.ranks(number // stages, self.config(**changes), "--export", exports[0]))
+                several = self.ranks(number, self.config(parallel__pipeline=stages, **changes), "--export", exports[1])
+                self.assert_trained(one)
+                self.assert_trained(several)
+                self.assertEqual(several.summary["ranks"], number)
+                self.assertIn(f"{stages} stages: embedding and block", several.err)
+                for mine, theirs in zip(several.steps, one.steps):
+                    for key in ("loss", "tokens", "targets"):
+                        self.assertEqual(mine[key], theirs[key])
+                    self.assertAlmostEqual(mine["gradient_norm"], theirs["gradient_norm"],
+                                           delta=1e-12 * theirs["gradient_norm"])
+                for here, there in zip(several.evaluations, one.evaluations):
+                    self.assertEqual(here["evaluation_loss"], there["evaluation_loss"])
+                files = [pathlib.Path(export) / "model.safetensors" for export in exports]
+                self.assertEqual(*(file.read_bytes() for file in files))
+
+    def test_what_stages_pass_is_counted_and_changes_no_bit(self):
+        staged = {"parallel__pipeline": 2, "model__layers": 3, "zero__stage": 1}
+        tight = {**self.tight(4), "budgets__host": "8MiB"}
+        runs = [self.ranks(4, self.config(**staged, **tiers))
+                for tiers in ({}, {}, tight, {"swap__groups": 3}, {"swap__save_attention": 1})]
+        for run in runs:
+            self.assert_trained(run)
+            self.assertEqual(run.numbers(), runs[0].numbers())
+        sent = {one["collective"]: one for one in runs[0].summary["collectives"]}
+        # What the first rank passes on: block inputs of its half of the micro-batches.
+        config = self.config()
+        calls = 6 * runs[0].summary["steps"]
+        self.assertEqual(sent["pass on"]["calls"], calls)
+        tokens = config["batch"]["micro_batch"] * config["batch"]["sequence"]
+        self.assertEqual(sent["pass on"]["sent_bytes"], calls * tokens * config["model"]["hidden"] * 4)
+
+    def test_pipelines_that_cannot_be_are_refused_and_short_ones_are_warned_of(self):
+        for number, changes, words in (
+                (3, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 3 ranks", "start 4 ranks")),
+                (1, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 1 rank", "start 2 ranks")),
+                (3, {"parallel__pipeline": 3, "model__layers": 2}, ("3 stages", "2 blocks", "set it to 2 or less")),
+                (2, {"parallel__pipeline": 0}, ("parallel.pipeline", "at least 1, at most 4096")),
+                (4, {"parallel__pipeline": 2, "zero__stage": 3}, ("zero.stage", "set zero.stage to 2 or less")),
+                (4, {"parallel__pipeline": 2, "batch__micro_batches": 3},
+                 ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4")),
+                (2, {"parallel__pipeline": 2, "checkpoint__dir": self.path("saved")}, ("checkpoint.dir",))):
+            with self.subTest(ranks=number, **changes):
+                config = self.config(**changes)
+                run = self.ranks(number, config) if number > 1 else self.train(config)
+                self.assertEqual(run.code, USAGE, run.err)
+                for word in words:
+                    self.assertIn(word, run.err)
+        config = self.config(parallel__pipeline=2, batch__micro_batches=1, steps=1)
+        run = self.ranks(2, config)
+        self.assert_trained(run)
+        self.assertIn("1 group of micro-batches for 2 stages: each stage waits 50 % of a step", run.err)
+        planned = self.ferry("plan", self.command(config)[1], "--ranks", "2")
+        self.assertEqual(planned.code, USAGE)
+        self.assertIn("a pipeline is not planned ahead yet", planned.err)
+
     def test_evaluation_and_weights_come_from_all_ranks(self):
         changes = {"evaluate__micro_batches": 5, "steps": 2}
         first = self.path("first.safetensors")
@@ -987,8 +1053,7 @@ class Ranks(FerryTest):
             self.assert_left_nothing()
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
-    def test_a_rank_that_shares_tensors_is_named_when_it_is_killed(self):
-        """In the first of the sums. Which operation it was is told only where the group finds it before the run does."""
+    def test_a_rank_that_shares_tensors_is_named_with_its_group(self):
         config = self.config(parallel__tensor=3, model__heads=6, model__kv_heads=3, model__head_dim=8, steps=1,
                              **self.tight(3))
         command = self.command(config)
@@ -1000,7 +1065,24 @@ class Ranks(FerryTest):
             sizes = [int(line) for line in file]
         part = 11 * 64 * 4  # bytes of a third of 32 tokens' rows
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(sizes.index(part) + 1))
-        self.assert_ended(said, codes, "lost rank 1: its process has ended")
+        self.assert_ended(said, codes, "lost rank 1: its process has ended", "exchange of the sums of layer 1, step 1",
+                          "among ranks 0, 1, 2")
+
+    @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
+    def test_a_rank_of_a_pipeline_is_named_when_it_is_killed(self):
+        """The middle one of three, when it passes on the first block input."""
+        config = self.config(parallel__pipeline=3, model__layers=3, steps=1,
+                             **{**self.tight(3), "budgets__host": "6MiB"})
+        command = self.command(config)
+        self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
+        messages = self.path("messages-stages")
+        said, codes = self.mortal(command, FERRY_TEST_MESSAGES=messages)
+        self.assertEqual(codes, {0: 0, 1: 0, 2: 0}, said)
+        with open(messages, encoding="ascii") as file:
+            sizes = [int(line) for line in file]
+        passed = config["batch"]["micro_batch"] * config["batch"]["sequence"] * config["model"]["hidden"] * 4
+        said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(sizes.index(passed) + 1))
+        self.assert_ended(said, codes, "lost rank 1: its process has ended", "pass of the block input")
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
     def test_a_rank_killed_before_the_ranks_have_met(self):

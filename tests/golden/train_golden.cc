@@ -359,11 +359,13 @@ struct RankCase {
     int64_t stage;
     int sequence = 1;  // that share each sequence
     int tensor = 1;    // that share each block's tensors
+    int pipeline = 1;  // stages that share the layers
     std::string text() const {
         return std::string(name) + "_on_" + std::to_string(ranks) + "_ranks_stage_" +
                std::to_string(stage) +
                (sequence > 1 ? "_sequences_over_" + std::to_string(sequence) : "") +
-               (tensor > 1 ? "_tensors_over_" + std::to_string(tensor) : "");
+               (tensor > 1 ? "_tensors_over_" + std::to_string(tensor) : "") +
+               (pipeline > 1 ? "_layers_over_" + std::to_string(pipeline) : "");
     }
 };
 void PrintTo(const RankCase& one, std::ostream* out) { *out << one.text(); }
@@ -378,9 +380,12 @@ TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
     Config config = golden_config(name, std::string(name_of(comm::device_of_ranks())));
     config.batch = {.sequence = config.batch.sequence, .micro_batch = 1, .micro_batches = 6};
     config.zero.stage = GetParam().stage;
-    config.parallel = {.sequence = GetParam().sequence, .tensor = GetParam().tensor};
-    const bool in_kernels = config.parallel.sequence > 1 || config.parallel.tensor > 1;
-    if (in_kernels && config.device != DeviceKind::cpu) GTEST_SKIP();
+    config.parallel = {.sequence = GetParam().sequence,
+                       .tensor = GetParam().tensor,
+                       .pipeline = GetParam().pipeline};
+    const ParallelConfig& cut = config.parallel;
+    if (cut.sequence * cut.tensor * cut.pipeline > 1 && config.device != DeviceKind::cpu)
+        GTEST_SKIP();
     Golden golden = read_golden(name);
     Trace trace;
     comm::on_run_ranks(
@@ -510,7 +515,9 @@ INSTANTIATE_TEST_SUITE_P(
                     RankCase{"tied", 2, 3, 2}, RankCase{"untied", 3, 1, 3},
                     RankCase{"frozen", 4, 0, 2}, RankCase{"upper", 4, 3, 4},
                     RankCase{"tied", 2, 3, 1, 2}, RankCase{"untied", 4, 1, 1, 2},
-                    RankCase{"frozen", 4, 0, 1, 4}, RankCase{"upper", 4, 3, 2, 2}),
+                    RankCase{"frozen", 4, 0, 1, 4}, RankCase{"upper", 4, 3, 2, 2},
+                    RankCase{"tied", 2, 0, 1, 1, 2}, RankCase{"untied", 4, 1, 1, 1, 2},
+                    RankCase{"frozen", 2, 1, 1, 1, 2}),
     [](const auto& one) { return one.param.text(); });
 INSTANTIATE_TEST_SUITE_P(golden, TorchBf16, testing::Values("cpu", "cuda"),
                          [](const auto& one) { return one.param; });

@@ -53,12 +53,15 @@ Groups draw_groups(Random& random, Method method, int ranks) {
     return groups;
 }
 model::BlockExchanges draw_exchanges(Random& random, const Groups& groups, int64_t activation) {
-    if (groups.tensor * groups.sequence == 1) return {};
-    const int64_t bytes = activation * random.from(1, 4);
-    return {.forward_bytes = bytes,
-            .backward_bytes = 2 * bytes,
-            .forward_calls = random.from(1, 4),
-            .backward_calls = random.from(2, 8)};
+    const auto among = [&](int ranks) -> model::BlockExchanges::Group {
+        if (ranks == 1) return {};
+        const int64_t bytes = activation * random.from(1, 4);
+        return {.forward_bytes = bytes,
+                .backward_bytes = 2 * bytes,
+                .forward_calls = random.from(1, 4),
+                .backward_calls = random.from(2, 8)};
+    };
+    return {.sequence = among(groups.sequence), .slices = among(groups.tensor)};
 }
 
 // Kernels that code run on the CPU alone. Each rank has momentum as it is, in fp32.
@@ -191,8 +194,8 @@ void draw_machine(Random& random, Case& made) {
     m.device_bytes_per_s = m.computes_on_host ? m.dram_bytes_per_s : random.between(1e11, 4e12);
     m.comm_bytes_per_s = random.between(1e8, 1e11);
     m.comm_overhead_s = random.between(1e-7, 1e-4);
-    m.group_bytes_per_s = m.comm_bytes_per_s * random.between(1, 10);
-    m.group_overhead_s = m.comm_overhead_s;
+    for (cost::GroupRate* group : {&m.with_sequence, &m.with_slices})
+        *group = {m.comm_bytes_per_s * random.between(1, 10), m.comm_overhead_s};
     m.assumed_flops_per_s = random.between(1e9, 1e14);
     m.memory_of = m.storage_of = random.once_in(2) ? cost::Of::host : cost::Of::rank;
     const cost::Drive drive = cost::one_drive(made.paths);

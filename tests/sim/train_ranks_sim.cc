@@ -73,6 +73,33 @@ TEST_F(RanksSim, EveryInterleavingEndsWithTheSameBits) {
     } while (seeds.next());
 }
 
+TEST_F(RanksSim, EveryInterleavingOfStagesEndsWithTheSameBits) {
+    for (const bool tied : {false, true}) {
+        const auto staged = [&](Config config) {
+            config.parallel.pipeline = kRanks;
+            config.model.layers = 3;
+            config.model.tie_embeddings = tied;
+            return config;
+        };
+        const TinyOutcome expected = simulate(staged(config(false)), 1).front();
+        Seeds seeds(30);
+        do {
+            const uint64_t seed = seeds.now();
+            SCOPED_TRACE("FERRY_SIM_SEED=" + std::to_string(seed));
+            Config config = staged(this->config(seed % 3 == 0));
+            config.zero.stage = static_cast<int64_t>(seed % 3);
+            config.swap.groups = 1 + static_cast<int64_t>(seed / 4 % 2);
+            if (seed % 7 == 0) config.swap.groups = 4;
+            config.swap.speculate = seed % 5 < 3 ? Speculate::all : Speculate::off;
+            for (const TinyOutcome& outcome : simulate(config, seed)) {
+                EXPECT_EQ(outcome.hash, expected.hash);
+                EXPECT_EQ(outcome.losses, expected.losses);
+            }
+            if (HasFailure()) return;
+        } while (seeds.next());
+    }
+}
+
 // Compares the exposed seconds of the report with the slices of the trace.
 TEST_F(RanksSim, ExposedCommunicationIsThatOfTheTrace) {
     for (const int64_t stage : {0, 3}) {

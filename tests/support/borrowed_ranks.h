@@ -23,6 +23,7 @@ public:
     void exchange(std::span<const Exchange> pieces, Topic topic) override {
         ranks_.exchange(pieces, topic);
     }
+    void pass(const Pass& piece, Topic topic) override { ranks_.pass(piece, topic); }
     void shift(const Shift& parts, Topic topic) override { ranks_.shift(parts, topic); }
     void all_gather_host(Gather piece, Topic topic) override {
         ranks_.all_gather_host(piece, topic);

@@ -182,11 +182,13 @@ private:
 
 class SimulatedRank final : public OperationQueue, private Service {
 public:
-    SimulatedRank(Hall& hall, int rank, Executor& executor)
+    // A simulated rank has one thread, which waits in a meeting: there all its communicators' calls
+    // take their turns in one order, on the lane of the first.
+    SimulatedRank(Hall& hall, int rank, Executor& executor, std::optional<LaneId> lane = {})
         : hall_(hall),
           rank_(rank),
           executor_(executor),
-          lane_(executor.add_lane("comm", kDepth)),
+          lane_(lane && executor.simulated() ? *lane : executor.add_lane("comm", kDepth)),
           operations_(kDepth) {
         if (executor.simulated()) executor_.host(*this);
     }
@@ -219,7 +221,7 @@ public:
     std::unique_ptr<Communicator> group(std::span<const int> members) override {
         const auto own = std::ranges::find(members, rank_) - members.begin();
         return std::make_unique<SimulatedRank>(hall_.group(groups_++, members),
-                                               static_cast<int>(own), executor_);
+                                               static_cast<int>(own), executor_, lane_);
     }
 
 private:
@@ -263,10 +265,8 @@ private:
                 ending.failure = failure_of(operation, *met.lost);
                 hall_.end(rank_, ending.at, *met.lost);
             } else {
-                const bool shifts = operation.kind == Operation::Kind::shift;
                 for (size_t i = 0; i < operation.count; ++i)
-                    ending.arrived.push_back(shifts ? shifted(operation, i, met.operations)
-                                                    : gather(operation, i, met.operations));
+                    ending.arrived.push_back(arriving(operation, i, met.operations));
                 hall_.leave(meetings_ - 1);
                 for (size_t i = 0; i < operation.count; ++i) spoil(operation, i);
             }
@@ -283,8 +283,15 @@ private:
                          ") up: " + by.how}};
     }
 
-    std::vector<std::byte> gather(const Operation& operation, size_t i,
-                                  const std::vector<const Operation*>& all) const {
+    std::vector<std::byte> arriving(const Operation& operation, size_t i,
+                                    const std::vector<const Operation*>& all) const {
+        if (operation.kind == Operation::Kind::pass) return passed(operation, i, all);
+        if (operation.kind == Operation::Kind::shift) return shifted(operation, i, all);
+        return gathered(operation, i, all);
+    }
+
+    std::vector<std::byte> gathered(const Operation& operation, size_t i,
+                                    const std::vector<const Operation*>& all) const {
         const Transfer& transfer = operation.transfers[i];
         std::vector<std::byte> arrived(all.size() * static_cast<size_t>(transfer.bytes));
         for (size_t from = 0; from < all.size(); ++from) {
@@ -299,6 +306,20 @@ private:
             if (bytes > 0) std::memcpy(arrived.data() + from * bytes, out, bytes);
         }
         return arrived;
+    }
+
+    // Empty where this rank is the one that passes something on.
+    std::vector<std::byte> passed(const Operation& operation, size_t i,
+                                  const std::vector<const Operation*>& all) const {
+        const Transfer& transfer = operation.transfers[i];
+        const Operation& theirs = *all[static_cast<size_t>(1 - rank_)];
+        FERRY_CHECK(theirs.kind == operation.kind && theirs.text() == operation.text() &&
+                        theirs.transfers[i].bytes == transfer.bytes &&
+                        theirs.sends(theirs.transfers[i]) == operation.receives(transfer),
+                    "the ranks make different calls: " + theirs.text() + ", " + operation.text());
+        if (operation.sends(transfer)) return {};
+        const std::byte* from = theirs.transfers[i].out;
+        return {from, from + transfer.bytes};
     }
 
     // What arrives by the i-th transfer of a shift: nothing by that which leaves.
@@ -317,8 +338,9 @@ private:
     // Garbage until it ends, but for this rank's own place, where a gather's transfer may lie.
     void spoil(const Operation& operation, size_t i) const {
         const Transfer& transfer = operation.transfers[i];
-        if (operation.kind == Operation::Kind::shift) {
-            if (i == 1 && transfer.bytes > 0)
+        if (!operation.receives(transfer)) return;
+        if (!operation.to_all()) {
+            if (transfer.bytes > 0)
                 std::memset(transfer.in, 0xA5, static_cast<size_t>(transfer.bytes));
             return;
         }
@@ -333,7 +355,7 @@ private:
         uint64_t all = 0;
         for (size_t i = 0; i < operation.count; ++i) {
             const Transfer& transfer = operation.transfers[i];
-            if (transfer.out == nullptr) continue;
+            if (!operation.sends(transfer)) continue;
             const int parts = operation.kind == Operation::Kind::exchange ? size() : 1;
             all = all * 31 + checksum({transfer.out, static_cast<size_t>(transfer.bytes * parts)});
         }

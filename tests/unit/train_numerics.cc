@@ -134,5 +134,16 @@ TEST(Numerics, record_names_ranks_that_share_tensors) {
     EXPECT_EQ(apart.find("tensors over"), std::string::npos) << apart;
 }
 
+// And a pipeline's stages, whose ranks share the micro-batches among those of a stage.
+TEST(Numerics, record_names_the_stages_of_layers) {
+    Config config = config_of(DeviceKind::cpu, 1024, 1);
+    config.batch.micro_batches = 6;
+    config.parallel.pipeline = 4;
+    const std::string staged =
+        numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", 8);
+    EXPECT_NE(staged.find("micro-batch 1 x 3;"), std::string::npos) << staged;
+    EXPECT_NE(staged.find("; ranks 8, layers over 4;"), std::string::npos) << staged;
+}
+
 }  // namespace
 }  // namespace ferry::train

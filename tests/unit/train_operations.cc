@@ -26,6 +26,7 @@ struct Case {
     zero::Codecs codecs{};
     StateFormat state{};
     double on_device = 0, on_nvme = 0;
+    zero::Stage layers{};
 };
 
 constexpr int64_t kInput = 16384, kTokens = 64;
@@ -52,7 +53,7 @@ planner::Plan plan_of(const Case& of) {
                     .save_projections = 1};
     if (of.on_nvme > 0) request.budgets.nvme = {{.path = "there", .size_bytes = kGiB}};
     return planner::make_plan(
-        request, model::layers_of(shape, {}, false, of.ranks),
+        request, zero::layers_of_stage(model::layers_of(shape, {}, false, of.ranks), of.layers),
         {.sequence = kTokens, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
         {.activation = kInput,
          .scratch = 1 << 20,
@@ -60,7 +61,7 @@ planner::Plan plan_of(const Case& of) {
          .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0),
                          std::vector<double>(3, 1.0)}},
         cost::default_measurements(request.device),
-        zero::partition_of(of.stage, of.ranks - 1, of.ranks, of.codecs));
+        zero::partition_of(of.stage, of.ranks - 1, of.ranks, of.codecs, {}, of.layers));
 }
 
 const std::vector<Case> kCases{
@@ -86,6 +87,18 @@ const std::vector<Case> kCases{
      .ranks = 2,
      .codecs = {.momentum = {CodecKind::sign, 64}, .local_steps = true},
      .on_nvme = 1},
+    {.tied = true,
+     .groups = 4,
+     .stage = 1,
+     .ranks = 2,
+     .layers = {.index = 0, .count = 3, .first = 0, .end = 2, .tied = true}},
+    {.groups = 2,
+     .on_nvme = 1,
+     .layers = {.index = 1, .count = 3, .first = 2, .end = 3, .trains_below = true}},
+    {.tied = true,
+     .groups = 4,
+     .on_nvme = 0.5,
+     .layers = {.index = 2, .count = 3, .first = 3, .end = 5, .trains_below = true, .tied = true}},
 };
 
 template <class Look>

@@ -89,10 +89,17 @@ cost::Measurements over(const Network& network, const train::RankCount& count,
         return 1 / (outside / of_a_rank + (1 - outside) / inside_rate);
     };
     const double latency = network.latency_s, overhead = measured.comm_overhead_s;
-    if (const int group = groups.tensor * groups.sequence; group > 1) {
-        const int here = std::gcd(group, count.on_a_host);  // where groups begin anywhere
-        measured.group_bytes_per_s = rate(group, here);
-        measured.group_overhead_s = overhead + (here < group ? latency : 0);
+    const auto group_rate = [&](int ranks, int here) {
+        return cost::GroupRate{rate(ranks, here), overhead + (here < ranks ? latency : 0)};
+    };
+    // Neighbours share tensors; of every so many of them one shares a sequence. A host may begin
+    // within a group.
+    const int tensors_here = std::gcd(groups.tensor, count.on_a_host);
+    if (groups.tensor > 1) measured.with_slices = group_rate(groups.tensor, tensors_here);
+    if (groups.sequence > 1) {
+        const int both_here = std::gcd(groups.tensor * groups.sequence, count.on_a_host);
+        measured.with_sequence =
+            group_rate(groups.sequence, std::max(1, both_here / groups.tensor));
     }
     // State and gradients are exchanged by ranks that have the same slice of the tensors.
     measured.comm_bytes_per_s =

@@ -18,8 +18,8 @@ struct Network {
 Network network_from(const std::string& rate, const std::string& latency);
 
 // The measurements with its hosts that far apart. The ranks of a host share its link; what comes
-// from ranks of the same host takes as long as before, and is added. Groups of ranks that share
-// tensors or sequences and lie inside a host talk as before.
+// from ranks of the same host takes as long as before, and is added. Groups that share tensors and
+// groups that share sequences have a rate each: inside a host as before.
 cost::Measurements over(const Network& network, const train::RankCount& count,
                         const ParallelConfig& groups, cost::Measurements measured);
 

@@ -87,16 +87,24 @@ std::string text_of_slices(const planner::Plan& plan) {
     return fmt::format(", {} neighbours with slices of the same tensors", plan.partition.slices);
 }
 
+// Others have other layers.
+std::string text_of_stage(const planner::Plan& plan) {
+    const zero::Stage& stage = plan.partition.stage;
+    if (stage.all()) return "";
+    return fmt::format("of stage {} of {}, which has {} blocks: ", stage.index, stage.count,
+                       plan.blocks());
+}
+
 }  // namespace
 
 KernelBytes kernel_bytes(const planner::Plan& plan) {
     KernelBytes sent;
     for (int64_t layer = 1; layer + 1 < std::ssize(plan.layers); ++layer) {
-        sent.bytes += plan.micro_batches * plan.exchanges.forward_bytes;
-        sent.calls += plan.micro_batches * plan.exchanges.forward_calls;
-        if (!plan.goes_back(layer)) continue;
-        sent.bytes += plan.micro_batches * plan.exchanges.backward_bytes;
-        sent.calls += plan.micro_batches * plan.exchanges.backward_calls;
+        for (const bool back : {false, true}) {
+            if (back && !plan.goes_back(layer)) continue;
+            sent.bytes += plan.micro_batches * plan.exchanges.bytes(back);
+            sent.calls += plan.micro_batches * plan.exchanges.calls(back);
+        }
     }
     return sent;
 }
@@ -106,12 +114,13 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     for (const model::Layer& layer : plan.layers) {
         for (const model::Tensor& tensor : layer.tensors) parameters += tensor.whole_count();
     }
-    print("{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
-          parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
-          plan.groups == 1 ? "" : "s");
+    print(
+        "{}{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
+        text_of_stage(plan), parameters, trainable_of(plan), plan.chunk_elements,
+        plan.micro_batches, plan.groups, plan.groups == 1 ? "" : "s");
     const int64_t attention = plan.blocks_saving(model::Saved::attention),
                   projections = plan.blocks_saving(model::Saved::projections),
-                  mlp = plan.blocks_saving(model::Saved::mlp), blocks = std::ssize(plan.layers) - 2,
+                  mlp = plan.blocks_saving(model::Saved::mlp), blocks = plan.blocks(),
                   inputs = plan.blocks_saving_inputs();
     if (attention + projections + mlp > 0 || inputs < blocks)
         print(

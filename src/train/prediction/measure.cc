@@ -247,9 +247,12 @@ double time_device_copies(const Bench& on) {
 
 void time_gathers(const Bench& on, comm::Communicator& ranks, cost::Measurements& measured) {
     zero::Partition all = on.plan.partition;
+    all.rank = ranks.rank();
+    all.ranks = ranks.size();
     all.sharding.weights = true;
     all.codecs = {};  // the bytes themselves are timed
-    const model::Layer& block = on.plan.layers[1];
+    const auto first = static_cast<size_t>(std::max<int64_t>(all.stage.first, 1));
+    const model::Layer& block = on.plan.layers[first];
     const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(planner::Class::block_weights)];
     std::byte* whole = on.device.memory().data() + b.offset;
     constexpr comm::Topic kTopic{.of = "weights, to measure"};

@@ -119,6 +119,14 @@ struct Predictor::ModelOnDevice {
                       : absent->memory_bytes > 0 ? absent->memory_bytes
                                                  : kUnlimited) {
         require_ranks(config, world.ranks);
+        if (world.pipeline > 1)
+            throw Error(Trouble::usage,
+                        {.what = "a pipeline is not planned ahead yet",
+                         .where = "parallel.pipeline",
+                         .measured = std::to_string(world.pipeline),
+                         .limit = "1",
+                         .remedy = "ferry train prints the first stage's plan as it starts; or set "
+                                   "parallel.pipeline to 1"});
         schedule_of(config);  // refuses one that makes no sense
         device_bytes_within(config.budgets.device_bytes, *device);  // warns of what it has not got
     }

@@ -112,13 +112,12 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     // what blocks save, of which a group has as many as micro-batches; the host is all free to
     // choose.
     const auto bytes_of = [&](Class c) { return plan.buffers[static_cast<size_t>(c)].bytes; };
-    const int64_t inputs_there =
-        std::ranges::count(plan.inputs, swap::kNoObject) * bytes_of(Class::activation);
+    const int64_t inputs_there = plan.inputs_on_device() * bytes_of(Class::activation);
     // Each micro-batch of a group has these in any placement: its tokens and its activations.
     const int64_t each_bytes = bytes_of(Class::tokens) + bytes_of(Class::activation);
     const int64_t fixed_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan) -
                                 saved_bytes - inputs_there - plan.group_size() * each_bytes;
-    const int64_t blocks = std::ssize(plan.layers) - 2;
+    const int64_t blocks = plan.blocks();
     const MeanState state = mean_state_of(plan);
     BoundInput input{.kernel_seconds = kernel_s,
                      .saving = saving,

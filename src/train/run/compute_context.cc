@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "train/inside.h"
 #include "train/rank_agreement.h"
@@ -89,9 +91,27 @@ void ComputeContext::make_groups(const Config& config, Executor& executor) {
     if (own.sequence > 1)
         sequence =
             comm::make_stream_exchange(*device, executor, ranks->group(own.with_sequences()));
-    if (own.tensor == 1) return;
-    tensors = comm::make_stream_exchange(*device, executor, ranks->group(own.with_tensors()));
-    if (own.sharers() > 1) with_slice = ranks->group(own.with_slice());
+    if (own.tensor > 1)
+        tensors = comm::make_stream_exchange(*device, executor, ranks->group(own.with_tensors()));
+    if (own.tensor * own.pipeline > 1 && own.sharers() > 1)
+        with_slice = ranks->group(own.with_slice());
+    if (own.pipeline > 1) make_pairs(own);
+}
+
+// Of stages 0 and 1, 2 and 3, ..., then of 1 and 2, 3 and 4, ..., then of the first and the last.
+void ComputeContext::make_pairs(const World& own) {
+    const int last = own.pipeline - 1;
+    const auto pair_with = [&](int stage) {
+        std::vector<int> members{own.rank};
+        if (stage >= 0 && stage <= last && stage != own.stage())
+            members.push_back(own.at_stage(stage));
+        std::ranges::sort(members);
+        return ranks->group(members);
+    };
+    const int stage = own.stage();
+    pairs[0] = pair_with(stage % 2 == 0 ? stage + 1 : stage - 1);
+    pairs[1] = pair_with(stage % 2 == 0 ? stage - 1 : stage + 1);
+    if (last > 1) pairs[2] = pair_with(stage == 0 ? last : stage == last ? 0 : stage);
 }
 
 void ComputeContext::open_device(const Config& config, Runtime& runtime) {
@@ -124,7 +144,27 @@ World ComputeContext::world(const Config& config) const {
 }
 
 comm::Communicator* ComputeContext::sharers(const Config& config) const {
-    return config.parallel.tensor > 1 ? with_slice.get() : ranks.get();
+    const bool all = config.parallel.tensor == 1 && config.parallel.pipeline == 1;
+    return all ? ranks.get() : with_slice.get();
+}
+
+std::array<comm::Communicator*, cost::kStageLinks> ComputeContext::links(
+    const Config& config) const {
+    std::array<comm::Communicator*, cost::kStageLinks> found{};
+    if (config.parallel.pipeline == 1) return found;
+    const auto of = [this](size_t pair) {
+        comm::Communicator* made = pairs[pair].get();
+        return made && made->size() == 2 ? made : nullptr;
+    };
+    const bool even = world(config).stage() % 2 == 0;
+    const auto at = [&found](cost::StageLink link) -> comm::Communicator*& {
+        return found[static_cast<size_t>(link)];
+    };
+    at(cost::StageLink::next) = of(even ? 0 : 1);
+    at(cost::StageLink::previous) = of(even ? 1 : 0);
+    // Of two stages the first and the last are neighbours.
+    at(cost::StageLink::table) = config.parallel.pipeline == 2 ? of(0) : of(2);
+    return found;
 }
 
 void ComputeContext::abandon(const char* why) const noexcept {

@@ -1,9 +1,11 @@
 // The device that a run computes on, and the ranks that it talks to.
 #pragma once
 
+#include <array>
 #include <memory>
 
 #include "comm/comm.h"
+#include "cost/operations.h"
 #include "ferry/config.h"
 #include "ferry/device.h"
 #include "ferry/train.h"
@@ -18,18 +20,23 @@ struct ComputeContext {
     std::unique_ptr<comm::Communicator> with_slice{};  // null: of these ranks, all or this one
     std::unique_ptr<comm::StreamExchange> sequence{};  // null: no other rank has parts of sequences
     std::unique_ptr<comm::StreamExchange> tensors{};   // null: none has other slices of tensors
+    // Pairs with ranks of other stages; who has no partner is one alone.
+    std::array<std::unique_ptr<comm::Communicator>, cost::kStageLinks> pairs{};
 
     // Takes the ranks out of `runtime`.
     void open(const Config& config, Runtime& runtime);
     World world(const Config& config) const;  // throws usage: world_of
     // The ranks that share state, weights and gradients with this one; null: none.
     comm::Communicator* sharers(const Config& config) const;
+    // To the ranks of other stages, by cost::StageLink; null: there is none.
+    std::array<comm::Communicator*, cost::kStageLinks> links(const Config& config) const;
     // This rank goes no further: the others learn it at once.
     void abandon(const char* why) const noexcept;
 
 private:
     void open_device(const Config& config, Runtime& runtime);
     void make_groups(const Config& config, Executor& executor);
+    void make_pairs(const World& own);
 };
 
 }  // namespace ferry::train

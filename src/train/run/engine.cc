@@ -146,7 +146,7 @@ public:
     void abandon(const char* why) noexcept { context_->abandon(why); }
 
     const Plan& plan() const { return plan_; }
-    const std::vector<model::Layer>& layers() const { return plan_.layers; }
+    const std::vector<model::Layer>& layers() const { return layers_; }
     using StartedRun::numerics_record;
     RunReport report() {
         return guarded([this] { return so_far(); });
@@ -232,6 +232,13 @@ private:
 
     // Each rank goes through as many micro-batches, the last ones perhaps without a target.
     Evaluation held_back(std::span<float> logits) {
+        if (!logits.empty() && world_.pipeline > 1)
+            throw Error(Trouble::usage, {.what = "a pipeline keeps no logits: its last stage alone "
+                                                 "has them",
+                                         .where = "parallel.pipeline",
+                                         .measured = std::to_string(world_.pipeline),
+                                         .limit = "1",
+                                         .remedy = "evaluate on one rank"});
         totals_ = so_far();  // evaluation moves weights too; the run's totals are training's alone
         measure_anew();
         kernels().evaluation_targets() = 0;
@@ -263,9 +270,12 @@ private:
     void read(int64_t layer, const model::Tensor& tensor, const ValueSink& sink,
               const Source& mine) {
         const auto of_slice = [&](const zero::Run& run, const ValueSink& to) {
+            const model::Layer& shape = layers_[static_cast<size_t>(layer)];
+            if (world_.pipeline > 1)
+                return share_values(*ranks_, executor_, partition_, shape, run, mine, to,
+                                    world_.of_a_stage() * stage_with(stages_, layer));
             if (!sharers_) return mine(run, to);
-            share_values(*sharers_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
-                         run, mine, to);
+            share_values(*sharers_, executor_, partition_, shape, run, mine, to);
         };
         if (!tensor.is_slice()) return of_slice({tensor.offset, tensor.count}, sink);
         join_slices(*ranks_, executor_, {shape_, world_.slicing()}, tensor, of_slice, sink);
@@ -602,7 +612,8 @@ void Engine::Run::measure() {
         schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
         judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, footprint_of_updates(plan_));
     time_storage(config_, plan_, store(), executor_, measured);
-    if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
+    comm::Communicator* const timed = world_.pipeline > 1 ? sharers_ : ranks_;
+    if (timed) time_gathers(stack_.bench(), *timed, measured);
     if (totals_.predicted_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
     predict(measured);
     measure_anew();

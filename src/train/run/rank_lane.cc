@@ -1,18 +1,42 @@
 #include "rank_lane.h"
 
+#include <algorithm>
+
 namespace ferry::train {
 
+namespace {
+
+cost::StageLink link_of(const swap::Task& task) { return static_cast<cost::StageLink>(task.flags); }
+const char* what_passes(const swap::Task& task) {
+    using cost::StageLink;
+    const bool leaves = static_cast<cost::Op>(task.op) == cost::Op::pass_on;
+    if (link_of(task) == StageLink::table) return "table";
+    return (link_of(task) == StageLink::next) == leaves ? "block input" : "block input's gradient";
+}
+
+}  // namespace
+
+bool RankLane::one_order() const {
+    return (sharers_ == &ranks_ || !sharers_) &&
+           std::ranges::all_of(links_, [](const auto* other) { return other == nullptr; });
+}
+
+comm::Communicator& RankLane::communicator(size_t on) const {
+    if (on == run) return ranks_;
+    return on == slice ? *sharers_ : *links_[on - link];
+}
+
 void RankLane::signal(std::atomic<uint64_t>& counter) {
-    if (sharers_ == &ranks_ || !sharers_) return ranks_.signal(counter);
+    if (one_order()) return ranks_.signal(counter);
     FERRY_CHECK(posted_ - told_ < kTasks, "too many tasks of the lane are under way");
     counter_ = &counter;
-    on_[posted_++ % kTasks] = last_;
-    (last_ == run ? ranks_ : *sharers_).signal(ended_[last_]);
+    on_[posted_++ % kTasks] = static_cast<uint8_t>(last_);
+    communicator(last_).signal(ended_[last_]);
 }
 
 void RankLane::tell_ended() {
     while (told_ < posted_) {
-        const On on = on_[told_ % kTasks];
+        const size_t on = on_[told_ % kTasks];
         if (ended_[on].load(std::memory_order_acquire) == taken_[on]) return;
         ++taken_[on];
         ++told_;
@@ -24,6 +48,8 @@ void RankLane::check() {
     tell_ended();
     ranks_.check();
     if (sharers_) sharers_->check();
+    for (auto* other : links_)
+        if (other) other->check();
 }
 
 void RankLane::count(const swap::Task& task, int64_t others, int64_t raw_bytes,
@@ -48,7 +74,11 @@ std::vector<CollectiveReport> RankLane::collectives() const {
 }
 
 void RankLane::start(const swap::Call& call) {
-    last_ = static_cast<cost::Op>(call.task->op) == cost::Op::agree ? run : slice;
+    const auto op = static_cast<cost::Op>(call.task->op);
+    const bool passes = op == cost::Op::pass_on || op == cost::Op::take_over;
+    last_ = passes                  ? link + static_cast<size_t>(link_of(*call.task))
+            : op == cost::Op::agree ? size_t{run}
+                                    : size_t{slice};
     cost::op::run(cost::op::Exchanges{}, *call.task, call.at,
                   [&](const auto& operands) { exchange(*call.task, operands); });
 }
@@ -99,6 +129,18 @@ void RankLane::exchange(const swap::Task& task, const cost::op::GatherMomentum<A
     const comm::Gather parts{at.merged + plan_.partition.rank * bytes, at.merged, bytes};
     count(task, others(), elements * size_of(plan_.wire), bytes);
     sharers_->all_gather({&parts, 1}, topic("momentum", task));
+}
+
+void RankLane::exchange(const swap::Task& task, const cost::op::PassOn<At>& at) {
+    count(task, 1, task.bytes, task.bytes);
+    links_[static_cast<size_t>(link_of(task))]->pass({.from = at.what, .bytes = task.bytes},
+                                                     topic(what_passes(task), task));
+}
+
+// What others send is theirs to count.
+void RankLane::exchange(const swap::Task& task, const cost::op::TakeOver<At>& at) {
+    links_[static_cast<size_t>(link_of(task))]->pass({.to = at.what, .bytes = task.bytes},
+                                                     topic(what_passes(task), task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::Agree<At>&) {

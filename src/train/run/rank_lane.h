@@ -17,11 +17,14 @@ namespace ferry::train {
 class RankLane final : public swap::Collectives {
 public:
     // `ranks`: the run's, which agree. `sharers`: those that share weights and gradients; null: no
-    // other rank does. `step`: the run's, which errors name.
-    RankLane(comm::Communicator& ranks, comm::Communicator* sharers, const planner::Plan& plan,
-             const OutcomeJudge& judge, const int64_t& step)
+    // other rank does. `links`: to other stages; null: to none. `step`: the run's, which errors
+    // name.
+    using Links = std::array<comm::Communicator*, cost::kStageLinks>;
+    RankLane(comm::Communicator& ranks, comm::Communicator* sharers, const Links& links,
+             const planner::Plan& plan, const OutcomeJudge& judge, const int64_t& step)
         : ranks_(ranks),
           sharers_(sharers),
+          links_(links),
           plan_(plan),
           judge_(judge),
           step_(step),
@@ -46,6 +49,8 @@ private:
     void exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at);
     void exchange(const swap::Task& task, const cost::op::ExchangeMomentum<At>& at);
     void exchange(const swap::Task& task, const cost::op::GatherMomentum<At>& at);
+    void exchange(const swap::Task& task, const cost::op::PassOn<At>& at);
+    void exchange(const swap::Task& task, const cost::op::TakeOver<At>& at);
     void exchange(const swap::Task& task, const cost::op::Agree<At>& at);
     comm::Topic topic(const char* of, const swap::Task& task) const {
         return {.of = of, .layer = task.layer, .step = step_};
@@ -54,18 +59,22 @@ private:
     void count(const swap::Task& task, int64_t others, int64_t raw_bytes, int64_t sent_bytes);
     int64_t others() const { return plan_.partition.ranks - 1; }
     void tell_ended();
+    bool one_order() const;
+    comm::Communicator& communicator(size_t on) const;
 
     comm::Communicator& ranks_;
     comm::Communicator* const sharers_;
-    // Where the two are not the same their operations end each in an order of its own, and the
+    const Links links_;
+    // Where they are not the same their operations end each in an order of its own, and the
     // lane's in the order of its tasks: by task, on which it is, and how many of each have ended.
     static constexpr size_t kTasks = 1024;
-    enum On : uint8_t { run, slice };
-    On last_ = run;
-    std::array<On, kTasks> on_{};
+    enum On : uint8_t { run, slice, link };  // link: and which
+    static constexpr size_t kOns = link + cost::kStageLinks;
+    size_t last_ = run;
+    std::array<uint8_t, kTasks> on_{};
     uint64_t posted_ = 0, told_ = 0;
-    std::array<std::atomic<uint64_t>, 2> ended_{};
-    std::array<uint64_t, 2> taken_{};
+    std::array<std::atomic<uint64_t>, kOns> ended_{};
+    std::array<uint64_t, kOns> taken_{};
     std::atomic<uint64_t>* counter_ = nullptr;
     const planner::Plan& plan_;
     const OutcomeJudge& judge_;

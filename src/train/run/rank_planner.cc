@@ -45,8 +45,8 @@ planner::Plan RankPlanner::expecting(double clipped) const {
 }
 
 planner::Plan RankPlanner::plan_of(const planner::PlanRequest& request) const {
-    return planner::make_plan(request, decoder_.layers(), decoder_.numerics(), needs_, machine_,
-                              partition_);
+    return planner::make_plan(request, zero::layers_of_stage(decoder_.layers(), partition_.stage),
+                              decoder_.numerics(), needs_, machine_, partition_);
 }
 
 }  // namespace ferry::train

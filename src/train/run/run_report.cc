@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "train/prediction/step_timeline.h"
+#include "train/stages.h"
 
 namespace ferry::train {
 
@@ -51,11 +52,13 @@ void add_collectives(std::vector<CollectiveReport>& collectives,
 void note_predicted(RunReport& report, const Timelines& planned, const BudgetConfig& budgets,
                     const planner::Plan& plan, const model::Decoder& decoder,
                     const Schedules& schedules, const cost::Measurements& measured) {
+    // Of a pipeline as if all stages were as long as this one.
+    const double waits = 1 / (1 - bubble_of(plan.groups, plan.partition.stage.count));
     report.predicted_seconds =
-        planned[static_cast<size_t>(Previous::not_speculative)][0].step_seconds;
+        waits * planned[static_cast<size_t>(Previous::not_speculative)][0].step_seconds;
     if (plan.speculative)
         report.predicted_speculative_seconds =
-            planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
+            waits * planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
     report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
     if (plan.has_feedback()) return;  // some steps exchange momentum, which is less, or nothing
     const swap::Schedule& step = schedules.steady();

@@ -56,6 +56,22 @@ void log_slices(const model::Shape& whole, const World& world) {
     log_info(text + "; every rank has the embedding and the head whole");
 }
 
+void log_stages(const std::vector<zero::Stage>& stages, const planner::Plan& plan) {
+    const auto count = static_cast<int>(stages.size());
+    const double bubble = 100 * bubble_of(plan.groups, count);
+    log_info(
+        fmt::format("{} stages: {}; {} groups of {} micro-batch{} pass through them, and each "
+                    "waits {:.0f} % of a step where all are as fast",
+                    count, text_of(stages, std::ssize(plan.layers)), plan.groups, plan.group_size(),
+                    plan.group_size() == 1 ? "" : "es", bubble));
+    if (plan.groups >= count) return;
+    log_warn(
+        fmt::format("{} group{} of micro-batches for {} stages: each stage waits {:.0f} % of a "
+                    "step; raise batch.micro_batches{}, or lower parallel.pipeline",
+                    plan.groups, plan.groups == 1 ? "" : "s", count, bubble,
+                    plan.group_size() > 1 ? " or swap.groups" : ""));
+}
+
 void refuse_restored(const Runtime& runtime, const Config& config) {
     const bool slices = config.parallel.tensor > 1;
     if (!slices || runtime.checkpoint.empty() || config.optimizer.moments != MomentType::int8)
@@ -93,8 +109,6 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       sharers_(context_->sharers(config)),
       of_sequences_(exchange_of(context_->sequence.get(), "heads")),
       of_tensors_(exchange_of(context_->tensors.get(), "sums")),
-      partition_(zero::partition_of(config.zero.stage, world_.sharer(), world_.sharers(),
-                                    codecs_of(config), world_.slicing())),
       config_(config),
       share_(share_of(config, world_)),
       executor_(*runtime.executor),
@@ -108,6 +122,10 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       numerics_(numerics_of(config, shape_, world_)),
       loader_(batches_of(config, shape_, runtime, world_)),
       layers_(layers_of(config, shape_, world_.ranks, world_.slicing().rank)),
+      stages_(stages_of(config, shape_, layers_)),
+      partition_(zero::partition_of(config.zero.stage, world_.sharer(), world_.sharers(),
+                                    codecs_of(config), world_.slicing(),
+                                    stages_[static_cast<size_t>(world_.stage())])),
       checkpoint_identity_(checkpoint_identity_of(config, shape_, loader_->info())),
       description_(config.checkpoint.dir.empty() ? "" : description_of(config, numerics_.compute)),
       saved_(open_saved(runtime, config, checkpoint_identity_)),
@@ -122,7 +140,9 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       record_(identity_of(config, numerics_record(), loader_->info()), config.steps) {
     if (!runtime.only_evaluates) require_ranks(config, world_.ranks);
     if (world_.rank == 0) log_slices(shape_, world_);
+    if (world_.pipeline > 1) refuse_of_pipeline(runtime);
     make_plan(runtime);
+    if (world_.rank == 0 && world_.pipeline > 1) log_stages(stages_, plan_);
     prove_first_state();
     stack_.reserve({.host_budget_bytes = share_.budgets.host_bytes});
     if (world_.rank == 0) reserve_checkpoint_room();
@@ -135,8 +155,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
         log_info(rule);
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, share_.evaluation_micro_batches);
-    if (ranks_)
-        require_same_exchanges(*ranks_, executor_, schedules_.all(), kernel_exchanges().any());
+    if (ranks_) require_matching_exchanges();
     stack_.warm(schedules_.steady(), judge_->scalars({}, 1.0));  // of zeros
     stack_.fill([&] { first_contents(runtime); });
 }
@@ -221,6 +240,35 @@ void StartedRun::require_same_start() const {
                      saved_ ? saved_->text() : first_weights(loaded_.get(), shape_));
 }
 
+// Of a pipeline the ranks of a stage; and its stages must not wait for each other for ever.
+void StartedRun::require_matching_exchanges() const {
+    const auto all = schedules_.all();
+    if (world_.pipeline == 1)
+        return require_same_exchanges(*ranks_, executor_, all, kernel_exchanges().any());
+    if (sharers_) require_same_exchanges(*sharers_, executor_, all, false);
+    require_stages_end(*ranks_, executor_, all, world_.stage(), world_.pipeline);
+}
+
+void StartedRun::refuse_of_pipeline(const Runtime& runtime) const {
+    const auto refuse = [&](bool asked, const char* what, const char* where, const char* remedy) {
+        if (!asked) return;
+        throw Error(Trouble::usage,
+                    {.what = what,
+                     .where = where,
+                     .measured = fmt::format("parallel.pipeline {}", world_.pipeline),
+                     .remedy = remedy});
+    };
+    refuse(config_.zero.stage == 3 && world_.sharers() > 1,
+           "a pipeline would gather its weights again for each of its groups of micro-batches",
+           "zero.stage", "set zero.stage to 2 or less: a stage has few layers");
+    refuse(runtime.resume, "a pipeline does not go on from the files of a killed run", "--resume",
+           "start it anew, or set parallel.pipeline to 1");
+    refuse(saved_ != nullptr, "a pipeline does not start from checkpoints yet",
+           runtime.checkpoint.c_str(), "start from exported weights (model.path)");
+    refuse(imported_ != nullptr, "a pipeline imports no state", runtime.imported.directory.c_str(),
+           "set parallel.pipeline to 1");
+}
+
 void StartedRun::open(const Runtime& runtime) {
     if (!executor_.simulated()) check_paths(share_.budgets.nvme);
     if (runtime.resume)
@@ -233,7 +281,9 @@ void StartedRun::open(const Runtime& runtime) {
                         "have the weights of the exchange before it; end the run at one "
                         "(docs/communication.md)",
                         config_.steps));
-    if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, sharers_, plan_, *judge_, step_);
+    if (ranks_)
+        lane_ = std::make_unique<RankLane>(*ranks_, sharers_, context_->links(config_), plan_,
+                                           *judge_, step_);
     stack_.open({.open_volume = runtime.open_volume,
                  .run_id = numerics_id(),
                  .resume = runtime.resume,

@@ -26,6 +26,7 @@
 #include "train/schedules.h"
 #include "train/stack/path_rows.h"
 #include "train/stack/tier_stack.h"
+#include "train/stages.h"
 #include "train/state/durable.h"
 #include "train/state/imported_state.h"
 #include "train/state/loaded_weights.h"
@@ -83,7 +84,6 @@ protected:
     comm::Communicator* const sharers_;  // of state, weights and gradients; null: there are none
     // Null: this rank has whole sequences, or whole tensors.
     const std::unique_ptr<KernelExchange> of_sequences_, of_tensors_;
-    const zero::Partition partition_;
     const Config config_;
     const MomentumSchedule momentum_schedule_{config_.optimizer};
     const RankShare share_;
@@ -98,7 +98,9 @@ protected:
     const model::Shape& shape_ = described_.shape;
     const model::Numerics numerics_;
     const std::unique_ptr<Batches> loader_;
-    const std::vector<model::Layer> layers_;
+    const std::vector<model::Layer> layers_;  // of the whole model
+    const std::vector<zero::Stage> stages_;   // of which this rank has one
+    const zero::Partition partition_;
     const std::string checkpoint_identity_;
     // The model's config.json, where checkpoints are written: the model's directory may be gone
     // by then.
@@ -130,6 +132,8 @@ private:
                                                     const Runtime& runtime) const;
     void make_plan(const Runtime& runtime);
     void require_same_start() const;
+    void require_matching_exchanges() const;
+    void refuse_of_pipeline(const Runtime& runtime) const;
     void prove_first_state();
     void reserve_checkpoint_room();
     int64_t memory_for_reading() const;

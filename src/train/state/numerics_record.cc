@@ -112,11 +112,13 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
     const model::Numerics n = numerics_of(config, s);
     const zero::Codecs codecs = codecs_of(config);
     std::string coded;  // where no ranks have the same state nothing travels
-    const bool travel = ranks > config.parallel.tensor;
+    const bool travel = ranks > config.parallel.tensor * config.parallel.pipeline;
     if (travel && codecs.gradients.on()) coded += ", gradients " + text_of(codecs.gradients);
     if (travel && codecs.weights.on()) coded += ", weights " + text_of(codecs.weights);
     if (n.parts > 1)
         coded += fmt::format(", sequences over {}{}", n.parts, n.ring ? " in a ring" : "");
+    if (config.parallel.pipeline > 1)
+        coded += fmt::format(", layers over {}", config.parallel.pipeline);
     if (n.slices > 1) coded += fmt::format(", tensors over {}", n.slices);
     return fmt::format(
         "model {}; sequence {} micro-batch {} x {}; head tile {} {} tile {}; compute {} residual "
@@ -132,8 +134,8 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks) {
     return text_of(config, shape,
-                   config.batch.micro_batches * config.parallel.sequence * config.parallel.tensor /
-                       ranks,
+                   config.batch.micro_batches * config.parallel.sequence * config.parallel.tensor *
+                       config.parallel.pipeline / ranks,
                    ranks, operations_of(config)) +
            "; " + machine;
 }

@@ -138,16 +138,17 @@ private:
 
 void share_arrays(comm::Communicator& ranks, Executor& executor, const zero::Partition& partition,
                   const model::Layer& layer, const zero::Run& run, std::span<const Width> widths,
-                  const ArraySource& mine, const ArraySink& sink) {
+                  const ArraySource& mine, const ArraySink& sink, int first_rank) {
     const model::Segment& segment = zero::segment_of(layer, run.first);
     Broadcast broadcast(ranks, executor, widths, sink);
-    for (int owner = 0; owner < partition.ranks; ++owner) {
-        const zero::Run shard = partition.shard(segment, owner);
+    for (int part = 0; part < partition.ranks; ++part) {
+        const zero::Run shard = partition.shard(segment, part);
+        const int owner = first_rank + part;
         const int64_t first = std::max(run.first, shard.first),
                       end = std::min(run.first + run.count, shard.first + shard.count);
         if (first >= end) continue;
         broadcast.begin(owner, end - first);
-        if (owner != partition.rank) {
+        if (owner != ranks.rank()) {
             broadcast.take();
             continue;
         }
@@ -176,10 +177,10 @@ ArraySink of_arrays(const Sink& values) {
 
 void share_values(comm::Communicator& ranks, Executor& executor, const zero::Partition& partition,
                   const model::Layer& layer, const zero::Run& run, const Source& mine,
-                  const Sink& sink) {
+                  const Sink& sink, int first) {
     const Width width{sizeof(float)};
     share_arrays(ranks, executor, partition, layer, run, {&width, 1}, as_arrays(mine),
-                 of_arrays(sink));
+                 of_arrays(sink), first);
 }
 
 }  // namespace ferry::train

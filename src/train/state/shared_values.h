@@ -20,13 +20,14 @@ ArraySource as_arrays(const Source& values);
 ArraySink of_arrays(const Sink& values);
 
 // Elements [first, first + count) of one segment of a layer: each owner reads what lies in its
-// shard by `mine`, and `sink` gets all of them on every rank. Blocking; all ranks alike.
+// shard by `mine`, and `sink` gets all of them on every rank. Blocking; all ranks alike. The owners
+// are `first` and the ranks behind it.
 void share_values(comm::Communicator& ranks, Executor& executor, const zero::Partition& partition,
                   const model::Layer& layer, const zero::Run& run, const Source& mine,
-                  const Sink& sink);
+                  const Sink& sink, int first = 0);
 // The same of several arrays at once, of such widths each.
 void share_arrays(comm::Communicator& ranks, Executor& executor, const zero::Partition& partition,
                   const model::Layer& layer, const zero::Run& run, std::span<const Width> widths,
-                  const ArraySource& mine, const ArraySink& sink);
+                  const ArraySource& mine, const ArraySink& sink, int first = 0);
 
 }  // namespace ferry::train

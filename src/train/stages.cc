@@ -1,0 +1,156 @@
+#include "stages.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "cost/measurements.h"
+#include "cost/operations.h"
+#include "ferry/error.h"
+#include "model_of.h"
+
+namespace ferry::train {
+namespace {
+
+// Seconds that a micro-batch's kernels take in each layer, forward and backward.
+class LayerSeconds {
+public:
+    LayerSeconds(const Config& config, const model::Shape& shape,
+                 const std::vector<model::Layer>& whole)
+        : whole_(whole),
+          numerics_(numerics_of(config, shape)),
+          machine_(cost::default_measurements(config.device)),
+          attention_flops_(2.0 *
+                           static_cast<double>(numerics_.tokens() * numerics_.whole_sequence() *
+                                               shape.heads * shape.head_dim)),
+          input_bytes_(numerics_.tokens() * shape.hidden * size_of(numerics_.residual)) {}
+
+    double of(size_t layer) const {
+        switch (whole_[layer].kind) {
+            case model::LayerKind::embedding:
+                return of(layer, cost::Op::embed) + of(layer, cost::Op::embed_backward);
+            case model::LayerKind::block:
+                return of(layer, cost::Op::forward) + of(layer, cost::Op::backward);
+            case model::LayerKind::head:
+                return of(layer, cost::Op::head);
+        }
+        bug("no such kind of layer");
+    }
+
+private:
+    // Multiplying or moving, whichever takes longer.
+    double of(size_t layer, cost::Op op) const {
+        const cost::Row& row = cost::row_of(op);
+        cost::Work work{.layer = &whole_[layer],
+                        .flags = cost::kNeedsDx,
+                        .tokens = numerics_.tokens(),
+                        .tokens_bytes = numerics_.token_numbers() * 4,
+                        .input_bytes = input_bytes_,
+                        .compute = numerics_.compute,
+                        .wire = numerics_.wire};
+        const bool tied = whole_.back().find(model::Role::head_table) == nullptr;
+        if (tied && op == cost::Op::head) work.table = &whole_.front();
+        work.saved_flops[model::at(model::Saved::attention)] = attention_flops_;
+        const double moved = static_cast<double>(row.bytes(work)) / machine_.dram_bytes_per_s;
+        const double flops = row.flops ? row.flops(work) : 0;
+        return std::max(moved, flops / machine_.assumed_flops_per_s);
+    }
+
+    const std::vector<model::Layer>& whole_;
+    const model::Numerics numerics_;
+    const cost::Measurements machine_;
+    const double attention_flops_;
+    const int64_t input_bytes_;
+};
+
+// How many of the blocks come before each stage and behind the last one, so that the largest sum of
+// a stage is the least; of several such cuts the one whose first stages have fewer blocks.
+// `seconds`: of blocks, the first one's with the embedding's and the last one's with the head's.
+std::vector<size_t> cut_evenly(const std::vector<double>& seconds, size_t stages) {
+    const size_t blocks = seconds.size();
+    std::vector<double> before(blocks + 1);
+    for (size_t b = 0; b < blocks; ++b) before[b + 1] = before[b] + seconds[b];
+    constexpr double kNever = std::numeric_limits<double>::infinity();
+    // By stages and blocks: the largest sum of the best cut, and how many its last stage begins at.
+    std::vector<std::vector<double>> most(stages + 1, std::vector<double>(blocks + 1, kNever));
+    std::vector<std::vector<size_t>> from(stages + 1, std::vector<size_t>(blocks + 1));
+    most[0][0] = 0;
+    for (size_t s = 1; s <= stages; ++s) {
+        for (size_t end = s; end <= blocks; ++end) {
+            for (size_t first = s - 1; first < end; ++first) {
+                const double sum = std::max(most[s - 1][first], before[end] - before[first]);
+                if (sum >= most[s][end]) continue;
+                most[s][end] = sum;
+                from[s][end] = first;
+            }
+        }
+    }
+    std::vector<size_t> cuts(stages + 1);
+    cuts[stages] = blocks;
+    for (size_t s = stages; s > 0; --s) cuts[s - 1] = from[s][cuts[s]];
+    return cuts;
+}
+
+}  // namespace
+
+std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& shape,
+                                   const std::vector<model::Layer>& whole) {
+    const auto stages = static_cast<size_t>(config.parallel.pipeline);
+    const size_t blocks = whole.size() - 2;
+    if (stages == 1) return {{.end = std::ssize(whole)}};
+    if (stages > blocks)
+        throw Error(Trouble::usage, {.what = "more stages than the model has blocks",
+                                     .where = "parallel.pipeline",
+                                     .measured = std::to_string(stages) + " stages",
+                                     .limit = std::to_string(blocks) + " blocks",
+                                     .remedy = "set it to " + std::to_string(blocks) + " or less"});
+    const LayerSeconds layers(config, shape, whole);
+    std::vector<double> seconds(blocks);
+    for (size_t b = 0; b < blocks; ++b) seconds[b] = layers.of(b + 1);
+    seconds.front() += layers.of(0);
+    seconds.back() += layers.of(blocks + 1);
+    const std::vector<size_t> cuts = cut_evenly(seconds, stages);
+    const bool tied = whole.back().find(model::Role::head_table) == nullptr;
+    std::vector<zero::Stage> found;
+    bool trains_below = false;
+    for (size_t s = 0; s < stages; ++s) {
+        const bool first = s == 0, last = s + 1 == stages;
+        zero::Stage stage{.index = static_cast<int>(s),
+                          .count = static_cast<int>(stages),
+                          .first = first ? 0 : static_cast<int64_t>(cuts[s] + 1),
+                          .end = static_cast<int64_t>(cuts[s + 1] + (last ? 2 : 1)),
+                          .trains_below = trains_below,
+                          .tied = tied && (first || last)};
+        for (int64_t l = stage.first; l < stage.end; ++l)
+            trains_below = trains_below || whole[static_cast<size_t>(l)].trainable_elements > 0;
+        found.push_back(stage);
+    }
+    return found;
+}
+
+int stage_with(const std::vector<zero::Stage>& stages, int64_t layer) {
+    for (const zero::Stage& stage : stages)
+        if (stage.has(layer)) return stage.index;
+    bug("a layer of no stage");
+}
+
+double bubble_of(int64_t groups, int stages) {
+    return static_cast<double>(stages - 1) / static_cast<double>(groups + stages - 1);
+}
+
+std::string text_of(const std::vector<zero::Stage>& stages, int64_t layers) {
+    std::string text;
+    for (const zero::Stage& stage : stages) {
+        const int64_t first = std::max<int64_t>(stage.first, 1) - 1,
+                      last = std::min(stage.end, layers - 1) - 2;
+        text += fmt::format("{}{}{}{}", text.empty() ? "" : "; ",
+                            stage.is_first() ? "embedding and " : "",
+                            first == last ? fmt::format("block {}", first)
+                                          : fmt::format("blocks {} to {}", first, last),
+                            stage.is_last() ? " and head" : "");
+    }
+    return text;
+}
+
+}  // namespace ferry::train

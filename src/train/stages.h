@@ -1,0 +1,27 @@
+// The layers of each stage of a pipeline.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ferry/config.h"
+#include "model/model.h"
+#include "zero/zero.h"
+
+namespace ferry::train {
+
+// Every stage has whole blocks, the first the embedding too and the last the head. They are cut so
+// that the slowest one is as fast as it can be, by what a micro-batch's kernels multiply and move
+// on a machine as the time model assumes it: the same cut on every machine. `whole`: the model's
+// layers. Throws usage where there are more stages than blocks.
+std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& shape,
+                                   const std::vector<model::Layer>& whole);
+// The stage that computes with a layer.
+int stage_with(const std::vector<zero::Stage>& stages, int64_t layer);
+// The part of a step that a stage waits, where all take as long.
+double bubble_of(int64_t groups, int stages);
+
+// "embedding and blocks 0 to 3; blocks 4 to 6 and head"
+std::string text_of(const std::vector<zero::Stage>& stages, int64_t layers);
+
+}  // namespace ferry::train

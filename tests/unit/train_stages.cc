@@ -1,0 +1,206 @@
+// The stages of a pipeline: which layers each has, and that none waits for another for ever.
+#include "stages.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "ferry/error.h"
+#include "model_of.h"
+#include "schedules.h"
+#include "step.h"
+
+namespace ferry::train {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int64_t kTokens = 16;
+
+Config config_of(int64_t blocks, int stages, bool tied = false, int64_t vocab = 64) {
+    Config config;
+    config.model = {.hidden = 16,
+                    .layers = blocks,
+                    .heads = 2,
+                    .kv_heads = 2,
+                    .head_dim = 8,
+                    .intermediate = 32,
+                    .vocab = vocab,
+                    .tie_embeddings = tied};
+    config.batch = {.sequence = kTokens, .micro_batch = 1, .micro_batches = 1};
+    config.parallel.pipeline = stages;
+    return config;
+}
+
+std::vector<zero::Stage> cut(const Config& config) {
+    const model::Shape shape = model_of(config).shape;
+    return stages_of(config, shape, layers_of(config, shape, config.parallel.pipeline));
+}
+
+std::vector<int64_t> blocks_of(const Config& config) {
+    const int64_t layers = config.model.layers + 2;
+    std::vector<int64_t> found;
+    int64_t behind = 0;
+    for (const zero::Stage& stage : cut(config)) {
+        EXPECT_EQ(stage.first, behind);
+        behind = stage.end;
+        found.push_back(std::min(stage.end, layers - 1) - std::max<int64_t>(stage.first, 1));
+    }
+    EXPECT_EQ(behind, layers);
+    return found;
+}
+
+TEST(Stages, HaveAsMuchToComputeAsTheyCan) {
+    EXPECT_THAT(blocks_of(config_of(8, 1)), ElementsAre(8));
+    // The head counts little, and the last stage has it.
+    EXPECT_THAT(blocks_of(config_of(8, 2)), ElementsAre(4, 4));
+    const std::vector<int64_t> uneven = blocks_of(config_of(7, 3));
+    EXPECT_EQ(std::accumulate(uneven.begin(), uneven.end(), int64_t{0}), 7);
+    EXPECT_LE(std::ranges::max(uneven), 3);
+    EXPECT_THAT(blocks_of(config_of(4, 4)), ElementsAre(1, 1, 1, 1));
+}
+
+// A head of ten blocks' products leaves its stage one of them; the embedding is no product.
+TEST(Stages, CountTheHead) {
+    for (const bool tied : {false, true}) {
+        const std::vector<int64_t> blocks = blocks_of(config_of(8, 2, tied, 40'000));
+        EXPECT_THAT(blocks, ElementsAre(7, 1)) << tied;
+    }
+}
+
+TEST(Stages, KnowWhatTrainsBelowAndWhoHasATiedTable) {
+    Config config = config_of(4, 3, true);
+    config.freeze = {"*embed_tokens*", "*layers.0.*"};
+    const auto frozen = cut(config);
+    EXPECT_FALSE(frozen[0].trains_below);
+    EXPECT_EQ(frozen[1].trains_below, frozen[0].end > 2);
+    EXPECT_TRUE(frozen[2].trains_below);
+    EXPECT_TRUE(frozen[0].gives_table());
+    EXPECT_FALSE(frozen[1].tied);
+    EXPECT_TRUE(frozen[2].copies_table());
+    EXPECT_FALSE(cut(config_of(4, 3))[2].copies_table());
+}
+
+TEST(Stages, AreNoMoreThanBlocks) {
+    try {
+        cut(config_of(3, 4));
+        FAIL() << "a stage without a block";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.trouble(), Trouble::usage);
+        EXPECT_EQ(error.problem().where, "parallel.pipeline");
+        EXPECT_THAT(error.what(), HasSubstr("4 stages"));
+        EXPECT_THAT(error.what(), HasSubstr("set it to 3 or less"));
+    }
+}
+
+TEST(Stages, WaitForTheOthersAsTheorySays) {
+    EXPECT_DOUBLE_EQ(bubble_of(1, 1), 0);
+    EXPECT_DOUBLE_EQ(bubble_of(1, 2), 0.5);
+    EXPECT_DOUBLE_EQ(bubble_of(6, 3), 0.25);
+}
+
+// ---------------------------------------------------------------- their schedules
+
+struct Pipeline {
+    int stages;
+    int64_t groups, size;
+    bool tied;
+};
+
+std::vector<planner::Plan> plans_of(const Pipeline& of) {
+    const Config config = config_of(5, of.stages, of.tied);
+    const model::Shape shape = model_of(config).shape;
+    const auto whole = layers_of(config, shape, of.stages);
+    std::vector<planner::Plan> plans;
+    for (const zero::Stage& stage : stages_of(config, shape, whole)) {
+        planner::PlanRequest request;
+        request.micro_batches = of.groups * of.size;
+        request.swap = {.chunk_elements = 4096, .groups = of.groups};
+        plans.push_back(planner::make_plan(
+            request, zero::layers_of_stage(whole, stage), {.sequence = kTokens, .micro_batch = 1},
+            {.activation = 1024, .scratch = 1 << 16}, cost::default_measurements(request.device),
+            zero::partition_of(0, 0, 1, {}, {}, stage)));
+    }
+    return plans;
+}
+
+template <class Record>
+std::string why_stopped(const std::vector<planner::Plan>& plans, const Record& record) {
+    std::vector<std::vector<Passed>> passes;
+    for (const planner::Plan& plan : plans) passes.push_back(passes_of(record(plan)));
+    return why_stages_stop(passes);
+}
+
+// Fewer groups than stages, as many, and more; several micro-batches a group.
+TEST(Stages, EndWhateverTheNumbersOfStagesAndGroups) {
+    for (const int stages : {2, 3, 4, 5}) {
+        for (const int64_t groups : {1, 2, 3, 4, 5, 6, 11}) {
+            for (const bool tied : {false, true}) {
+                const Pipeline of{stages, groups, groups % 2 + 1, tied};
+                SCOPED_TRACE(testing::Message() << stages << " stages, " << groups << " groups of "
+                                                << of.size << ", tied " << tied);
+                const auto plans = plans_of(of);
+                for (const Previous previous : {Previous::none, Previous::not_speculative}) {
+                    EXPECT_EQ(why_stopped(plans,
+                                          [&](const planner::Plan& plan) {
+                                              return record_step(plan, previous, false);
+                                          }),
+                              "");
+                    EXPECT_EQ(why_stopped(plans,
+                                          [&](const planner::Plan& plan) {
+                                              return record_drain(plan, previous);
+                                          }),
+                              "");
+                }
+                EXPECT_EQ(why_stopped(plans,
+                                      [&](const planner::Plan& plan) {
+                                          return record_evaluation(plan, of.size);
+                                      }),
+                          "");
+            }
+        }
+    }
+}
+
+// Each group goes forward and back once in each block, and never more of them are under way than
+// there are stages from here on.
+TEST(Stages, HaveFewGroupsUnderWay) {
+    for (const planner::Plan& plan : plans_of({3, 7, 2, false})) {
+        const zero::Stage& stage = plan.partition.stage;
+        const swap::Schedule step = record_step(plan, Previous::none, false);
+        const int64_t block = std::max<int64_t>(stage.first, 1);
+        int64_t under_way = 0, most = 0, forward = 0;
+        for (const swap::Task& task : step.tasks) {
+            if (task.verb != swap::Verb::kernel || task.layer != block) continue;
+            const auto op = static_cast<cost::Op>(task.op);
+            if (op == cost::Op::forward) ++forward, ++under_way;
+            if (op == cost::Op::backward) --under_way;
+            most = std::max(most, under_way);
+        }
+        EXPECT_EQ(forward, 14);
+        EXPECT_EQ(under_way, 0);
+        EXPECT_EQ(most, 2 * (3 - stage.index));
+    }
+}
+
+TEST(Stages, ThatWaitForEachOtherAreFound) {
+    const auto plans = plans_of({2, 3, 1, false});
+    std::vector<std::vector<Passed>> passes;
+    for (const planner::Plan& plan : plans)
+        passes.push_back(passes_of(record_step(plan, Previous::none, false)));
+    ASSERT_EQ(why_stages_stop(passes), "");
+    std::vector<std::vector<Passed>> turned = passes;
+    std::swap(turned[0][0], turned[0][2]);
+    EXPECT_THAT(why_stages_stop(turned), HasSubstr("stage 1 takes over layer"));
+    turned = passes;
+    turned[1].pop_back();
+    EXPECT_THAT(why_stages_stop(turned), HasSubstr("stage 0 takes over layer"));
+    turned = passes;
+    turned[0][0].bytes += 1;
+    EXPECT_THAT(why_stages_stop(turned), HasSubstr("stage 0 passes on layer"));
+}
+
+}  // namespace
+}  // namespace ferry::train
