@@ -125,25 +125,19 @@ __device__ void copy_floats(const float* from, float* to) {
     }
 }
 
-// The rows of the run of `key` that begins at `first`, onto the key's row; a thread kVector columns
-// from `col` on, all threads of a warp together.
+// Adds rows to a thread's kVector columns: `count` of them whose numbers are in `mine`, a lane's
+// each, and, where there are `more`, those of `key` from place `next` on. All threads of a warp
+// together.
 template <DType kType, int kVector>
-__device__ void add_run(Order order, int64_t first, int32_t key, const ConstView& dx, int64_t col,
-                        float* gradient) {
+__device__ void add_rows_of(Order order, int32_t key, int32_t mine, int count, bool more,
+                            int64_t next, const ConstView& dx, int64_t col, float (&sum)[kVector]) {
     using P = Piece<kType, kVector>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const bool has = col < dx.cols;
-    float* row = gradient + key * dx.cols + col;
-    alignas(16) float sum[kVector] = {};
-    if (has) copy_floats<kVector>(row, sum);
-    const auto source = [&](int64_t from) {  // the lane's row of the 32 from there on, or none
-        const int64_t i = from + lane;
-        return i < dx.rows && order.keys[i] == key ? order.rows[i] : -1;
-    };
-    int32_t mine = source(first);
-    for (int64_t from = first;; from += 32) {
-        const int count = __popc(__ballot_sync(0xffffffffu, mine >= 0));
-        const int32_t next = count == 32 ? source(from + 32) : -1;
+    while (true) {
+        int32_t following = -1;
+        if (more && next + lane < dx.rows && order.keys[next + lane] == key)
+            following = order.rows[next + lane];
         for (int m = 0; m < count; m += kAtOnce) {
             P ahead[kAtOnce];
 #pragma unroll
@@ -158,26 +152,56 @@ __device__ void add_run(Order order, int64_t first, int32_t key, const ConstView
                 for (int k = 0; k < kVector; ++k) sum[k] += ahead[n].at(k);
             }
         }
-        if (count < 32) break;
-        mine = next;
+        if (!more) return;
+        mine = following;
+        count = __popc(__ballot_sync(0xffffffffu, mine >= 0));
+        more = count == 32;
+        next += 32;
     }
-    if (has) copy_floats<kVector>(sum, row);
 }
 
+// A warp's lanes see 32 places of the order, the first of them of the block before. What begins in
+// the block's own is added by it: the first rows of all its runs, and the sums so far, are under
+// way together.
 template <DType kType, int kVector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kType == DType::f32 ? 2 : 3)
     add_by_key_kernel(Order order, ConstView dx, float* gradient) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t before = int64_t{blockIdx.x} * kOfBlock - 1, i = before + lane;
-    const int32_t key = lane <= kOfBlock && i >= 0 && i < dx.rows ? order.keys[i] : -1;
+    const bool there = i >= 0 && i < dx.rows;
+    const int32_t key = there ? order.keys[i] : -1, row = there ? order.rows[i] : -1;
     const int32_t last = __shfl_up_sync(0xffffffffu, key, 1);
-    unsigned begins = __ballot_sync(0xffffffffu, lane > 0 && key >= 0 && key != last);
+    const unsigned changes = __ballot_sync(0xffffffffu, lane > 0 && key != last);
+    const unsigned begins = changes & __ballot_sync(0xffffffffu, key >= 0);
     const int64_t col = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kVector;
-    while (begins != 0) {
-        const int at = __ffs(static_cast<int>(begins)) - 1;
-        begins &= begins - 1;
-        const int32_t of = __shfl_sync(0xffffffffu, key, at);
-        add_run<kType, kVector>(order, before + at, of, dx, col, gradient);
+    const bool has = col < dx.cols;
+    Piece<kType, kVector> first[kOfBlock];
+    alignas(16) float sums[kOfBlock][kVector] = {};
+    int32_t keys[kOfBlock];
+#pragma unroll
+    for (int r = 0; r < kOfBlock; ++r) {
+        keys[r] = __shfl_sync(0xffffffffu, key, r + 1);
+        const int32_t of = __shfl_sync(0xffffffffu, row, r + 1);
+        if ((begins >> (r + 1) & 1) == 0 || !has) continue;
+        first[r].fetch(dx, of, col);
+        copy_floats<kVector>(gradient + keys[r] * dx.cols + col, sums[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < kOfBlock; ++r) {
+        const int at = r + 1;
+        if ((begins >> at & 1) == 0) continue;  // all threads of the block alike
+        if (has) {
+#pragma unroll
+            for (int k = 0; k < kVector; ++k) sums[r][k] += first[r].at(k);
+        }
+        const unsigned later = changes >> at >> 1;
+        const int length = later == 0 ? 32 - at : __ffs(static_cast<int>(later));
+        if (length > 1) {
+            const int32_t mine = __shfl_sync(0xffffffffu, row, min(at + 1 + lane, 31));
+            add_rows_of<kType, kVector>(order, keys[r], mine, length - 1, later == 0, before + 32,
+                                        dx, col, sums[r]);
+        }
+        if (has) copy_floats<kVector>(sums[r], gradient + keys[r] * dx.cols + col);
     }
 }
 

@@ -115,6 +115,34 @@ __device__ float gelu_sigmoid(float x) {
     return sigmoid(kGeluScale * x * (1.0f + kGeluCube * x * x));
 }
 
+// Rows whose packs all lie at multiples of 16 bytes, of one type of 16 bits: a thread has the same
+// pack of kRowsAtOnce rows, and all are under way before the first is worked on.
+constexpr int kRowsAtOnce = 2;
+struct WholeRows {
+    const uint4* x;
+    uint4* y;
+    int64_t rows, x_packs, y_packs;  // from row to row
+    unsigned across;                 // packs of a row
+};
+template <DType kType>
+__global__ void __launch_bounds__(kThreads) whole_gelu_kernel(const WholeRows a) {
+    const unsigned pieces = (a.across + blockDim.x - 1) / blockDim.x;
+    const unsigned pack = blockIdx.x % pieces * blockDim.x + threadIdx.x;
+    const int64_t first = int64_t{blockIdx.x / pieces} * kRowsAtOnce;
+    if (pack >= a.across) return;
+    uint4 raw[kRowsAtOnce];
+#pragma unroll
+    for (int n = 0; n < kRowsAtOnce; ++n)
+        raw[n] = first + n < a.rows ? a.x[(first + n) * a.x_packs + pack] : uint4{};
+#pragma unroll
+    for (int n = 0; n < kRowsAtOnce; ++n) {
+        Pack values = widen_pack({raw[n], {}}, kType, kPack);
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) values.at[k] *= gelu_sigmoid(values.at[k]);
+        if (first + n < a.rows) put_pack(values, a.y + (first + n) * a.y_packs + pack, kType);
+    }
+}
+
 __global__ void gelu_forward_kernel(ConstView x, View y) {
     const auto [row, col, count] = cell_of(y.cols);
     if (count <= 0) return;
@@ -262,8 +290,52 @@ void swiglu_backward(View dy, View gate_up, cudaStream_t stream) {
     check_launch("swiglu backward");
 }
 
+namespace {
+
+template <class AnyView>
+bool has_whole_packs(const AnyView& v) {
+    return v.cols % kPack == 0 && (v.ld % kPack == 0 || v.rows == 1) &&
+           reinterpret_cast<uintptr_t>(v.data) % 16 == 0;
+}
+
+// As few threads as possible without a pack, as many as possible a block.
+unsigned threads_for(int64_t packs) {
+    constexpr int64_t kWarp = 32, kLeast = 128;
+    int64_t best = kThreads;
+    for (int64_t threads = kThreads; threads >= kLeast; threads -= kWarp) {
+        if (round_up(packs, threads) < round_up(packs, best)) best = threads;
+    }
+    return static_cast<unsigned>(best);
+}
+
+// False, and nothing done, where rows do not lie so.
+bool start_whole_gelu(ConstView x, View y, cudaStream_t stream) {
+    if (x.type != y.type || x.type == DType::f32 || !has_whole_packs(x) || !has_whole_packs(y))
+        return false;
+    const int64_t packs = y.cols / kPack;
+    const unsigned threads = threads_for(packs);
+    const auto blocks = static_cast<unsigned>(ceil_div(y.rows, int64_t{kRowsAtOnce}) *
+                                              ceil_div(packs, int64_t{threads}));
+    const WholeRows rows{static_cast<const uint4*>(x.data),
+                         static_cast<uint4*>(y.data),
+                         y.rows,
+                         x.ld / kPack,
+                         y.ld / kPack,
+                         static_cast<unsigned>(packs)};
+    if (x.type == DType::bf16) {
+        whole_gelu_kernel<DType::bf16><<<blocks, threads, 0, stream>>>(rows);
+    } else {
+        whole_gelu_kernel<DType::f16><<<blocks, threads, 0, stream>>>(rows);
+    }
+    check_launch("gelu forward");
+    return true;
+}
+
+}  // namespace
+
 void gelu_forward(ConstView x, View y, cudaStream_t stream) {
     if (y.rows == 0 || y.cols == 0) return;
+    if (start_whole_gelu(x, y, stream)) return;
     const Cells cells = cells_of(y.rows, y.cols);
     gelu_forward_kernel<<<cells.blocks, cells.threads, 0, stream>>>(x, y);
     check_launch("gelu forward");
