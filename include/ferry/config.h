@@ -194,10 +194,16 @@ struct CompressConfig {
     CodecKind weights = CodecKind::none;  // none or int8
     int64_t block = 256;                  // elements that share a scale
 };
+// Where the weights that all ranks have gathered are kept once more until the end of a step.
+// node: sharded among the ranks of a host, so that backward gathers them there.
+enum class SecondShard : uint8_t { none, node };
+
 // How several ranks share a run.
 struct ZeroConfig {
     int64_t stage = 3;  // what a rank keeps only its shard of: docs/ranks.md
     CompressConfig compress{};
+    int ranks_per_host = 1;  // neighbours that exchange among themselves first; 1: none do
+    SecondShard secondary_shard = SecondShard::none;
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange
 };
 

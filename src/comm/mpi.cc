@@ -457,7 +457,9 @@ std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& op
     std::unique_ptr<Transport> transport = std::move(mpi);
     if (const auto network = EmulatedNetwork::asked_for()) {
         if (transport->place().rank == 0)
-            log_info("a network is emulated, every rank a host: " + network->text());
+            log_info((network->ranks_per_host == 1 ? "a network is emulated, every rank a host: "
+                                                   : "a network is emulated: ") +
+                     network->text());
         transport = std::make_unique<Throttled>(std::move(transport), *network,
                                                 [&executor] { return executor.now(); });
     }

@@ -1,7 +1,9 @@
 // A network slower than the one that is there: for bench/slow_network.py and tests, where a machine
-// lets nobody shape a real one. Every rank counts as a host of its own, with one link on which
-// operations leave one after the other. What an operation sends to the others takes as long as the
-// link's rate says, from when the last rank has begun it, and arrives a delay later.
+// lets nobody shape a real one. Every rank counts as a host of its own, or so many neighbours as
+// one host. A rank has one link to the other hosts, at its share of the rate, on which operations
+// leave one after the other. What an operation sends there takes as long as the link's rate says,
+// from when the last rank has begun it, and arrives a delay later. What stays in the host is not
+// held.
 #pragma once
 
 #include <array>
@@ -11,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ferry/executor.h"
 #include "transport.h"
@@ -20,12 +23,15 @@ namespace ferry::comm {
 struct EmulatedNetwork {
     double bytes_per_s = 0;
     Nanos delay = 0;
+    int ranks_per_host = 1;
 
-    // "100Mbit" or "2.5Gbit,50us". Throws usage for anything else.
+    // "100Mbit", "2.5Gbit,50us" or "100Mbit,0us,2": and ranks a host. Throws usage for anything
+    // else.
     static EmulatedNetwork from(const std::string& text);
     // As FERRY_EMULATED_NETWORK says; none where that is not set.
     static std::optional<EmulatedNetwork> asked_for();
     std::string text() const;
+    double bytes_per_s_of_a_rank() const { return bytes_per_s / ranks_per_host; }
 };
 
 class Throttled final : public Transport {
@@ -50,7 +56,9 @@ private:
         Nanos free_at = 0;
     };
     Throttled(std::unique_ptr<Transport> real, const EmulatedNetwork& network, Clock now,
-              std::shared_ptr<Link> link);
+              std::shared_ptr<Link> link, std::vector<int> members);
+    // Whether a rank of this communicator is on another host.
+    bool is_away(int rank) const;
     void look();
     Nanos leave(Nanos takes);
 
@@ -58,8 +66,10 @@ private:
     const EmulatedNetwork network_;
     const Clock now_;
     const std::shared_ptr<Link> link_;
+    const std::vector<int> members_;        // the run's numbers of these ranks
     std::array<int64_t, kWindow> bytes_{};  // that each sends
     std::array<bool, kWindow> leaves_{};    // false: it only arrives, at the other's rate
+    std::array<bool, kWindow> held_{};      // false: it stays in the host
     std::array<Nanos, kWindow> due_{};
     std::deque<size_t> under_way_{};  // that have not really ended, in their order
 };

@@ -354,6 +354,33 @@ void check_compression(const Config& c, const Given& given) {
         log_warn(given.place_of(key + "block") + " does nothing where nothing is compressed");
 }
 
+// What the ranks of a host exchange among themselves.
+void check_hosts(const Config& c, const Given& given) {
+    const ZeroConfig& z = c.zero;
+    const std::string key = "zero.ranks_per_host", second = "zero.secondary_shard";
+    const std::string each = show("zero.ranks_per_host", int64_t{z.ranks_per_host});
+    const bool keeps = z.secondary_shard != SecondShard::none;
+    demand(given,
+           {{!keeps || z.stage == 3, second, "below stage 3 every rank keeps the weights anyway",
+             show("zero.stage", z.stage), "set zero.stage to 3, or secondary_shard to none"},
+            {!keeps || z.ranks_per_host > 1, second,
+             "a host's ranks are to share the second copy, and nothing says how many they are",
+             each, "set zero.ranks_per_host, or secondary_shard to none"}});
+    if (z.ranks_per_host == 1) return;
+    const bool slices = c.parallel.tensor > 1, stages = c.parallel.pipeline > 1;
+    demand(given, {{c.device == DeviceKind::cpu, key, "ranks of GPUs make no groups of a host yet",
+                    "device cuda", "set it to 1, or device to cpu"},
+                   {!slices, key, "ranks that share tensors make no groups of a host yet",
+                    show("parallel.tensor", int64_t{c.parallel.tensor}),
+                    "set it to 1, or parallel.tensor to 1"},
+                   {!stages, key, "stages of a pipeline make no groups of a host yet",
+                    show("parallel.pipeline", int64_t{c.parallel.pipeline}),
+                    "set it to 1, or parallel.pipeline to 1"}});
+    if (z.compress.gradients == CodecKind::none && !keeps)
+        log_warn(given.place_of(key) + " does nothing where neither zero.compress.gradients nor " +
+                 second + " is set");
+}
+
 // What ranks with slices of the same tensors do not do.
 void check_tensor(const Config& c, const Given& given) {
     if (c.parallel.tensor == 1) return;
@@ -564,6 +591,7 @@ void resolve_defaults(Config& config, const Given& given) {
     check_steps(config, given);
     check_tiers(config, given);
     check_compression(config, given);
+    check_hosts(config, given);
     check_parallel(config, given);
     check_onebit_adam(config, given);
     check_zeroone_adam(config, given);

@@ -48,6 +48,8 @@ constexpr Words<CodecKind, 3> kGradientCodecs = {{
     {CodecKind::none, "none"}, {CodecKind::int8, "int8"}, {CodecKind::int4, "int4"}}};
 constexpr Words<CodecKind, 2> kWeightCodecs = {{
     {CodecKind::none, "none"}, {CodecKind::int8, "int8"}}};
+constexpr Words<SecondShard, 2> kSecondShards = {{
+    {SecondShard::none, "none"}, {SecondShard::node, "node"}}};
 constexpr Words<AttentionKernels, 2> kAttentions = {{
     {AttentionKernels::best, "auto"}, {AttentionKernels::ferry, "ferry"}}};
 constexpr Words<SequenceOrder, 3> kSequenceOrders = {{

@@ -155,7 +155,7 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
                                      {down / s.copy_bytes_per_s, Link::device_to_host},
                                      {stored > 0 ? stored / s.nvme_bytes_per_s : 0, Link::nvme},
                                      {dram / s.dram_bytes_per_s, Link::dram},
-                                     {comm_seconds(in.comm_bytes, 0, s), Link::comm}}};
+                                     {least_comm_seconds(in.comm, s), Link::comm}}};
     return *std::ranges::max_element(terms, {}, &Term::seconds);
 }
 

@@ -38,7 +38,7 @@ struct BoundInput {
     // Groups of a step's micro-batches. Each visits the weights; between two of them the
     // accumulators of all that trains go to the host and back.
     double groups = 1, accumulator_bytes = 0;
-    double comm_bytes = 0;  // that must reach this rank from the others
+    CommTraffic comm{};  // that must reach this rank from the others
     double device_bytes = 0, host_bytes = 0,
            nvme_bytes = 0;    // left for weights, state and inputs; may be infinite
     Measurements measured{};  // as this rank shares the machine

@@ -54,8 +54,9 @@ struct Measurements {
     bool computes_on_host = true;        // kernels and copies take the team's cores
     double comm_bytes_per_s = 0;         // that reach a rank from the others; 0: as copies do
     double comm_overhead_s = 0;          // each exchange's between ranks, however small
-    // The same of what blocks' kernels exchange, whose groups may be nearer.
-    GroupRate with_sequence{}, with_slices{};
+    // The same of what blocks' kernels exchange, whose groups may be nearer; of what the ranks of a
+    // host exchange among themselves first, and of what then crosses between hosts alone.
+    GroupRate with_sequence{}, with_slices{}, in_host{}, across_hosts{};
     double product_flops_per_s = 0;  // the best that a large product reaches
     KernelTimes kernels{};
 

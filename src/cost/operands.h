@@ -139,9 +139,16 @@ struct Cut {
 };
 
 template <class As>
+struct Combine {
+    static constexpr Op kOp = Op::combine;
+    In<As, Content::parts> parts;      // one from each rank of the host for each host
+    Out<As, Content::parts> combined;  // one for each host
+};
+
+template <class As>
 struct Sum {
     static constexpr Op kOp = Op::sum;
-    In<As, Content::parts> parts;  // one from each rank
+    In<As, Content::parts> parts;  // one from each rank, or from each host
     Out<As, Content::wire> wire;
     Out<As, Content::leaves> leaves;
 };
@@ -157,6 +164,12 @@ struct EncodeWeights {
 template <class As>
 struct GatherCodes {
     static constexpr Op kOp = Op::gather_codes;
+    InOut<As, Content::codes> codes;
+};
+
+template <class As>
+struct GatherCodesInHost {
+    static constexpr Op kOp = Op::gather_codes_in_host;
     InOut<As, Content::codes> codes;
 };
 
@@ -226,6 +239,19 @@ struct GatherWeights {
 };
 
 template <class As>
+struct GatherWeightsInHost {
+    static constexpr Op kOp = Op::gather_weights_in_host;
+    Out<As, Content::weights> whole;  // this rank's stand at their place in it
+};
+
+template <class As>
+struct ExchangeInHost {
+    static constexpr Op kOp = Op::exchange_in_host;
+    In<As, Content::parts> to_ranks;
+    Out<As, Content::parts> from_ranks;
+};
+
+template <class As>
 struct Exchange {
     static constexpr Op kOp = Op::exchange;
     In<As, Content::parts> to_ranks;
@@ -260,11 +286,13 @@ struct Agree {
 
 template <template <class> class... Operations>
 struct List {};
-using Kernels = List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss, Backward,
-                     EmbedBackward, Zero, Add, Round, Update, UpdateSpeculative, Recast, Cut, Sum,
-                     EncodeWeights, DecodeWeights, Keep, Compress, MoveAlone, Merge, Average>;
-using Exchanges = List<GatherCodes, GatherWeights, Exchange, GatherGradient, ExchangeMomentum,
-                       GatherMomentum, PassOn, TakeOver, Agree>;
+using Kernels =
+    List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss, Backward, EmbedBackward, Zero,
+         Add, Round, Update, UpdateSpeculative, Recast, Cut, Combine, Sum, EncodeWeights,
+         DecodeWeights, Keep, Compress, MoveAlone, Merge, Average>;
+using Exchanges =
+    List<GatherCodes, GatherCodesInHost, GatherWeights, GatherWeightsInHost, ExchangeInHost,
+         Exchange, GatherGradient, ExchangeMomentum, GatherMomentum, PassOn, TakeOver, Agree>;
 
 // ---------------------------------------------------------------- their fields
 

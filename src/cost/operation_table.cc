@@ -167,11 +167,17 @@ constexpr std::array kRows{
                   .timed_by = TimedBy::elements,
                   .of_codecs = true,
                   .bytes = [](const Work& w) { return w.ranks * (w.elements * 4 + part(w)); }}),
-    row<op::Sum>({.name = "sum, round and norm",
-                  .item = kChunk,
-                  .timed_by = TimedBy::elements,
-                  .of_codecs = true,
-                  .bytes = [](const Work& w) { return w.ranks * part(w) + wire(w) + leaves(w); }}),
+    row<op::Combine>({.name = "combine in host",
+                      .item = kChunk,
+                      .timed_by = TimedBy::elements,
+                      .of_codecs = true,
+                      .bytes = [](const Work& w) { return (w.ranks + w.summed_parts) * part(w); }}),
+    row<op::Sum>(
+        {.name = "sum, round and norm",
+         .item = kChunk,
+         .timed_by = TimedBy::elements,
+         .of_codecs = true,
+         .bytes = [](const Work& w) { return w.summed_parts * part(w) + wire(w) + leaves(w); }}),
     row<op::EncodeWeights>({.name = "encode weights",
                             .lane = Lane::team,
                             .timed_by = TimedBy::memory,
@@ -184,6 +190,10 @@ constexpr std::array kRows{
     // Of an exchange the caller that records it knows the bytes that reach a rank from the others.
     row<op::GatherCodes>(
         {.name = "gather weight codes", .lane = Lane::comm, .of_codecs = true, .bytes = own}),
+    row<op::GatherCodesInHost>({.name = "gather weight codes in host",
+                                .lane = Lane::comm,
+                                .of_codecs = true,
+                                .bytes = own}),
     row<op::DecodeWeights>(
         {.name = "decode weights",
          .timed_by = TimedBy::layer,
@@ -227,6 +237,10 @@ constexpr std::array kRows{
          .timed_by = TimedBy::update,
          .bytes = [](const Work& w) { return w.ranks * (signs(w) + 2 * w.elements * 4); }}),
     row<op::GatherWeights>({.name = "gather weights", .lane = Lane::comm, .bytes = own}),
+    row<op::GatherWeightsInHost>(
+        {.name = "gather weights in host", .lane = Lane::comm, .bytes = own}),
+    row<op::ExchangeInHost>(
+        {.name = "exchange gradients in host", .lane = Lane::comm, .item = kChunk, .bytes = own}),
     row<op::Exchange>(
         {.name = "exchange gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),
     row<op::GatherGradient>(

@@ -34,6 +34,7 @@ struct Work {
     MatrixProducts products{};                              // an update's, of Muon's matrix
     int64_t checked_bytes = 0;  // bytes that an update verifies and seals: from and to storage
     int64_t ranks = 1;
+    int64_t summed_parts = 1;  // that the owner of a shard adds
     zero::Codecs codecs{};
     DType compute = DType::f32, wire = DType::f32;
     StateFormat state{};

@@ -32,11 +32,15 @@ enum class Op : uint8_t {
     recast,
     // With several ranks a gradient is rounded in two operations, around an exchange:
     cut,  // each rank's part of a chunk's turn, in the wire type
+    // Where two levels are: what the ranks of the host have for those that stand alike in their
+    // hosts, added and coded once more.
+    combine,
     sum,  // this rank's part, added and rounded
     // The weights that all gather, where they travel as codes, in three: encoded by the team, since
     // the comm lane waits for it while a layer before computes.
     encode_weights,
     gather_codes,
+    gather_codes_in_host,  // of second shards
     decode_weights,
     // Where momentum is exchanged instead of gradients (zero/feedback.h): the gradients that wait
     // for the outcome, the signs of every rank's share of a turn, and of what its owner made of
@@ -49,6 +53,8 @@ enum class Op : uint8_t {
     gather_momentum,
     average,
     gather_weights,
+    gather_weights_in_host,  // of second shards
+    exchange_in_host,        // the first of two levels
     exchange,
     gather_gradient,
     // Between the stages of a pipeline: block inputs upwards, their gradients downwards, and of a
@@ -65,6 +71,9 @@ constexpr int64_t kLeafElements = 4096;
 constexpr uint8_t kTakesMomentum = 1;
 // And it is of the weight alone: the state stays as it is.
 constexpr uint8_t kLeavesState = 2;
+
+// A flag of an exchange: it is the second of two levels, between hosts alone.
+constexpr uint8_t kAcrossHosts = 1;
 
 // Flags of what stages pass: to or from whom.
 enum class StageLink : uint8_t {

@@ -61,6 +61,19 @@ double exchange_seconds(const Task& task, const WorkOf& work_of, const Measureme
 
 }  // namespace
 
+Among among(const Task& exchange) {
+    switch (static_cast<Op>(exchange.op)) {
+        case Op::exchange_in_host:
+        case Op::gather_weights_in_host:
+        case Op::gather_codes_in_host:
+            return Among::host;
+        case Op::exchange:
+            return (exchange.flags & kAcrossHosts) != 0 ? Among::hosts : Among::all;
+        default:
+            return Among::all;
+    }
+}
+
 swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
     const double one = 1.0 / measured.threads, on_host = measured.computes_on_host ? 1 : 0;
     const double copy_passes = dram_per_copied_byte(measured);
@@ -70,8 +83,10 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
     const double storage_cores =
         std::min(1.0, one * measured.cores_per_nvme_byte * measured.nvme_bytes_per_s);
     // The library copies what comes from another rank; a slow network leaves the core alone.
-    const double comm_core =
-        on_host * one * std::min(1.0, comm_rate(measured) / measured.copy_bytes_per_s);
+    const auto core_at = [=, &measured](double bytes_per_s) {
+        return on_host * one * std::min(1.0, bytes_per_s / measured.copy_bytes_per_s);
+    };
+    const double comm_core = core_at(comm_rate(measured));
     return [=, work_of = std::move(work_of), &measured](const Task& task) -> Cost {
         const auto bytes = static_cast<double>(task.bytes);
         switch (task.lane) {
@@ -105,9 +120,12 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
                                      measured),
                         {storage_cores, 1, of_storage}};
             case swap::Lane::comm: {
-                const double seconds = comm_seconds(bytes, 1, measured);
-                const double moving = bytes > 0 ? comm_seconds(bytes, 0, measured) / seconds : 0;
-                return {seconds, {comm_core * moving, 0, 0}};
+                const GroupRate& rate = rate_among(among(task), measured);
+                const double seconds = group_seconds(bytes, 1, rate, measured);
+                const double moving =
+                    bytes > 0 ? group_seconds(bytes, 0, rate, measured) / seconds : 0;
+                const double core = rate.bytes_per_s > 0 ? core_at(rate.bytes_per_s) : comm_core;
+                return {seconds, {core * moving, 0, 0}};
             }
         }
         bug("unknown lane");

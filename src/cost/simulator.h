@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cost/measurements.h"
+#include "cost/traffic.h"
 #include "ferry/units.h"
 
 namespace ferry::cost {
@@ -14,5 +15,7 @@ constexpr int64_t kPieceBytes = 256 * kKiB;
 // its own rate's part: beside a GPU's copies both get slower. `measured` is of one rank, and must
 // outlive the model.
 swap::CostModel cost_model(WorkOf work_of, const Measurements& measured);
+
+Among among(const swap::Task& exchange);
 
 }  // namespace ferry::cost

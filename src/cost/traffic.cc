@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ferry/error.h"
+
 namespace ferry::cost {
 
 ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire) {
@@ -42,39 +44,84 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
 namespace {
 
 // That reach a rank for an update of a shard.
-int64_t update_traffic(const zero::Partition& partition, int64_t shard, DType wire,
-                       zero::Exchanged what) {
-    const auto from_others = [&](int64_t part) { return zero::exchanged_bytes(partition, part); };
+CommTraffic update_traffic(const zero::Partition& partition, int64_t shard, DType wire,
+                           zero::Exchanged what) {
+    const auto from_others = [&](int64_t part) {
+        return static_cast<double>(zero::exchanged_bytes(partition, part));
+    };
     switch (what) {
         case zero::Exchanged::nothing:
-            return 0;
+            return {};
         case zero::Exchanged::momentum:  // to the owner and back
-            return 2 * from_others(partition.codecs.momentum.bytes(shard));
+            return {.among_all = 2 * from_others(partition.codecs.momentum.bytes(shard))};
         case zero::Exchanged::gradients:
             break;
     }
-    const int64_t bytes = from_others(partition.part_bytes(shard, wire));
     // Where all ranks update everything the sums come back to them.
-    return bytes + (partition.sharding.state ? 0 : from_others(shard * size_of(wire)));
+    CommTraffic found{.among_all =
+                          partition.sharding.state ? 0 : from_others(shard * size_of(wire))};
+    const int64_t part = partition.part_bytes(shard, wire);
+    if (partition.two_levels()) {
+        found.in_host = static_cast<double>(zero::exchanged_in_host_bytes(partition, part));
+        found.across_hosts = static_cast<double>(zero::exchanged_across_bytes(partition, part));
+    } else {
+        found.among_all += from_others(part);
+    }
+    return found;
 }
 
 }  // namespace
 
-double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
-                    DType compute, DType wire, zero::Exchanged what) {
-    if (partition.alone()) return 0;
-    int64_t bytes = 0;
+const GroupRate& rate_among(Among ranks, const Measurements& measured) {
+    static constexpr GroupRate kAll{};
+    switch (ranks) {
+        case Among::all:
+            return kAll;
+        case Among::host:
+            return measured.in_host;
+        case Among::hosts:
+            return measured.across_hosts;
+    }
+    bug("no such ranks");
+}
+
+double comm_seconds(const CommTraffic& traffic, const Measurements& measured) {
+    return comm_seconds(traffic.among_all, 0, measured) +
+           group_seconds(traffic.in_host, 0, measured.in_host, measured) +
+           group_seconds(traffic.across_hosts, 0, measured.across_hosts, measured);
+}
+
+double least_comm_seconds(const CommTraffic& traffic, const Measurements& measured) {
+    const double inside = group_seconds(traffic.in_host, 0, measured.in_host, measured),
+                 across = group_seconds(traffic.across_hosts, 0, measured.across_hosts, measured);
+    return comm_seconds(traffic, measured) - std::min(inside, across);
+}
+
+CommTraffic comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
+                         DType compute, DType wire, zero::Exchanged what) {
+    CommTraffic found;
+    if (partition.alone()) return found;
     bool trains_below = false;
     for (const model::Layer& layer : layers) {
         const bool trains = layer.trainable_elements > 0;
         const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
-        const int64_t gathered = zero::gathered_bytes(partition, layer, compute);
-        if (partition.sharding.weights) bytes += gathered * (backward ? 2 : 1);
-        if (partition.shares_updates()) bytes += gathered;
-        bytes += update_traffic(partition, layer.trainable_elements / partition.ranks, wire, what);
+        const auto gathered = static_cast<double>(zero::gathered_bytes(partition, layer, compute));
+        if (partition.sharding.weights || partition.shares_updates()) found.among_all += gathered;
+        if (partition.sharding.weights && backward) {
+            if (partition.keeps_second_shards())
+                found.in_host +=
+                    static_cast<double>(zero::gathered_in_host_bytes(partition, layer, compute));
+            else
+                found.among_all += gathered;
+        }
+        const CommTraffic update =
+            update_traffic(partition, layer.trainable_elements / partition.ranks, wire, what);
+        found.among_all += update.among_all;
+        found.in_host += update.in_host;
+        found.across_hosts += update.across_hosts;
         trains_below = trains_below || trains;
     }
-    return static_cast<double>(bytes);
+    return found;
 }
 
 double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block) {

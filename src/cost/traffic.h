@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cost/measurements.h"
 #include "ferry/dtype.h"
 #include "model/model.h"
 #include "zero/zero.h"
@@ -41,11 +42,29 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
                              int64_t step_tokens, DType type,
                              const zero::Partition& partition = {});
 
+// The ranks that an exchange is among: all that share what travels, those of a host, or those that
+// stand alike in their hosts.
+enum class Among : uint8_t { all, host, hosts };
+const GroupRate& rate_among(Among ranks, const Measurements& measured);  // 0: as among all
+
+// Bytes that reach a rank, by that.
+struct CommTraffic {
+    double among_all = 0, in_host = 0, across_hosts = 0;
+    double bytes() const { return among_all + in_host + across_hosts; }
+    double& of(Among ranks) {
+        return ranks == Among::all ? among_all : ranks == Among::host ? in_host : across_hosts;
+    }
+};
+// Without the exchanges' overheads, one after the other; and at the least, where a host's ranks
+// exchange beside what crosses between hosts.
+double comm_seconds(const CommTraffic& traffic, const Measurements& measured);
+double least_comm_seconds(const CommTraffic& traffic, const Measurements& measured);
+
 // Bytes that must reach a rank from the others in a step, wherever its state and weights lie. Stage
 // 3 sends a layer's weights at each visit, stages 1 and 2 those that were updated, once. Gradients
 // go to the rank that updates by them, or momentum to its owner and back.
-double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
-                    DType compute, DType wire, zero::Exchanged what);
+CommTraffic comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
+                         DType compute, DType wire, zero::Exchanged what);
 
 // Keys that a query of this block sees, on average over a sequence.
 double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block);

@@ -100,6 +100,16 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return largest_part(c, work);
         case Class::spill_staging:
             return work.cut_elements * 4;
+        case Class::second_staging: {
+            const auto most = [&](const model::Layer& layer) {
+                int64_t bytes = 0;
+                for (const zero::ByteRun& run :
+                     zero::second_shards(work.partition, layer, work.numerics.compute))
+                    bytes = std::max(bytes, run.bytes);
+                return bytes;
+            };
+            return std::max(largest(work, true, most), largest(work, false, most));
+        }
     }
     bug("unknown buffer class");
 }
@@ -132,12 +142,29 @@ SlotFamily slots_of_kept(const Workload& work) {
 }
 
 const char* name_of(Class c) {
-    static constexpr const char* kNames[kClasses] = {
-        "block weights",    "edge weights",   "block gradient",   "edge gradient", "wire",
-        "ranks' parts",     "weight codes",   "activation",       "attention",     "mlp",
-        "projections",      "tokens",         "block lists",      "scratch",       "report",
-        "state staging",    "weight staging", "gradient staging", "input staging", "spill staging",
-        "momentum staging", "host tokens"};
+    static constexpr const char* kNames[kClasses] = {"block weights",
+                                                     "edge weights",
+                                                     "block gradient",
+                                                     "edge gradient",
+                                                     "wire",
+                                                     "ranks' parts",
+                                                     "weight codes",
+                                                     "activation",
+                                                     "attention",
+                                                     "mlp",
+                                                     "projections",
+                                                     "tokens",
+                                                     "block lists",
+                                                     "scratch",
+                                                     "report",
+                                                     "state staging",
+                                                     "weight staging",
+                                                     "gradient staging",
+                                                     "input staging",
+                                                     "spill staging",
+                                                     "momentum staging",
+                                                     "second shards' staging",
+                                                     "host tokens"};
     return kNames[at(c)];
 }
 

@@ -58,6 +58,7 @@ public:
             plan_.inputs.push_back(
                 home == Tier::device ? swap::kNoObject : add(home, bytes, {"block inputs", bytes}));
         }
+        make_second_shards();
         const std::vector<Owner> owners = owners_of_objects(plan_);
         for (size_t i = 0; i < owners.size(); ++i) plan_.objects[i].layer = owners[i].layer;
         // A committed update writes a fresh slot before it frees the old one.
@@ -78,6 +79,19 @@ public:
             };
             spill.object = make();
             if (plan_.tied && spill.layer == 0) spill.table = make();
+        }
+    }
+
+    // Whole pages, so that they can lie on NVMe.
+    void make_second_shards() {
+        for (size_t l = 0; l < plan_.layers.size(); ++l) {
+            const std::vector<Tier>& homes = placement_.second_shards[l];
+            if (homes.empty()) continue;
+            const auto runs = zero::second_shards(plan_.partition, plan_.layers[l], plan_.compute);
+            for (size_t i = 0; i < runs.size(); ++i)
+                plan_.layer_plans[l].second_shards.push_back(
+                    add(homes[i], round_up(runs[i].bytes, kPage),
+                        {"second shards of weights", buffer_bytes(Class::second_staging, work_)}));
         }
     }
 

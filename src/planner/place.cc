@@ -300,12 +300,13 @@ private:
         }
         if (result_.groups > 1) reserve(Class::spill_staging, kStaging, 1);
         if (has_feedback()) reserve(Class::feedback_staging, kStaging, kTurnsAtOnce + 1);
+        if (work_.partition.keeps_second_shards()) reserve(Class::second_staging, kStaging, 1);
         // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
         // All kinds alike: what is under way of one waits for the others.
         for (int64_t count = 2; count <= chunks_under_way(); ++count) {
             for (const Class c :
                  {Class::state_staging, Class::weight_staging, Class::gradient_staging,
-                  Class::input_staging, Class::spill_staging}) {
+                  Class::input_staging, Class::spill_staging, Class::second_staging}) {
                 deepen(c, count, host().limit() / 4);
             }
         }
@@ -389,6 +390,7 @@ private:
                 claim(result_.chunks[c].weight, "weights", weight_bytes(chunks_[c]));
             }
         }
+        place_second_shards();
         choose_spills();
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             claim(homes.gradient, "gradients", chunk.count * size_of(work_.numerics.wire));
@@ -428,6 +430,26 @@ private:
                                                     work_.partition.codecs.local_steps),
                                kPage));
         });
+    }
+
+    // Of layers that a step visits more than once: written at the first visit, read at the others.
+    void place_second_shards() {
+        result_.second_shards.assign(work_.layers.size(), {});
+        if (!work_.partition.keeps_second_shards()) return;
+        bool trains_below = false;
+        for (size_t l = 0; l < work_.layers.size(); ++l) {
+            const model::Layer& layer = work_.layers[l];
+            trains_below = trains_below || layer.trainable_elements > 0;
+            const bool goes_back = layer.kind == model::LayerKind::block && trains_below;
+            const bool table = layer.kind == model::LayerKind::embedding && tied_;
+            if (result_.groups == 1 && !goes_back && !table) continue;
+            for (const zero::ByteRun& run :
+                 zero::second_shards(work_.partition, layer, work_.numerics.compute)) {
+                Tier home = Tier::nvme;
+                claim(home, "second shards of weights", round_up(run.bytes, kPage));
+                result_.second_shards[l].push_back(home);
+            }
+        }
     }
 
     void choose_spills() {

@@ -25,7 +25,8 @@ struct Placement {
     std::vector<ChunkHomes> chunks{};
     bool matrices_on_device = false;  // some have their state there
     std::vector<swap::Tier> spills{};
-    std::vector<swap::Tier> inputs{};  // [block * group size + i]
+    std::vector<swap::Tier> inputs{};                      // [block * group size + i]
+    std::vector<std::vector<swap::Tier>> second_shards{};  // [layer, segment]; empty: it has none
     Budget device, host;
 };
 

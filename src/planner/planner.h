@@ -107,10 +107,10 @@ struct AccumulatorSpill {
 enum class Class : uint8_t {
     block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, codes, activation,
     attention, mlp, projections, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging,
-    input_staging, spill_staging, feedback_staging, host_tokens
+    input_staging, spill_staging, feedback_staging, second_staging, host_tokens
 };
 // clang-format on
-constexpr int kClasses = 22;
+constexpr int kClasses = 23;
 constexpr Class class_of(model::Saved what) {
     constexpr model::OfSaved<Class> kOf{Class::attention, Class::mlp, Class::projections};
     return kOf[model::at(what)];
@@ -129,6 +129,9 @@ struct LayerPlan {
     bool resident = false;                // this rank's weights live on the device
     model::OfSaved<bool> saves{};         // what the block saves on the device until backward
     int64_t device_offset = 0;            // resident: of the flat buffer, or of the shards together
+    // By segment, what this rank keeps once more of the gathered weights, or of their codes; empty:
+    // nothing (zero::second_shards).
+    std::vector<swap::ObjectId> second_shards{};
 };
 
 struct TierRow {  // a line of the plan's table

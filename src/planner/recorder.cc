@@ -56,7 +56,7 @@ AssignedBuffer Recorder::acquire(Class buffers) {
     return buffer;
 }
 
-Recorder::Weights Recorder::fetch_weights(int64_t layer) {
+Recorder::Weights Recorder::fetch_weights(int64_t layer, Visit visit) {
     if (impl_->prefetched_layer >= 0) {
         FERRY_CHECK(impl_->prefetched_layer == layer, "other weights were prefetched");
         impl_->prefetched_layer = -1;
@@ -66,7 +66,7 @@ Recorder::Weights Recorder::fetch_weights(int64_t layer) {
     }
     if (plan_.partition.sharding.weights) {
         BufferOf<Content::codes> codes;
-        Weights weights = gather_shards(layer, codes);
+        Weights weights = gather_shards(layer, visit, codes);
         decode_weights(layer, codes, weights);
         return weights;
     }
@@ -154,6 +154,7 @@ void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
             impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_staging);
         send_leaves(chunk, plan_.elements_of_run(chunk), wire);
     }
+    while (!impl_->arrivals_in_host.empty()) combine_oldest();
 }
 
 // A wire buffer holds the norm leaves behind a chunk's values, or alone.

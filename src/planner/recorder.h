@@ -154,7 +154,10 @@ public:
     using TableGradient = BufferOf<Content::table_gradient>;
     using Input = BufferOf<Content::input>;
 
-    Weights fetch_weights(int64_t layer);  // on the device, ready to compute with
+    // On the device, ready to compute with. At its first visit in a step a layer leaves its second
+    // shards in the host, where it has some; the visits after it gather those.
+    enum class Visit : uint8_t { any, first };
+    Weights fetch_weights(int64_t layer, Visit visit = Visit::any);
     // The same just after an update; where every rank keeps all weights, it then has the new ones.
     Weights fetch_updated_weights(int64_t layer);
     void share_updates(int64_t layer);  // no more than that: every rank has the new ones
@@ -234,7 +237,9 @@ private:
     void record_kernel(Op op, int64_t layer, int64_t item,
                        std::span<const Assigned::Given> operands, const Detail& detail);
     Weights acquire_for_weights(int64_t layer);
-    Weights gather_shards(int64_t layer, BufferOf<Content::codes>& codes);
+    Weights gather_shards(int64_t layer, Visit visit, BufferOf<Content::codes>& codes);
+    Weights gather_in_host(int64_t layer, BufferOf<Content::codes>& codes);
+    void keep_second_shards(int64_t layer, const AssignedBuffer& gathered);
     BufferOf<Content::codes> gather_codes(int64_t layer, const Weights& whole,
                                           const Weights& shards);
     void decode_weights(int64_t layer, const BufferOf<Content::codes>& codes, Weights& whole);
@@ -248,6 +253,7 @@ private:
                        const Part<Content::wire>& gradient, const Part<Content::weight>& weight,
                        const Detail& detail);
     void exchange(int64_t chunk, const Gradient& gradient);
+    void combine_oldest();
     void receive_oldest();
     void gather_gradient(int64_t chunk, const BufferOf<Content::wire>& wire);
     struct Turn;  // whose momentum is under way

@@ -3,6 +3,8 @@
 
 #include <deque>
 #include <map>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "hazards.h"
@@ -71,11 +73,11 @@ struct Recorder::Impl {
         emit(task, std::span<const Use>(uses.begin(), uses.size()));
     }
 
-    // Fetches an object to `target` on the device, through staging memory when it is on
-    // NVMe.
+    // Fetches an object, or so many bytes of it, to `target` on the device, through staging memory
+    // when it is on NVMe.
     void fetch(Recorder& recorder, ObjectId object, Class staging_class,
-               const AssignedBuffer& target, int64_t offset) {
-        const int64_t bytes = plan.objects[object].bytes;
+               const AssignedBuffer& target, int64_t offset, std::optional<int64_t> only = {}) {
+        const int64_t bytes = only.value_or(plan.objects[object].bytes);
         const uint32_t into = target.resources_[0];
         Task copy{.verb = Verb::copy, .lane = Lane::h2d, .object = object, .bytes = bytes};
         copy.places[1] = target.place(offset);
@@ -172,10 +174,10 @@ struct Recorder::Impl {
         copy(weight, Lane::d2h, staging, Effect::write, Effect::read);
     }
 
-    // Takes `bytes` at `offset` of a device buffer to the object's home.
+    // Takes `bytes`, or as many as the object has, at `offset` of a device buffer to its home.
     void send(Recorder& recorder, const AssignedBuffer& from, int64_t offset, ObjectId object,
-              Class staging_class) {
-        const int64_t bytes = plan.objects[object].bytes;
+              Class staging_class, std::optional<int64_t> only = {}) {
+        const int64_t bytes = only.value_or(plan.objects[object].bytes);
         Task copy{.verb = Verb::copy, .lane = Lane::d2h, .object = object, .bytes = bytes};
         copy.places[0] = from.place(offset);
         if (plan.objects[object].home == Tier::host) {
@@ -221,11 +223,13 @@ struct Recorder::Impl {
     int64_t prefetched_layer = -1;  // whose weights `prefetched` are
     Weights prefetched;
     BufferOf<Content::codes> prefetched_codes;  // which they are decoded from
+    std::set<int64_t> kept_in_host;             // layers whose second shards are this step's
     struct Arrival {                            // the ranks' parts of this rank's chunk, under way
         int64_t chunk = 0;
         BufferOf<Content::parts> parts{};
     };
-    std::deque<Arrival> arrivals;  // the oldest first
+    // The oldest first: those that their owner adds, and those that the host combines before.
+    std::deque<Arrival> arrivals, arrivals_in_host;
 };
 
 }  // namespace ferry::planner

@@ -10,7 +10,9 @@ namespace ferry::planner {
 // The whole layer on the device, or the codes that it is decoded from. Each rank brings its own
 // shards; NVMe's bytes are verified before they leave this rank, for the all-gather waits for every
 // writer of the buffer.
-Recorder::Weights Recorder::gather_shards(int64_t layer, BufferOf<Content::codes>& codes) {
+Recorder::Weights Recorder::gather_shards(int64_t layer, Visit visit,
+                                          BufferOf<Content::codes>& codes) {
+    if (impl_->kept_in_host.contains(layer)) return gather_in_host(layer, codes);
     const bool resident = plan_.layer_plans[static_cast<size_t>(layer)].resident;
     Weights whole = acquire_for_weights(layer);
     if (!resident) impl_->fetch_chunks(*this, layer, whole, [](const Chunk&) { return true; });
@@ -19,6 +21,50 @@ Recorder::Weights Recorder::gather_shards(int64_t layer, BufferOf<Content::codes
         codes = gather_codes(layer, whole, shards);
     else
         gather(layer, whole, shards);
+    if (visit == Visit::first) {
+        if (plan_.partition.codecs.weights.on())
+            keep_second_shards(layer, codes);
+        else
+            keep_second_shards(layer, whole);
+    }
+    return whole;
+}
+
+// This rank's part of what all ranks have gathered, to where its second shards live.
+void Recorder::keep_second_shards(int64_t layer, const AssignedBuffer& gathered) {
+    const std::vector<ObjectId>& objects =
+        plan_.layer_plans[static_cast<size_t>(layer)].second_shards;
+    if (objects.empty()) return;
+    const auto runs = zero::second_shards(plan_.partition, plan_.layers[static_cast<size_t>(layer)],
+                                          plan_.compute);
+    for (size_t i = 0; i < runs.size(); ++i)
+        impl_->send(*this, gathered, runs[i].first, objects[i], Class::second_staging,
+                    runs[i].bytes);
+    impl_->kept_in_host.insert(layer);
+}
+
+// The same bytes as all ranks have gathered before in this step, from the ranks of the host alone.
+Recorder::Weights Recorder::gather_in_host(int64_t layer, BufferOf<Content::codes>& codes) {
+    const model::Layer& shape = plan_.layers[static_cast<size_t>(layer)];
+    const std::vector<ObjectId>& objects =
+        plan_.layer_plans[static_cast<size_t>(layer)].second_shards;
+    const auto runs = zero::second_shards(plan_.partition, shape, plan_.compute);
+    const Detail detail{.bytes =
+                            zero::gathered_in_host_bytes(plan_.partition, shape, plan_.compute)};
+    Weights whole = acquire_for_weights(layer);
+    const auto fetch_to = [&](const AssignedBuffer& all) {
+        for (size_t i = 0; i < runs.size(); ++i)
+            impl_->fetch(*this, objects[i], Class::second_staging, all, runs[i].first,
+                         runs[i].bytes);
+    };
+    if (plan_.partition.codecs.weights.on()) {
+        codes = acquire<Content::codes>();
+        fetch_to(codes);
+        record<op::GatherCodesInHost>(layer, -1, {.codes = codes}, detail);
+    } else {
+        fetch_to(whole);
+        record<op::GatherWeightsInHost>(layer, -1, {.whole = whole}, detail);
+    }
     return whole;
 }
 
@@ -53,7 +99,7 @@ void Recorder::gather(int64_t layer, Weights& whole, const Weights& shards) {
 
 Recorder::Weights Recorder::fetch_updated_weights(int64_t layer) {
     const bool trains = plan_.layers[static_cast<size_t>(layer)].trainable_elements > 0;
-    if (!trains || !plan_.partition.shares_updates()) return fetch_weights(layer);
+    if (!trains || !plan_.partition.shares_updates()) return fetch_weights(layer, Visit::first);
     if (plan_.layer_plans[static_cast<size_t>(layer)].resident) {
         Weights whole = impl_->resident(layer);
         gather(layer, whole, {});
@@ -79,7 +125,7 @@ void Recorder::prefetch_weights(int64_t layer) {
     const bool edge = is_edge(plan_.layers[static_cast<size_t>(layer)]);
     const Class buffers = edge ? Class::edge_weights : Class::block_weights;
     if (impl_->free[static_cast<size_t>(buffers)].empty()) return;
-    impl_->prefetched = gather_shards(layer, impl_->prefetched_codes);
+    impl_->prefetched = gather_shards(layer, Visit::any, impl_->prefetched_codes);
     impl_->prefetched_layer = layer;
 }
 
@@ -106,16 +152,49 @@ void Recorder::take_table() {
 // alike in its shard. The ranks' chunks are alike, so all of them start the same exchanges.
 void Recorder::exchange(int64_t index, const Gradient& gradient) {
     auto& free = impl_->free[static_cast<size_t>(Class::parts)];
-    while (free.size() < 2 && !impl_->arrivals.empty()) receive_oldest();
+    while (free.size() < 2 && !(impl_->arrivals.empty() && impl_->arrivals_in_host.empty())) {
+        if (impl_->arrivals.empty())
+            combine_oldest();
+        else
+            receive_oldest();
+    }
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
+    const zero::Partition& partition = plan_.partition;
+    const int64_t part = partition.part_bytes(chunk.count, plan_.wire);
     auto out = acquire<Content::parts>();
     record<op::Cut>(chunk.layer, index, {.gradient = gradient, .parts = out});
     auto in = acquire<Content::parts>();
-    record<op::Exchange>(
-        chunk.layer, index, {.to_ranks = out, .from_ranks = in},
-        {.bytes = zero::exchanged_bytes(plan_.partition,
-                                        plan_.partition.part_bytes(chunk.count, plan_.wire))});
-    impl_->arrivals.push_back({index, std::move(in)});
+    if (!partition.two_levels()) {
+        record<op::Exchange>(chunk.layer, index, {.to_ranks = out, .from_ranks = in},
+                             {.bytes = zero::exchanged_bytes(partition, part)});
+        impl_->arrivals.push_back({index, std::move(in)});
+        return;
+    }
+    record<op::ExchangeInHost>(chunk.layer, index, {.to_ranks = out, .from_ranks = in},
+                               {.bytes = zero::exchanged_in_host_bytes(partition, part)});
+    out.release();
+    impl_->arrivals_in_host.push_back({index, std::move(in)});
+    // While this turn is on its way in the host, the one before is combined.
+    if (impl_->arrivals_in_host.size() > 1) combine_oldest();
+}
+
+// What the ranks of the host have for those that stand where this one does: added, coded once more,
+// and on its way to them.
+void Recorder::combine_oldest() {
+    Impl::Arrival arrival = std::move(impl_->arrivals_in_host.front());
+    impl_->arrivals_in_host.pop_front();
+    while (impl_->free[static_cast<size_t>(Class::parts)].empty() && !impl_->arrivals.empty())
+        receive_oldest();
+    const Chunk& chunk = plan_.chunks[static_cast<size_t>(arrival.chunk)];
+    auto combined = acquire<Content::parts>();
+    record<op::Combine>(chunk.layer, arrival.chunk, {.parts = arrival.parts, .combined = combined});
+    arrival.parts.release();
+    auto in = acquire<Content::parts>();
+    const int64_t part = plan_.partition.part_bytes(chunk.count, plan_.wire);
+    record<op::Exchange>(chunk.layer, arrival.chunk, {.to_ranks = combined, .from_ranks = in},
+                         {.bytes = zero::exchanged_across_bytes(plan_.partition, part),
+                          .flags = cost::kAcrossHosts});
+    impl_->arrivals.push_back({arrival.chunk, std::move(in)});
 }
 
 void Recorder::receive_gradient() {

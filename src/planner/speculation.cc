@@ -45,6 +45,8 @@ int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
         bytes += copies * slot(placement.spills[i], Class::spill_staging);
     }
     for (const Tier input : placement.inputs) bytes += slot(input, Class::input_staging);
+    for (const auto& homes : placement.second_shards)
+        for (const Tier home : homes) bytes += slot(home, Class::second_staging);
     // A committed update writes a fresh slot before it frees the old one.
     for (const auto& [name, of_family] : fresh) bytes += of_family;
     return bytes;
@@ -53,10 +55,11 @@ int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
 // A slot lies on one path: what is left at the end of each of several may be too small for one.
 int64_t unusable_bytes(const Workload& work, int64_t paths) {
     int64_t largest = 0;
-    for (const Class staging :
-         {Class::state_staging, Class::weight_staging, Class::gradient_staging,
-          Class::input_staging, Class::spill_staging, Class::feedback_staging}) {
+    for (const Class staging : {Class::state_staging, Class::weight_staging,
+                                Class::gradient_staging, Class::input_staging, Class::spill_staging,
+                                Class::feedback_staging, Class::second_staging}) {
         if (staging == Class::feedback_staging && !work.partition.codecs.momentum.on()) continue;
+        if (staging == Class::second_staging && !work.partition.keeps_second_shards()) continue;
         largest = std::max(largest, buffer_bytes(staging, work));
     }
     return (paths - 1) * largest;

@@ -20,6 +20,9 @@ std::vector<Owner> owners_of_objects(const Plan& plan) {
         own(spill.object, spill.layer, -1);
         own(spill.table, spill.layer, -1);
     }
+    for (int64_t l = 0; l < std::ssize(plan.layer_plans); ++l)
+        for (const ObjectId object : plan.layer_plans[static_cast<size_t>(l)].second_shards)
+            own(object, l, -1);
     // A layer's output is the next one's input.
     const int64_t size = plan.inputs_of_a_block();
     for (int64_t i = 0; i < std::ssize(plan.inputs); ++i)

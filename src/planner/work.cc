@@ -49,6 +49,7 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
                     .input_bytes = buffer(Class::activation),
                     .exchanges = plan.exchanges,
                     .ranks = plan.partition.ranks,
+                    .summed_parts = plan.partition.summed_parts(),
                     .codecs = plan.partition.codecs,
                     .compute = plan.compute,
                     .wire = plan.wire,

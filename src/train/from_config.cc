@@ -56,6 +56,11 @@ zero::Codecs codecs_of(const Config& config) {
             .local_steps = o.method == optim::Method::zeroone_adam && o.local_step_clipper > 1};
 }
 
+zero::Hosts hosts_of(const Config& config) {
+    return {.each = config.zero.ranks_per_host,
+            .second_shards = config.zero.secondary_shard == SecondShard::node};
+}
+
 optim::LrSchedule schedule_of(const Config& config) {
     const ScheduleConfig& s = config.schedule;
     const optim::LrSchedule schedule{

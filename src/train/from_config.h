@@ -19,6 +19,7 @@ optim::Hyper hyper_of(const Config& config);
 optim::Hyper elements_hyper_of(const Config& config);
 StateFormat format_of(const Config& config);
 zero::Codecs codecs_of(const Config& config);
+zero::Hosts hosts_of(const Config& config);
 // The learning rate over the run's updates. Throws usage where its keys contradict each other.
 optim::LrSchedule schedule_of(const Config& config);
 

@@ -289,8 +289,10 @@ private:
     }
     // At a group's first visit of the layer.
     Weights first_weights(int64_t layer, const Group& group) {
-        return group.is_first && updates() ? r_.fetch_updated_weights(layer)
-                                           : r_.fetch_weights(layer);
+        return group.is_first && updates()
+                   ? r_.fetch_updated_weights(layer)
+                   : r_.fetch_weights(
+                         layer, group.is_first ? Recorder::Visit::first : Recorder::Visit::any);
     }
 
     // Where the documents of a micro-batch are: behind its tokens. Empty: it has none.

@@ -199,19 +199,40 @@ void StepKernels::encode(const op::Cut<At>& at, const Chunk& chunk, const model:
         const auto rank = static_cast<int>(task / tiles);
         const int64_t first = task % tiles * kCodedTile;
         const float* from = at.gradient + partition.shard(segment, rank).first + within + first;
-        const zero::Part part{at.parts + rank * codec.bytes(chunk.count), chunk.count};
+        const zero::Part part{at.parts + partition.part_for(rank) * codec.bytes(chunk.count),
+                              chunk.count};
         zero::encode(codec, from, std::min(kCodedTile, chunk.count - first), part, first);
     });
 }
 
-// Added in rank order, a leaf at a time: it stays in the first cache until it is rounded.
+// Of each host: what its ranks sent, added in their order, and coded again.
+void StepKernels::kernel(const Call& call, const op::Combine<At>& at) {
+    const Chunk& chunk = chunk_of(call);
+    const zero::Partition& partition = plan_.partition;
+    const zero::Codec& codec = partition.codecs.gradients;
+    const int hosts = partition.host_count();
+    const auto part = [&](int index) { return index * codec.bytes(chunk.count); };
+    each_leaf_of_turn(chunk, hosts, [&](int host, int64_t first) {
+        std::array<float, optim::kLeaf> sum;
+        for (int place = 0; place < partition.hosts.each; ++place) {
+            const zero::ConstPart sent{at.parts + part(place * hosts + host), chunk.count};
+            const auto take = place == 0 ? zero::decode : zero::decode_add;
+            take(codec, sent, first, optim::kLeaf, sum.data());
+        }
+        const zero::Part combined{at.combined + part(host), chunk.count};
+        zero::encode(codec, sum.data(), optim::kLeaf, combined, first);
+    });
+}
+
+// Added in the order of the ranks, or of the hosts where those have combined theirs. A leaf at a
+// time: it stays in the first cache until it is rounded.
 void StepKernels::decode(const op::Sum<At>& at, const Chunk& chunk) {
     const zero::Codec& codec = plan_.partition.codecs.gradients;
     const auto sum_leaf = [&](int64_t first) {
         std::array<float, optim::kLeaf> sum;
-        for (int rank = 0; rank < plan_.partition.ranks; ++rank) {
-            const zero::ConstPart part{at.parts + rank * codec.bytes(chunk.count), chunk.count};
-            const auto take = rank == 0 ? zero::decode : zero::decode_add;
+        for (int sender = 0; sender < plan_.partition.summed_parts(); ++sender) {
+            const zero::ConstPart part{at.parts + sender * codec.bytes(chunk.count), chunk.count};
+            const auto take = sender == 0 ? zero::decode : zero::decode_add;
             take(codec, part, first, optim::kLeaf, sum.data());
         }
         std::byte* wire = at.wire + first * size_of(plan_.wire);

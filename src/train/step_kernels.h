@@ -68,6 +68,7 @@ private:
     void kernel(const swap::Call& call, const cost::op::Add<At>& at);
     void kernel(const swap::Call& call, const cost::op::Round<At>& at);
     void kernel(const swap::Call& call, const cost::op::Cut<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Combine<At>& at);
     void kernel(const swap::Call& call, const cost::op::Sum<At>& at);
     void kernel(const swap::Call& call, const cost::op::EncodeWeights<At>& at);
     void kernel(const swap::Call& call, const cost::op::DecodeWeights<At>& at);

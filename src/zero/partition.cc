@@ -12,7 +12,7 @@ bool travels(const Partition& partition, const model::Segment& segment) {
 }  // namespace
 
 Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs,
-                       const model::Slicing& slicing, const Stage& layers) {
+                       const model::Slicing& slicing, const Stage& layers, const Hosts& hosts) {
     FERRY_CHECK(rank >= 0 && rank < ranks);
     Partition partition{.rank = rank,
                         .ranks = ranks,
@@ -23,6 +23,9 @@ Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs,
     FERRY_CHECK(stage == 3 || !codecs.weights.on(), "no rank gathers weights to use them");
     partition.sharding = sharding_of(stage);
     partition.codecs = codecs;
+    if (hosts.each == 1 || hosts.each >= ranks) return partition;
+    FERRY_CHECK(ranks % hosts.each == 0, "every host has as many ranks");
+    partition.hosts = hosts;
     return partition;
 }
 
@@ -62,6 +65,60 @@ int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DT
         bytes += (partition.ranks - 1) * (codec.on() ? codec.bytes(shard) : shard * size_of(type));
     }
     return bytes;
+}
+
+namespace {
+
+// One segment of the layer, or of its codes, and this rank's second shard of it.
+struct SecondShardOf {
+    ByteRun segment{}, mine{};
+};
+std::vector<SecondShardOf> second_shards_by_segment(const Partition& partition,
+                                                    const model::Layer& layer, DType type) {
+    const Codec& codec = partition.codecs.weights;
+    const int place = partition.rank % partition.hosts.each;
+    std::vector<SecondShardOf> found;
+    int64_t first = 0;
+    for (const model::Segment& segment : layer.segments) {
+        const int64_t shard = partition.shard_elements(segment);
+        const int64_t bytes =
+            partition.host_count() * (codec.on() ? codec.bytes(shard) : shard * size_of(type));
+        if (!codec.on()) first = segment.offset * size_of(type);
+        found.push_back({.segment = {first, partition.hosts.each * bytes},
+                         .mine = {first + place * bytes, bytes}});
+        first += partition.hosts.each * bytes;
+    }
+    return found;
+}
+
+}  // namespace
+
+std::vector<ByteRun> second_shards(const Partition& partition, const model::Layer& layer,
+                                   DType type) {
+    std::vector<ByteRun> found;
+    for (const SecondShardOf& one : second_shards_by_segment(partition, layer, type))
+        found.push_back(one.mine);
+    return found;
+}
+
+int64_t gathered_in_host_bytes(const Partition& partition, const model::Layer& layer, DType type) {
+    int64_t bytes = 0;
+    for (const ByteRun& mine : second_shards(partition, layer, type))
+        bytes += (partition.hosts.each - 1) * mine.bytes;
+    return bytes;
+}
+
+void gather_second_shards(comm::Communicator& host, const Partition& partition,
+                          const model::Layer& layer, DType type, std::byte* all,
+                          comm::Topic topic) {
+    std::array<comm::Gather, comm::Communicator::kTransfers> transfers;
+    size_t count = 0;
+    for (const SecondShardOf& one : second_shards_by_segment(partition, layer, type)) {
+        FERRY_CHECK(count < transfers.size(), "a layer has few segments");
+        transfers[count++] = {
+            .mine = all + one.mine.first, .all = all + one.segment.first, .bytes = one.mine.bytes};
+    }
+    host.all_gather(std::span(transfers).first(count), topic);
 }
 
 void gather_weights(comm::Communicator& ranks, const Partition& partition,

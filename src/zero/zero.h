@@ -65,6 +65,15 @@ struct Stage {
     int64_t under_way(int64_t groups) const { return std::min<int64_t>(count - index, groups); }
 };
 
+// Ranks that share a host, where they exchange among themselves first: neighbours, on every host as
+// many. What crosses between hosts then goes from a rank to those that stand where it does in the
+// other hosts.
+struct Hosts {
+    int each = 1;  // ranks of a host; 1: none of this
+    // Its ranks keep what all have gathered of a layer's weights once more, each a part.
+    bool second_shards = false;
+};
+
 // One rank's view of the cut. Where several ranks share tensors, those that have the same slices
 // share what these need; `ranks` are they.
 struct Partition {
@@ -73,6 +82,7 @@ struct Partition {
     Codecs codecs{};            // none where a rank is alone
     int slice = 0, slices = 1;  // of the tensors
     Stage stage{};              // of the layers
+    Hosts hosts{};
 
     bool alone() const { return ranks == 1; }
     int of_run() const { return ranks * slices * stage.count; }  // ranks
@@ -107,13 +117,25 @@ struct Partition {
     int64_t part_bytes(int64_t elements, DType wire) const {
         return codecs.gradients.on() ? codecs.gradients.bytes(elements) : elements * size_of(wire);
     }
+    int host_count() const { return ranks / hosts.each; }
+    // Whether coded gradients are added inside each host first, and coded once more.
+    bool two_levels() const { return hosts.each > 1 && codecs.gradients.on(); }
+    // The ranks' parts of a turn, in the order in which they leave: where there are two levels,
+    // those of the ranks that stand alike in their hosts together.
+    int part_for(int other) const {
+        return two_levels() ? other % hosts.each * host_count() + other / hosts.each : other;
+    }
+    // Parts that the owner of a shard adds.
+    int summed_parts() const { return two_levels() ? host_count() : ranks; }
+    bool keeps_second_shards() const { return sharding.weights && hosts.second_shards; }
     // Whether an update of a layer is followed by an all-gather that every rank keeps.
     bool shares_updates() const { return ranks > 1 && sharding.state && !sharding.weights; }
 };
 
 // The partition of a rank among several; one alone shards nothing.
 Partition partition_of(int64_t stage, int rank, int ranks, const Codecs& codecs = {},
-                       const model::Slicing& slicing = {}, const Stage& layers = {});
+                       const model::Slicing& slicing = {}, const Stage& layers = {},
+                       const Hosts& hosts = {});
 
 // A model's layers as a stage of it has them: those of the others are empty.
 std::vector<model::Layer> layers_of_stage(const std::vector<model::Layer>& whole,
@@ -128,9 +150,27 @@ int64_t coded_bytes(const Codec& codec, const model::Layer& layer, int ranks);
 
 // Bytes that reach this rank from the others.
 int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type);
+// The same of a gather of second shards, from the ranks of its host.
+int64_t gathered_in_host_bytes(const Partition& partition, const model::Layer& layer, DType type);
 constexpr int64_t exchanged_bytes(const Partition& partition, int64_t part_bytes) {
     return (partition.ranks - 1) * part_bytes;
 }
+// Of an exchange in two levels, in the host and then across hosts.
+inline int64_t exchanged_in_host_bytes(const Partition& partition, int64_t part_bytes) {
+    return (partition.hosts.each - 1) * partition.host_count() * part_bytes;
+}
+inline int64_t exchanged_across_bytes(const Partition& partition, int64_t part_bytes) {
+    return (partition.host_count() - 1) * part_bytes;
+}
+
+// A run of bytes of a layer's weights, or of their codes, as they are gathered.
+struct ByteRun {
+    int64_t first = 0, bytes = 0;
+};
+// The parts of it that this rank keeps until its host's ranks gather them again: of each segment
+// the shards of as many ranks as there are hosts. In the whole layer, or in its codes.
+std::vector<ByteRun> second_shards(const Partition& partition, const model::Layer& layer,
+                                   DType type);
 
 // Enqueues the all-gather that makes a layer's weights whole in `whole`, on the device: of all
 // segments where weights are sharded, else of those that train, whose shards the ranks have
@@ -141,5 +181,9 @@ void gather_weights(comm::Communicator& ranks, const Partition& partition,
 // The same of codes, of which this rank's are at their place in `codes` (coded_bytes()).
 void gather_codes(comm::Communicator& ranks, const Partition& partition, const model::Layer& layer,
                   std::byte* codes, comm::Topic topic);
+// The same of second shards, which stand at their place in `all`, the whole layer or its codes.
+// `host`: the ranks of this host.
+void gather_second_shards(comm::Communicator& host, const Partition& partition,
+                          const model::Layer& layer, DType type, std::byte* all, comm::Topic topic);
 
 }  // namespace ferry::zero

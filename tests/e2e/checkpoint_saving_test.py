@@ -165,6 +165,18 @@ class SavingTest(Saving):
                 shutil.rmtree(other)
                 shutil.rmtree(self.dir_)
 
+    def test_hosts(self):
+        """Four ranks that combine gradients in hosts of two, killed; what they keep in the host is made anew."""
+        mpi = self.mpi(4)
+        hosts = {"zero__stage": 3, "zero__compress": {"gradients": "int4", "weights": "int8", "block": 64}, "precision": "bf16",
+                 "zero__ranks_per_host": 2, "zero__secondary_shard": "node", "batch__micro_batches": 4}
+        whole = self.ok(self.train(self.run_config(**hosts), through=mpi))
+        kept, not_kept = (self.saving(RAM, **{**hosts, "zero__secondary_shard": shard}) for shard in ("node", "none"))
+        self.killed(kept, steps=4, through=mpi)
+        self.killed(not_kept, *self.latest(), steps=2, through=mpi)
+        last = self.ok(self.train(kept, *self.latest(), through=mpi))
+        self.assertEqual(last.hashes, whole.hashes)
+
     def test_onebit_adam(self):
         """Killed before its second moment stays, at the border and after it; and what another number of ranks may do."""
         mpi = self.mpi(2)

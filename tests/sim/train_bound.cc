@@ -85,10 +85,13 @@ void draw_partition(Random& random, Case& made, Method method, int ranks, const 
     const int sharers = ranks / groups.tensor;
     const int64_t stage = random.from(0, 3);
     const bool codes = sharers > 1 && made.request.device == DeviceKind::cpu;
-    made.partition =
-        zero::partition_of(stage, static_cast<int>(random.from(0, sharers - 1)), sharers,
-                           codes ? draw_codecs(random, method, stage) : zero::Codecs{},
-                           {groups.tensor, static_cast<int>(random.from(0, groups.tensor - 1))});
+    zero::Hosts hosts;
+    if (codes && sharers > 2 && groups.tensor == 1 && random.once_in(2))
+        hosts = {.each = 2, .second_shards = random.once_in(2)};
+    made.partition = zero::partition_of(
+        stage, static_cast<int>(random.from(0, sharers - 1)), sharers,
+        codes ? draw_codecs(random, method, stage) : zero::Codecs{},
+        {groups.tensor, static_cast<int>(random.from(0, groups.tensor - 1))}, {}, hosts);
 }
 
 void draw_state(Random& random, Case& made, Method method, bool half) {
@@ -194,7 +197,8 @@ void draw_machine(Random& random, Case& made) {
     m.device_bytes_per_s = m.computes_on_host ? m.dram_bytes_per_s : random.between(1e11, 4e12);
     m.comm_bytes_per_s = random.between(1e8, 1e11);
     m.comm_overhead_s = random.between(1e-7, 1e-4);
-    for (cost::GroupRate* group : {&m.with_sequence, &m.with_slices})
+    m.across_hosts = {m.comm_bytes_per_s * random.between(0.3, 1), m.comm_overhead_s};
+    for (cost::GroupRate* group : {&m.with_sequence, &m.with_slices, &m.in_host})
         *group = {m.comm_bytes_per_s * random.between(1, 10), m.comm_overhead_s};
     m.assumed_flops_per_s = random.between(1e9, 1e14);
     m.memory_of = m.storage_of = random.once_in(2) ? cost::Of::host : cost::Of::rank;

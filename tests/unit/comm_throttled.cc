@@ -80,6 +80,32 @@ TEST_F(ThrottledTest, SendsOneOperationAfterTheOther) {
     expect_ends(3, 22 * kMillisecond);
 }
 
+// Of rank 0's two others rank 1 is on its host.
+TEST(ThrottledHosts, HoldWhatCrossesBetweenThemAlone) {
+    Nanos now = 0;
+    std::set<size_t> ended{0, 1, 2, 3, 4};
+    Throttled throttled(std::make_unique<Instant>(ended),
+                        {.bytes_per_s = 2e6, .delay = kMillisecond, .ranks_per_host = 2},
+                        [&now] { return now; });
+    const auto ends = [&](size_t slot, Nanos at) {
+        now = at - 1;
+        const bool before = throttled.finished(slot);
+        now = at;
+        return !before && throttled.finished(slot);
+    };
+    const Exchange parts{nullptr, nullptr, 1000};
+    throttled.start(Operation::exchange({&parts, 1}, {.of = "test"}), 0);
+    EXPECT_FALSE(throttled.finished(0));
+    EXPECT_TRUE(ends(0, 2 * kMillisecond));  // half of the rate, and one of the two others
+    // Rank 0 passes around a circle of three: to rank 1, and what comes is from rank 2.
+    throttled.start(Operation::shift({nullptr, nullptr, 1000, 1000, 1}, {.of = "test"}), 1);
+    EXPECT_FALSE(throttled.finished(1));
+    EXPECT_TRUE(ends(1, 3 * kMillisecond));  // it sends nothing away, and waits for the delay
+    throttled.start(Operation::shift({nullptr, nullptr, 1000, 1000, 2}, {.of = "test"}), 2);
+    EXPECT_FALSE(throttled.finished(2));
+    EXPECT_TRUE(ends(2, 5 * kMillisecond));
+}
+
 TEST(EmulatedNetworkText, IsARateAndPerhapsADelay) {
     const EmulatedNetwork slow = EmulatedNetwork::from("100Mbit");
     EXPECT_DOUBLE_EQ(slow.bytes_per_s, 12.5e6);
@@ -87,8 +113,11 @@ TEST(EmulatedNetworkText, IsARateAndPerhapsADelay) {
     const EmulatedNetwork fast = EmulatedNetwork::from("2.5Gbit,50us");
     EXPECT_DOUBLE_EQ(fast.bytes_per_s, 312.5e6);
     EXPECT_EQ(fast.delay, 50'000);
-    for (const char* text : {"", "fast", "100", "0Mbit", "-1Mbit", "100Mbit,", "100Mbit,5",
-                             "100Mbit,5us,", "100Mbit 5us"}) {
+    EXPECT_EQ(fast.ranks_per_host, 1);
+    EXPECT_EQ(EmulatedNetwork::from("100Mbit,0us,4").ranks_per_host, 4);
+    for (const char* text :
+         {"", "fast", "100Mbit,5us,0", "100Mbit,5us,2.5", "100Mbit,5us,2,2", "100", "0Mbit",
+          "-1Mbit", "100Mbit,", "100Mbit,5", "100Mbit,5us,", "100Mbit 5us"}) {
         SCOPED_TRACE(text);
         EXPECT_THROW(EmulatedNetwork::from(text), Error);
     }

@@ -43,14 +43,14 @@ TEST(LowerBound, ComputeBindsWhenItIsSlowest) {
 
 TEST(LowerBound, TheRanksBindWhereTheirLinkIsSlowest) {
     BoundInput input = billion();
-    input.comm_bytes = 3e9;
+    input.comm.among_all = 3e9;
     input.measured.comm_bytes_per_s = 200e9;
     EXPECT_EQ(lower_bound(input).binding, Link::dram);
     input.measured.comm_bytes_per_s = 2e9;
     EXPECT_EQ(lower_bound(input).binding, Link::comm);
     EXPECT_EQ(lower_bound(input).seconds, 1.5);
     input.measured.comm_bytes_per_s = 0;  // not known: as copies do
-    input.comm_bytes = 300e9;
+    input.comm.among_all = 300e9;
     EXPECT_EQ(lower_bound(input).seconds, 6);
 }
 

@@ -150,6 +150,73 @@ TEST_P(Stages, MoveTheBytesTheyShould) {
                                                    : others(trainable));
 }
 
+Plan plan_of_hosts(int rank, int each, const zero::Codecs& codecs, BudgetConfig budgets = {}) {
+    PlanRequest request;
+    request.micro_batches = 4;
+    request.swap.chunk_elements = 16384;
+    request.budgets = std::move(budgets);
+    return make_plan(
+        request, three_blocks(),
+        {.sequence = 64, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
+        {.activation = 32768, .scratch = 1 << 20}, cost::default_measurements(request.device),
+        zero::partition_of(3, rank, 4, codecs, {}, {}, {.each = each, .second_shards = each > 1}));
+}
+
+// Backward gathers from the host alone, and between hosts each gradient crosses once for all of its
+// ranks.
+TEST(RanksOfHosts, SendTheOtherHostsLess) {
+    const zero::Codecs codecs{.gradients = {CodecKind::int8, 256}};
+    const auto bytes_of = [&](int each) {
+        std::array<int64_t, 256> bytes{};
+        for (const auto& [op, layer, moved] : exchanges(visit(plan_of_hosts(1, each, codecs))))
+            bytes[static_cast<size_t>(op)] += moved;
+        return bytes;
+    };
+    const auto one = bytes_of(1), two = bytes_of(2);
+    const auto of = [](const auto& bytes, Op op) { return bytes[static_cast<size_t>(op)]; };
+    const Plan plan = plan_of_hosts(1, 2, codecs);
+    int64_t all = 0;
+    for (const model::Layer& l : plan.layers) all += l.elements;
+    const int64_t blocks = 3 * plan.layers[1].elements;
+    EXPECT_EQ(of(one, Op::gather_weights), (all + blocks) * 2 * 3 / 4);
+    EXPECT_EQ(of(two, Op::gather_weights), all * 2 * 3 / 4);
+    EXPECT_EQ(of(two, Op::gather_weights_in_host), blocks * 2 / 2);
+    EXPECT_EQ(of(one, Op::exchange), 3 * of(two, Op::exchange));
+    EXPECT_EQ(of(two, Op::exchange_in_host), 2 * of(two, Op::exchange));
+    EXPECT_EQ(of(one, Op::exchange_in_host) + of(one, Op::gather_weights_in_host), 0);
+}
+
+TEST(RanksOfHosts, StartTheSameExchangesWhereverTheirStateIs) {
+    const zero::Codecs codecs{.gradients = {CodecKind::int4, 64}, .weights = {CodecKind::int8, 64}};
+    const auto first = exchanges(visit(plan_of_hosts(0, 2, codecs)));
+    for (int rank = 0; rank < 4; ++rank) {
+        EXPECT_EQ(exchanges(visit(plan_of_hosts(rank, 2, codecs))), first);
+        const BudgetConfig little{.host_bytes = 3000 * kKiB,
+                                  .nvme = {{.path = "there", .size_bytes = kGiB}}};
+        const Plan stored = plan_of_hosts(rank, 2, codecs, little);
+        EXPECT_EQ(exchanges(visit(stored)), first);
+    }
+}
+
+// As few buffers of parts as a step can do with: turns are combined and added as they must be.
+TEST(RanksOfHosts, DoWithTwoBuffersOfParts) {
+    const zero::Codecs codecs{.gradients = {CodecKind::int8, 256}};
+    BudgetConfig least{.device_bytes = 1};
+    try {
+        plan_of_hosts(0, 2, codecs, least);
+        FAIL();
+    } catch (const Error& error) {
+        const std::string& text = error.problem().measured;
+        least.device_bytes = std::stoll(text.substr(text.find('(') + 1));
+    }
+    const Plan tight = plan_of_hosts(0, 2, codecs, least), roomy = plan_of_hosts(0, 2, codecs);
+    ASSERT_EQ(tight.buffers[static_cast<size_t>(Class::parts)].count, 2);
+    auto few = exchanges(visit(tight)), many = exchanges(visit(roomy));
+    std::ranges::sort(few);
+    std::ranges::sort(many);
+    EXPECT_EQ(few, many);
+}
+
 INSTANTIATE_TEST_SUITE_P(zero, Stages, testing::Values(0, 1, 2, 3),
                          [](const auto& stage) { return std::to_string(stage.param); });
 

@@ -134,6 +134,24 @@ TEST(Numerics, record_names_ranks_that_share_tensors) {
     EXPECT_EQ(apart.find("tensors over"), std::string::npos) << apart;
 }
 
+// Where gradients are coded twice, how many combine theirs is in the record.
+TEST(Numerics, record_names_the_hosts_that_combine_gradients) {
+    Config config = config_of(DeviceKind::cpu, 1024, 1);
+    config.batch.micro_batches = 8;
+    config.zero.compress.gradients = CodecKind::int8;
+    const auto record = [&](int ranks_per_host) {
+        config.zero.ranks_per_host = ranks_per_host;
+        return numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", 8);
+    };
+    EXPECT_NE(record(2).find(", gradients int8 in blocks of 256 combined in 4 hosts of 2;"),
+              std::string::npos)
+        << record(2);
+    EXPECT_NE(record(2), record(4));
+    EXPECT_EQ(record(8), record(1));  // one host
+    config.zero.compress.gradients = CodecKind::none;
+    EXPECT_EQ(record(2), record(1));
+}
+
 // And a pipeline's stages, whose ranks share the micro-batches among those of a stage.
 TEST(Numerics, record_names_the_stages_of_layers) {
     Config config = config_of(DeviceKind::cpu, 1024, 1);

@@ -27,6 +27,7 @@ struct Case {
     StateFormat state{};
     double on_device = 0, on_nvme = 0;
     zero::Stage layers{};
+    zero::Hosts hosts{};
 };
 
 constexpr int64_t kInput = 16384, kTokens = 64;
@@ -61,7 +62,7 @@ planner::Plan plan_of(const Case& of) {
          .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0),
                          std::vector<double>(3, 1.0)}},
         cost::default_measurements(request.device),
-        zero::partition_of(of.stage, of.ranks - 1, of.ranks, of.codecs, {}, of.layers));
+        zero::partition_of(of.stage, of.ranks - 1, of.ranks, of.codecs, {}, of.layers, of.hosts));
 }
 
 const std::vector<Case> kCases{
@@ -77,6 +78,14 @@ const std::vector<Case> kCases{
      .stage = 3,
      .ranks = 3,
      .codecs = {.gradients = {CodecKind::int8, 256}, .weights = {CodecKind::int8, 256}}},
+    {.tied = true,
+     .groups = 2,
+     .stage = 3,
+     .ranks = 4,
+     .codecs = {.gradients = {CodecKind::int4, 128}, .weights = {CodecKind::int8, 256}},
+     .on_nvme = 1,
+     .hosts = {.each = 2, .second_shards = true}},
+    {.stage = 3, .ranks = 6, .hosts = {.each = 3, .second_shards = true}},
     {.tied = true,
      .stage = 0,
      .ranks = 3,
@@ -165,9 +174,11 @@ int64_t bytes_of(const cost::OperandOf& operand, Op op, const Work& work) {
         case Content::parts:
             if (op == Op::compress || op == Op::average) return work.ranks * signs;
             if (op == Op::merge) return (operand.role == Role::in ? work.ranks : 1) * signs;
-            return work.ranks * (work.codecs.gradients.on()
-                                     ? work.codecs.gradients.bytes(work.elements)
-                                     : work.elements * size_of(work.wire));
+            return (op == Op::sum || (op == Op::combine && operand.role == Role::out)
+                        ? work.summed_parts
+                        : work.ranks) *
+                   (work.codecs.gradients.on() ? work.codecs.gradients.bytes(work.elements)
+                                               : work.elements * size_of(work.wire));
         case Content::leaves:
             return work.elements / 4096 * 4;
         case Content::state:

@@ -139,6 +139,59 @@ TEST(GatheredBytes, AreThoseOfTheOthers) {
 
 constexpr Codecs kCodecs{.gradients = {CodecKind::int4, 64}, .weights = {CodecKind::int8, 256}};
 
+// Six ranks on hosts of two.
+TEST(Hosts, OrderPartsByWhereTheirOwnersStand) {
+    const Partition two = partition_of(1, 3, 6, kCodecs, {}, {}, {.each = 2});
+    ASSERT_TRUE(two.two_levels());
+    EXPECT_EQ(two.host_count(), 3);
+    EXPECT_EQ(two.summed_parts(), 3);
+    for (const auto& [rank, part] :
+         {std::pair{0, 0}, std::pair{2, 1}, std::pair{4, 2}, std::pair{1, 3}, std::pair{5, 5}})
+        EXPECT_EQ(two.part_for(rank), part);
+    EXPECT_EQ(exchanged_in_host_bytes(two, 100), 300);
+    EXPECT_EQ(exchanged_across_bytes(two, 100), 200);
+    // Uncoded gradients, and one host: every rank exchanges with every other.
+    for (const Partition& one :
+         {partition_of(1, 3, 6, {}, {}, {}, {.each = 2}),
+          partition_of(1, 3, 6, kCodecs, {}, {}, {.each = 6}), partition_of(1, 3, 6, kCodecs)}) {
+        EXPECT_FALSE(one.two_levels());
+        EXPECT_EQ(one.part_for(4), 4);
+        EXPECT_EQ(one.summed_parts(), 6);
+    }
+}
+
+// What all have gathered is cut among a host's ranks, and they make it whole again.
+TEST(SecondShards, OfAHostAreTheWholeLayer) {
+    constexpr int kRanks = 4, kEach = 2;
+    for (const bool coded : {false, true}) {
+        const Codecs codecs = coded ? kCodecs : Codecs{};
+        const model::Layer block = layers_for(kRanks)[1];
+        const int64_t bytes =
+            coded ? coded_bytes(codecs.weights, block, kRanks) : block.elements * 2;
+        comm::run_ranks({.size = kRanks}, [&](comm::Communicator& others, Executor& executor) {
+            const Partition partition = partition_of(3, others.rank(), kRanks, codecs, {}, {},
+                                                     {.each = kEach, .second_shards = true});
+            ASSERT_TRUE(partition.keeps_second_shards());
+            const auto host = others.group(comm::run_of(others.rank(), kEach));
+            std::vector<std::byte> want(static_cast<size_t>(bytes)), got(want.size());
+            for (size_t i = 0; i < want.size(); ++i) want[i] = static_cast<std::byte>(i * 7 + 1);
+            int64_t kept = 0;
+            for (const ByteRun& run : second_shards(partition, block, DType::bf16)) {
+                std::copy_n(want.begin() + run.first, run.bytes, got.begin() + run.first);
+                kept += run.bytes;
+            }
+            EXPECT_EQ(kept * kEach, bytes);
+            EXPECT_EQ(gathered_in_host_bytes(partition, block, DType::bf16), bytes - kept);
+            gather_second_shards(*host, partition, block, DType::bf16, got.data(),
+                                 {.of = "weights"});
+            std::atomic<uint64_t> done = 0;
+            host->signal(done);
+            while (done == 0) executor.wait(kForever);
+            EXPECT_EQ(got, want) << "rank " << others.rank();
+        });
+    }
+}
+
 TEST(CodedBytes, AreThoseOfTheCodecs) {
     const model::Layer block = layers_for(4)[1];
     const int64_t all = block.elements + block.elements / 256 * 4;

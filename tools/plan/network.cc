@@ -45,10 +45,28 @@ const char* word_of(CodecKind kind) {
                                      : "signs";
 }
 
-CodecStep step_with(const CompressConfig& codecs, Config config, const train::RankCount& count,
-                    const std::optional<MachineFile>& machine, cost::Measurements measured) {
+// What the ranks of a host do among themselves first.
+struct Hosts {
+    int each = 1;
+    bool keep = false;  // second shards
+};
+// What they can do; none: hosts have one each, or all, or groups of their own.
+std::optional<Hosts> hosts_of(const Config& config, const train::RankCount& count) {
+    const ParallelConfig& p = config.parallel;
+    const int each = count.on_a_host;
+    if (config.device != DeviceKind::cpu || p.tensor > 1 || p.pipeline > 1 || each == 1 ||
+        each >= count.ranks || count.ranks % each != 0)
+        return std::nullopt;
+    return Hosts{.each = each, .keep = config.zero.stage == 3};
+}
+
+CodecStep step_with(const CompressConfig& codecs, const Hosts& hosts, Config config,
+                    const train::RankCount& count, const std::optional<MachineFile>& machine,
+                    cost::Measurements measured) {
     const bool signs = codecs.gradients == CodecKind::sign;
     config.zero.compress = codecs;
+    config.zero.ranks_per_host = hosts.each;
+    config.zero.secondary_shard = hosts.keep ? SecondShard::node : SecondShard::none;
     if (signs) config.zero.compress.gradients = CodecKind::none;
     const auto predictor = predictor_for(config, count, machine);
     plan_by(machine, config, *predictor);
@@ -67,6 +85,8 @@ CodecStep step_with(const CompressConfig& codecs, Config config, const train::Ra
     const auto comm = std::ranges::find(step.links, cost::Link::comm, &train::LinkPrediction::link);
     return {.gradients = codecs.gradients,
             .weights = codecs.weights,
+            .ranks_per_host = hosts.each,
+            .second_shards = hosts.keep,
             .sent_bytes = comm == step.links.end() ? 0 : comm->bytes,
             .seconds = step.timeline.step_seconds};
 }
@@ -106,6 +126,8 @@ cost::Measurements over(const Network& network, const train::RankCount& count,
         rate(count.ranks / groups.tensor, std::max(1, count.on_a_host / groups.tensor));
     if (count.ranks > count.on_a_host && count.ranks > groups.tensor)
         measured.comm_overhead_s += latency;
+    measured.in_host = {inside_rate, overhead};
+    measured.across_hosts = {of_a_rank, overhead + latency};
     return measured;
 }
 
@@ -118,6 +140,7 @@ NetworkReport network_report(const Config& config, const train::RankCount& count
                              const cost::Measurements& measured) {
     NetworkReport report{.network = network, .count = count};
     const bool sends = optim::sends_momentum(config.optimizer.method);
+    const std::optional<Hosts> can = hosts_of(config, count);
     const bool codes = config.device == DeviceKind::cpu, gathers = codes && config.zero.stage == 3;
     for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
         if (weights != CodecKind::none && !gathers) continue;
@@ -126,40 +149,63 @@ NetworkReport network_report(const Config& config, const train::RankCount& count
             const bool takes = (gradients == CodecKind::sign) == sends;
             if (gradients != CodecKind::none && !(codes && takes)) continue;
             const CompressConfig codecs{gradients, weights, config.zero.compress.block};
-            report.steps.push_back(step_with(codecs, config, count, machine, measured));
+            const auto add = [&](const Hosts& hosts) {
+                report.steps.push_back(step_with(codecs, hosts, config, count, machine, measured));
+            };
+            add({});
+            const bool coded = gradients == CodecKind::int8 || gradients == CodecKind::int4;
+            if (can && (coded || can->keep)) add(*can);
         }
     }
     return report;
 }
 
+namespace {
+
+// The keys beside the gradients' codec, as a command line sets them.
+std::string keys_of(const CodecStep& step) {
+    std::string text = fmt::format("zero.compress.weights={}", word_of(step.weights));
+    if (step.ranks_per_host > 1)
+        text += fmt::format(" zero.ranks_per_host={}", step.ranks_per_host);
+    if (step.second_shards) text += " zero.secondary_shard=node";
+    return text;
+}
+
+std::string hosts_text(const CodecStep& step) {
+    const bool combines = step.gradients == CodecKind::int8 || step.gradients == CodecKind::int4;
+    if (step.ranks_per_host == 1) return "-";
+    if (!step.second_shards) return "combine";
+    return combines ? "combine, keep" : "keep";
+}
+
+}  // namespace
+
 std::string text_of(const NetworkReport& report) {
     std::string text = fmt::format(
-        "a step over {:g} Gbit/s between hosts, {} ranks, {} a host:\n\n  {:<10} {:<8} {:>12} "
-        "{:>10} {:>8}\n",
+        "a step over {:g} Gbit/s between hosts, {} ranks, {} a host:\n\n  {:<10} {:<8} {:<14} "
+        "{:>12} {:>10} {:>8}\n",
         report.network.bits_per_s * 1e-9, report.count.ranks, report.count.on_a_host, "gradients",
-        "weights", "sent", "s a step", "faster");
+        "weights", "hosts", "sent", "s a step", "faster");
     const double uncoded = report.steps.front().seconds;
     for (const CodecStep& step : report.steps)
-        text += fmt::format("  {:<10} {:<8} {:>12} {:>10.4f} {:>7.2f}x\n", word_of(step.gradients),
-                            word_of(step.weights), format_bytes(step.sent_bytes), step.seconds,
-                            uncoded / step.seconds);
+        text += fmt::format("  {:<10} {:<8} {:<14} {:>12} {:>10.4f} {:>7.2f}x\n",
+                            word_of(step.gradients), word_of(step.weights), hosts_text(step),
+                            format_bytes(step.sent_bytes), step.seconds, uncoded / step.seconds);
     if (report.steps.size() == 1) return text + "  no codec runs on this device\n\n";
     const CodecStep& best = report.best();
     if (best.gradients == CodecKind::sign)
-        return text + fmt::format(
-                          "  best: momentum as signs, where the optimizer sends it, "
-                          "with zero.compress.weights={}\n\n",
-                          word_of(best.weights));
-    return text + fmt::format("  best: zero.compress.gradients={} zero.compress.weights={}\n\n",
-                              word_of(best.gradients), word_of(best.weights));
+        return text +
+               fmt::format("  best: momentum as signs, where the optimizer sends it, with {}\n\n",
+                           keys_of(best));
+    return text + fmt::format("  best: zero.compress.gradients={} {}\n\n", word_of(best.gradients),
+                              keys_of(best));
 }
 
 nlohmann::json to_json(const NetworkReport& report) {
     const auto one = [](const CodecStep& step) -> nlohmann::json {
-        return {{"gradients", word_of(step.gradients)},
-                {"weights", word_of(step.weights)},
-                {"sent_bytes", step.sent_bytes},
-                {"seconds", step.seconds}};
+        return {{"gradients", word_of(step.gradients)},  {"weights", word_of(step.weights)},
+                {"ranks_per_host", step.ranks_per_host}, {"second_shards", step.second_shards},
+                {"sent_bytes", step.sent_bytes},         {"seconds", step.seconds}};
     };
     nlohmann::json steps = nlohmann::json::array();
     for (const CodecStep& step : report.steps) steps.push_back(one(step));

@@ -26,7 +26,9 @@ cost::Measurements over(const Network& network, const train::RankCount& count,
 struct CodecStep {
     CodecKind gradients = CodecKind::none;  // sign: momentum instead
     CodecKind weights = CodecKind::none;
-    int64_t sent_bytes = 0;  // by a rank
+    int ranks_per_host = 1;      // that exchange among themselves first: zero.ranks_per_host
+    bool second_shards = false;  // zero.secondary_shard
+    int64_t sent_bytes = 0;      // by a rank
     double seconds = 0;
 };
 struct NetworkReport {
@@ -36,7 +38,8 @@ struct NetworkReport {
     const CodecStep& best() const;
 };
 
-// Plans and predicts the configuration with every codec that its stage and device take, the rest as
+// Plans and predicts the configuration with every codec that its stage and device take, and where
+// hosts have several ranks also with what these can do among themselves first; the rest as
 // `measured`, which is over this network.
 NetworkReport network_report(const Config& config, const train::RankCount& count,
                              const std::optional<MachineFile>& machine, const Network& network,

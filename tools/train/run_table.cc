@@ -149,6 +149,12 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     if (gradients.on() || weights.on())
         print("between them gradients travel as {}, weights as {}\n\n",
               wire_text(gradients, true, plan), wire_text(weights, false, plan));
+    if (plan.partition.two_levels())
+        print("hosts of {} ranks add their gradients up before they travel on\n\n",
+              plan.partition.hosts.each);
+    if (plan.partition.keeps_second_shards())
+        print("hosts of {} ranks keep the weights that all have gathered\n\n",
+              plan.partition.hosts.each);
     print("  {:<7} {:<40} {:>12} {:>14}\n", "tier", "what", "bytes", "budget");
     for (const swap::Tier tier : kTiers) {
         if (used_of(tier, plan) == 0) continue;

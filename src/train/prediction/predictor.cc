@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <numeric>
 
+#include "cost/simulator.h"
 #include "ferry/device.h"
 #include "ferry/team.h"
 #include "ferry/train.h"
@@ -67,14 +68,19 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
                                      const cost::Measurements& speeds) {
     const cost::WorkOf work_of = planner::work_of(plan);
     const swap::CostModel cost = cost::cost_model(work_of, speeds);
-    std::array<int64_t, swap::kLanes> bytes{}, tasks{};
-    double compute_s = 0, cores_s = 0, update_bytes = 0;
+    std::array<int64_t, swap::kLanes> bytes{};
+    double compute_s = 0, cores_s = 0, update_bytes = 0, begins_s = 0;
+    cost::CommTraffic comm;
     for (const swap::Task& task : step.tasks) {
         bytes[static_cast<size_t>(task.lane)] += task.lane == Lane::compute ? 0 : task.bytes;
-        ++tasks[static_cast<size_t>(task.lane)];
         const swap::Cost taken = cost(task);
         cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
         if (task.lane == Lane::compute) compute_s += taken.seconds;
+        if (task.lane == Lane::comm) {
+            comm.of(cost::among(task)) += static_cast<double>(task.bytes);
+            begins_s +=
+                cost::group_seconds(0, 1, cost::rate_among(cost::among(task), speeds), speeds);
+        }
         if (task.lane == Lane::team || speeds.computes_on_host)
             update_bytes += cost::bytes_of_update(task, work_of);
     }
@@ -92,9 +98,7 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
         {Link::dram, static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
         {Link::cores, 0, cores_s}};
     if (!plan.partition.decides_alone())
-        links.push_back({Link::comm, on(Lane::comm),
-                         cost::comm_seconds(static_cast<double>(on(Lane::comm)),
-                                            tasks[static_cast<size_t>(Lane::comm)], speeds)});
+        links.push_back({Link::comm, on(Lane::comm), begins_s + cost::comm_seconds(comm, speeds)});
     return links;
 }
 
@@ -107,7 +111,7 @@ struct Predictor::ModelOnDevice {
         : world(world_of(of_run, 0, count.ranks, count.on_a_host)),
           gpu(count.gpu),
           partition(zero::partition_of(of_run.zero.stage, 0, world.sharers(), codecs_of(of_run),
-                                       world.slicing())),
+                                       world.slicing(), {}, hosts_of(of_run))),
           config(of_run),
           absent(not_here),
           executor(make_thread_executor()),

@@ -119,17 +119,17 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
                                 saved_bytes - inputs_there - plan.group_size() * each_bytes;
     const int64_t blocks = plan.blocks();
     const MeanState state = mean_state_of(plan);
-    BoundInput input{.kernel_seconds = kernel_s,
-                     .saving = saving,
-                     .parameters = state.elements,
-                     .element = state.element,
-                     .parts = state.parts,
-                     .accumulator_bytes = accumulator_bytes(plan),
-                     .comm_bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute,
-                                                      plan.wire, exchanged),
-                     .host_bytes = room(budgets.host_bytes, 0),
-                     .nvme_bytes = budgets.nvme.empty() ? 0 : kInfinite,
-                     .measured = measured};
+    BoundInput input{
+        .kernel_seconds = kernel_s,
+        .saving = saving,
+        .parameters = state.elements,
+        .element = state.element,
+        .parts = state.parts,
+        .accumulator_bytes = accumulator_bytes(plan),
+        .comm = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire, exchanged),
+        .host_bytes = room(budgets.host_bytes, 0),
+        .nvme_bytes = budgets.nvme.empty() ? 0 : kInfinite,
+        .measured = measured};
     Bound best{.seconds = kInfinite};
     for (const int64_t groups : groups_of(plan)) {
         const int64_t size = plan.micro_batches / groups;

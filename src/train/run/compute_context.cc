@@ -66,18 +66,17 @@ void ComputeContext::open(const Config& config, Runtime& runtime) {
 
 namespace {
 
-// Every block's sums cross whatever lies between the ranks that share its tensors.
-void warn_of_hosts(const World& world, comm::Communicator& ranks, Executor& executor) {
+// Where runs of so many neighbours are not all on one host each. `who`: what they do; `so`: what
+// follows.
+void warn_of_hosts(const World& world, int neighbours, const char* who, const char* so,
+                   comm::Communicator& ranks, Executor& executor) {
     const std::vector<int> hosts = gather(ranks, executor, ranks.host(), "hosts");
     if (world.rank != 0) return;
-    for (int first = 0; first < world.ranks; first += world.tensor) {
-        for (int rank = first + 1; rank < first + world.tensor; ++rank) {
+    for (int first = 0; first < world.ranks; first += neighbours) {
+        for (int rank = first + 1; rank < first + neighbours; ++rank) {
             if (hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(first)]) continue;
-            return log_warn(fmt::format(
-                "ranks {} to {} share tensors and are not on one host: every block's sums cross "
-                "the network, five times a micro-batch; start ranks so that parallel.tensor "
-                "divides those of a host",
-                first, first + world.tensor - 1));
+            return log_warn(fmt::format("ranks {} to {} {} and are not on one host: {}", first,
+                                        first + neighbours - 1, who, so));
         }
     }
 }
@@ -87,7 +86,12 @@ void warn_of_hosts(const World& world, comm::Communicator& ranks, Executor& exec
 // All ranks make the same groups in the same order.
 void ComputeContext::make_groups(const Config& config, Executor& executor) {
     const World own = world(config);
-    if (own.tensor > 1) warn_of_hosts(own, *ranks, executor);
+    if (own.tensor > 1)
+        warn_of_hosts(own, own.tensor, "share tensors",
+                      "every block's sums cross the network, five times a micro-batch; start ranks "
+                      "so that parallel.tensor divides those of a host",
+                      *ranks, executor);
+    if (own.host_ranks > 1) make_host_groups(own, executor);
     if (own.sequence > 1)
         sequence =
             comm::make_stream_exchange(*device, executor, ranks->group(own.with_sequences()));
@@ -96,6 +100,15 @@ void ComputeContext::make_groups(const Config& config, Executor& executor) {
     if (own.tensor * own.pipeline > 1 && own.sharers() > 1)
         with_slice = ranks->group(own.with_slice());
     if (own.pipeline > 1) make_pairs(own);
+}
+
+void ComputeContext::make_host_groups(const World& own, Executor& executor) {
+    warn_of_hosts(own, own.host_ranks, "are to share one by zero.ranks_per_host",
+                  "what they exchange among themselves first crosses the network; set it to the "
+                  "ranks that each host really has",
+                  *ranks, executor);
+    in_host = ranks->group(comm::run_of(own.rank, own.host_ranks));
+    across_hosts = ranks->group(comm::across_runs(own.rank, own.host_ranks, own.ranks));
 }
 
 // Of stages 0 and 1, 2 and 3, ..., then of 1 and 2, 3 and 4, ..., then of the first and the last.

@@ -18,6 +18,8 @@ struct ComputeContext {
     std::unique_ptr<Device> device{};
     std::unique_ptr<comm::Communicator> ranks{};
     std::unique_ptr<comm::Communicator> with_slice{};  // null: of these ranks, all or this one
+    // Of those, this host's and the ones that stand alike in the other hosts; null: no such groups.
+    std::unique_ptr<comm::Communicator> in_host{}, across_hosts{};
     std::unique_ptr<comm::StreamExchange> sequence{};  // null: no other rank has parts of sequences
     std::unique_ptr<comm::StreamExchange> tensors{};   // null: none has other slices of tensors
     // Pairs with ranks of other stages; who has no partner is one alone.
@@ -36,6 +38,7 @@ struct ComputeContext {
 private:
     void open_device(const Config& config, Runtime& runtime);
     void make_groups(const Config& config, Executor& executor);
+    void make_host_groups(const World& own, Executor& executor);
     void make_pairs(const World& own);
 };
 

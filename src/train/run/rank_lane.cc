@@ -17,13 +17,15 @@ const char* what_passes(const swap::Task& task) {
 }  // namespace
 
 bool RankLane::one_order() const {
-    return (sharers_ == &ranks_ || !sharers_) &&
+    return (sharers_ == &ranks_ || !sharers_) && !hosts_.inside &&
            std::ranges::all_of(links_, [](const auto* other) { return other == nullptr; });
 }
 
 comm::Communicator& RankLane::communicator(size_t on) const {
     if (on == run) return ranks_;
-    return on == slice ? *sharers_ : *links_[on - link];
+    if (on == slice) return *sharers_;
+    if (on == inside) return *hosts_.inside;
+    return on == across ? *hosts_.across : *links_[on - link];
 }
 
 void RankLane::signal(std::atomic<uint64_t>& counter) {
@@ -47,7 +49,8 @@ void RankLane::tell_ended() {
 void RankLane::check() {
     tell_ended();
     ranks_.check();
-    if (sharers_) sharers_->check();
+    for (auto* other : {sharers_, hosts_.inside, hosts_.across})
+        if (other) other->check();
     for (auto* other : links_)
         if (other) other->check();
 }
@@ -73,12 +76,26 @@ std::vector<CollectiveReport> RankLane::collectives() const {
     return found;
 }
 
+size_t RankLane::on_of(const swap::Task& task) {
+    switch (static_cast<cost::Op>(task.op)) {
+        case cost::Op::pass_on:
+        case cost::Op::take_over:
+            return link + static_cast<size_t>(link_of(task));
+        case cost::Op::agree:
+            return run;
+        case cost::Op::gather_codes_in_host:
+        case cost::Op::gather_weights_in_host:
+        case cost::Op::exchange_in_host:
+            return inside;
+        case cost::Op::exchange:
+            return (task.flags & cost::kAcrossHosts) != 0 ? across : slice;
+        default:
+            return slice;
+    }
+}
+
 void RankLane::start(const swap::Call& call) {
-    const auto op = static_cast<cost::Op>(call.task->op);
-    const bool passes = op == cost::Op::pass_on || op == cost::Op::take_over;
-    last_ = passes                  ? link + static_cast<size_t>(link_of(*call.task))
-            : op == cost::Op::agree ? size_t{run}
-                                    : size_t{slice};
+    last_ = on_of(*call.task);
     cost::op::run(cost::op::Exchanges{}, *call.task, call.at,
                   [&](const auto& operands) { exchange(*call.task, operands); });
 }
@@ -100,12 +117,44 @@ void RankLane::exchange(const swap::Task& task, const cost::op::GatherWeights<At
                          topic("weights", task));
 }
 
+void RankLane::exchange(const swap::Task& task, const cost::op::GatherCodesInHost<At>& at) {
+    gather_second_shards(task, at.codes);
+}
+
+void RankLane::exchange(const swap::Task& task, const cost::op::GatherWeightsInHost<At>& at) {
+    gather_second_shards(task, at.whole);
+}
+
+void RankLane::gather_second_shards(const swap::Task& task, std::byte* all) {
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(task.layer)];
+    const int64_t here = plan_.partition.hosts.each - 1;
+    zero::Partition raw = plan_.partition;
+    raw.codecs = {};
+    count(task, here, zero::gathered_in_host_bytes(raw, layer, plan_.compute) / here,
+          task.bytes / here);
+    zero::gather_second_shards(*hosts_.inside, plan_.partition, layer, plan_.compute, all,
+                               topic("weights in the host", task));
+}
+
+// For each rank of the host the parts of those that stand alike in all hosts.
+void RankLane::exchange(const swap::Task& task, const cost::op::ExchangeInHost<At>& at) {
+    const zero::Partition& partition = plan_.partition;
+    const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
+    const comm::Exchange parts{at.to_ranks, at.from_ranks,
+                               partition.host_count() * partition.part_bytes(elements, plan_.wire)};
+    count(task, partition.hosts.each - 1, partition.host_count() * elements * size_of(plan_.wire),
+          parts.bytes);
+    hosts_.inside->exchange({&parts, 1}, topic("gradient in the host", task));
+}
+
 void RankLane::exchange(const swap::Task& task, const cost::op::Exchange<At>& at) {
     const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
     const comm::Exchange parts{at.to_ranks, at.from_ranks,
                                plan_.partition.part_bytes(elements, plan_.wire)};
-    count(task, others(), elements * size_of(plan_.wire), parts.bytes);
-    sharers_->exchange({&parts, 1}, topic("gradient", task));
+    const size_t on = on_of(task);
+    count(task, on == across ? plan_.partition.host_count() - 1 : others(),
+          elements * size_of(plan_.wire), parts.bytes);
+    communicator(on).exchange({&parts, 1}, topic("gradient", task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at) {

@@ -14,16 +14,24 @@
 
 namespace ferry::train {
 
+// Of the ranks that share weights and gradients: those of this host, and those that stand in other
+// hosts where this one does in its own. Null: hosts are none of their business.
+struct HostGroups {
+    comm::Communicator *inside = nullptr, *across = nullptr;
+};
+
 class RankLane final : public swap::Collectives {
 public:
     // `ranks`: the run's, which agree. `sharers`: those that share weights and gradients; null: no
-    // other rank does. `links`: to other stages; null: to none. `step`: the run's, which errors
-    // name.
+    // other rank does. `hosts`: groups of them. `links`: to other stages; null: to none. `step`:
+    // the run's, which errors name.
     using Links = std::array<comm::Communicator*, cost::kStageLinks>;
-    RankLane(comm::Communicator& ranks, comm::Communicator* sharers, const Links& links,
-             const planner::Plan& plan, const OutcomeJudge& judge, const int64_t& step)
+    RankLane(comm::Communicator& ranks, comm::Communicator* sharers, const HostGroups& hosts,
+             const Links& links, const planner::Plan& plan, const OutcomeJudge& judge,
+             const int64_t& step)
         : ranks_(ranks),
           sharers_(sharers),
+          hosts_(hosts),
           links_(links),
           plan_(plan),
           judge_(judge),
@@ -44,7 +52,10 @@ public:
 private:
     using At = cost::Addressed;
     void exchange(const swap::Task& task, const cost::op::GatherCodes<At>& at);
+    void exchange(const swap::Task& task, const cost::op::GatherCodesInHost<At>& at);
     void exchange(const swap::Task& task, const cost::op::GatherWeights<At>& at);
+    void exchange(const swap::Task& task, const cost::op::GatherWeightsInHost<At>& at);
+    void exchange(const swap::Task& task, const cost::op::ExchangeInHost<At>& at);
     void exchange(const swap::Task& task, const cost::op::Exchange<At>& at);
     void exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at);
     void exchange(const swap::Task& task, const cost::op::ExchangeMomentum<At>& at);
@@ -58,17 +69,21 @@ private:
     // What goes to each of so many others.
     void count(const swap::Task& task, int64_t others, int64_t raw_bytes, int64_t sent_bytes);
     int64_t others() const { return plan_.partition.ranks - 1; }
+    void gather_second_shards(const swap::Task& task, std::byte* all);
+    // Where the ranks that this one exchanges with by such a task are.
+    static size_t on_of(const swap::Task& task);
     void tell_ended();
     bool one_order() const;
     comm::Communicator& communicator(size_t on) const;
 
     comm::Communicator& ranks_;
     comm::Communicator* const sharers_;
+    const HostGroups hosts_;
     const Links links_;
     // Where they are not the same their operations end each in an order of its own, and the
     // lane's in the order of its tasks: by task, on which it is, and how many of each have ended.
     static constexpr size_t kTasks = 1024;
-    enum On : uint8_t { run, slice, link };  // link: and which
+    enum On : uint8_t { run, slice, inside, across, link };  // link: and which
     static constexpr size_t kOns = link + cost::kStageLinks;
     size_t last_ = run;
     std::array<uint8_t, kTasks> on_{};

@@ -123,9 +123,9 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       loader_(batches_of(config, shape_, runtime, world_)),
       layers_(layers_of(config, shape_, world_.ranks, world_.slicing().rank)),
       stages_(stages_of(config, shape_, layers_)),
-      partition_(zero::partition_of(config.zero.stage, world_.sharer(), world_.sharers(),
-                                    codecs_of(config), world_.slicing(),
-                                    stages_[static_cast<size_t>(world_.stage())])),
+      partition_(zero::partition_of(
+          config.zero.stage, world_.sharer(), world_.sharers(), codecs_of(config), world_.slicing(),
+          stages_[static_cast<size_t>(world_.stage())], hosts_of(config))),
       checkpoint_identity_(checkpoint_identity_of(config, shape_, loader_->info())),
       description_(config.checkpoint.dir.empty() ? "" : description_of(config, numerics_.compute)),
       saved_(open_saved(runtime, config, checkpoint_identity_)),
@@ -282,8 +282,9 @@ void StartedRun::open(const Runtime& runtime) {
                         "(docs/communication.md)",
                         config_.steps));
     if (ranks_)
-        lane_ = std::make_unique<RankLane>(*ranks_, sharers_, context_->links(config_), plan_,
-                                           *judge_, step_);
+        lane_ = std::make_unique<RankLane>(
+            *ranks_, sharers_, HostGroups{context_->in_host.get(), context_->across_hosts.get()},
+            context_->links(config_), plan_, *judge_, step_);
     stack_.open({.open_volume = runtime.open_volume,
                  .run_id = numerics_id(),
                  .resume = runtime.resume,

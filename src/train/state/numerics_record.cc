@@ -113,7 +113,12 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
     const zero::Codecs codecs = codecs_of(config);
     std::string coded;  // where no ranks have the same state nothing travels
     const bool travel = ranks > config.parallel.tensor * config.parallel.pipeline;
-    if (travel && codecs.gradients.on()) coded += ", gradients " + text_of(codecs.gradients);
+    if (travel && codecs.gradients.on()) {
+        coded += ", gradients " + text_of(codecs.gradients);
+        const int of_a_host = config.zero.ranks_per_host;
+        if (of_a_host > 1 && of_a_host < ranks)
+            coded += fmt::format(" combined in {} hosts of {}", ranks / of_a_host, of_a_host);
+    }
     if (travel && codecs.weights.on()) coded += ", weights " + text_of(codecs.weights);
     if (n.parts > 1)
         coded += fmt::format(", sequences over {}{}", n.parts, n.ring ? " in a ring" : "");
