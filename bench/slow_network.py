@@ -2,12 +2,13 @@
 """Ranks on hosts joined by a slow network: a step and the bytes sent with each codec, beside uncoded ones.
 
 The hosts are network namespaces of this machine on one bridge, each behind a veth pair that tc holds to the rate in
-both directions; MPI goes over TCP. Every host has one rank. The script makes the namespaces and removes them, which
+both directions; MPI goes over TCP. Every host has --ranks-per-host ranks, one unless said. The script makes the namespaces and removes them, which
 takes root, `ip` and `tc`. There is no delay but that of the queues. Where that cannot be had, or with --emulate throttle,
 ferry itself holds up what its ranks send each other (FERRY_EMULATED_NETWORK): by rate and --delay, on the thread that
 sends. Give each rank a core of its own: with fewer cores than ranks the figures are of processors that take turns.
 
     bench/slow_network.py --ranks 2 --mbit 100 1000 --picture step.svg
+    bench/slow_network.py --ranks 4 --ranks-per-host 2 --mbit 100 300      # gradients in two levels, a second shard
 
 Of each rate the script first measures what an exchange of nothing takes and the bytes a second (`ferry bench comm`).
 What `ferry plan --network` predicts from these stands beside each measured step.
@@ -31,11 +32,15 @@ NETWORK = "10.77.0"
 # By name: the settings of zero.compress. The first is what the others stand beside.
 CODECS = {"uncoded": {}, "int8 gradients": {"gradients": "int8"}, "int4 gradients": {"gradients": "int4"},
           "int4 gradients, int8 weights": {"gradients": "int4", "weights": "int8"}}
+# Where hosts have several ranks: what these do among themselves first, with all that is coded.
+IN_HOSTS = {"combined in hosts": {"gradients": "int4"},
+            "ZeRO++": {"gradients": "int4", "weights": "int8"}}
 # 1-bit Adam after its warm-up, which is the first step: what travels then instead of gradients.
 ONEBIT, FREEZE_STEP = "1-bit Adam", 1
 PREDICTED_WITHIN = 0.15  # of the measured step
 OF_MOMENTUM = ("exchange momentum", "gather momentum")
 OF_GRADIENTS = ("exchange gradients", "gather gradients")
+IN_HOST_GRADIENTS = "exchange gradients in host"
 # The agent by which mpirun starts its daemon on a host: HOST COMMAND...; its last number is that of the namespace.
 AGENT = """#!/bin/sh
 host=$1
@@ -128,14 +133,16 @@ class Hosts:
 class Held:
     """Ranks of this machine, whose sending ferry holds up."""
 
-    def __init__(self, ranks, delay_us):
-        self._ranks, self._delay, self._network = ranks, f",{delay_us}us" if delay_us > 0 else "", ""
+    def __init__(self, ranks, delay_us, ranks_per_host=1):
+        self._ranks, self._network = ranks, ""
+        hosts = f",{ranks_per_host}" if ranks_per_host > 1 else ""
+        self._more = f",{delay_us}us{hosts}" if delay_us > 0 or hosts else ""
 
     def __enter__(self):
         return self
 
     def set_rate(self, mbit):
-        self._network = f"{mbit}Mbit{self._delay}"
+        self._network = f"{mbit}Mbit{self._more}"
 
     def launcher(self):
         return ["env", f"FERRY_EMULATED_NETWORK={self._network}", *mpirun(self._ranks)]
@@ -161,25 +168,44 @@ class Link:
         if done.returncode != 0:
             raise SideFailed(done.stderr.strip()[-500:])
         found = json.loads(file.read_text(encoding="utf-8"))["ranks"][0]
-        # A rank takes in as much as it sends.
-        self.mbit, self.latency = found["bytes_per_s"] * 8e-6, found["overhead_s"]
+        # A rank takes in as much as it sends. Of what its ranks get a host's link carries what is from other hosts.
+        here = options.ranks_per_host
+        away = (options.ranks - here) / (options.ranks - 1)
+        self.mbit, self.latency = found["bytes_per_s"] * 8e-6 * here * away, found["overhead_s"]
 
 
 def predicted(options, settings, link):
-    """Seconds of a step by codec."""
+    """Seconds of a step by codec, and by whether ranks exchange within their hosts first."""
     words = [options.ferry, "plan", str(CONFIG), "--json", "--ranks", str(options.ranks),
+             "--ranks-per-host", str(options.ranks_per_host),
              "--network", f"{link.mbit:.3f}Mbit", "--network-latency", f"{link.latency * 1e6:.3f}us",
              *words_of(settings, options.settings)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SideFailed(done.stderr.strip()[-500:])
-    return {(step["gradients"], step["weights"]): step["seconds"] for step in json.loads(done.stdout)["network"]["steps"]}
+    return {(step["gradients"], step["weights"], step["ranks_per_host"] > 1): step["seconds"]
+            for step in json.loads(done.stdout)["network"]["steps"]}
 
 
 def sent(one):
     """Bytes that the first rank sent a step: as they went, and as they would have gone uncoded."""
     steps = one.summary["steps"]
     return [sum(of[key] for of in one.summary["collectives"]) / steps for key in ("sent_bytes", "raw_bytes")]
+
+
+def between_hosts(one, options):
+    """Of these, what went to other hosts a step. What hosts have combined goes to no rank of the same."""
+    ranks, here = options.ranks, options.ranks_per_host
+    combines = any(of["collective"] == IN_HOST_GRADIENTS for of in one.summary["collectives"])
+    total = 0
+    for of in one.summary["collectives"]:
+        away = (ranks - here) / (ranks - 1)
+        if of["collective"].endswith("in host"):
+            away = 0
+        elif of["collective"] == "exchange gradients" and combines:
+            away = 1
+        total += of["sent_bytes"] * away
+    return total / one.summary["steps"]
 
 
 def exchanged(one, collectives, steps):
@@ -189,7 +215,8 @@ def exchanged(one, collectives, steps):
 
 def main():
     parser = common.arguments_parser(__doc__)
-    parser.add_argument("--ranks", type=common.at_least(2), default=2, help="hosts, of one rank each")
+    parser.add_argument("--ranks", type=common.at_least(2), default=2, help="in all")
+    parser.add_argument("--ranks-per-host", type=common.at_least(1), default=1, help="a divisor of the ranks")
     parser.add_argument("--mbit", type=common.at_least(1), nargs="+", default=[100, 1000], help="rates to go through")
     parser.add_argument("--stage", type=common.at_least(0), default=3, help="zero.stage; below 3 weights stay uncoded")
     parser.add_argument("--steps", type=common.at_least(1), default=6, help="of each run")
@@ -202,12 +229,19 @@ def main():
     common.check_steps(parser, options)
     if options.warmup <= FREEZE_STEP:
         parser.error(f"1-bit Adam's warm-up is {FREEZE_STEP} step: leave out more than that (--warmup)")
+    if options.ranks % options.ranks_per_host or options.ranks == options.ranks_per_host:
+        parser.error("--ranks-per-host must leave several hosts of as many ranks each")
     throttles = options.emulate == "throttle" or (options.emulate is None and why_not() != "" and shutil.which("mpirun"))
     if not throttles and (reason := why_not()):
         sys.exit(reason)
     codecs = {name: codec for name, codec in CODECS.items() if options.stage == 3 or "weights" not in codec}
-    with common.scratch() as directory, (Held(options.ranks, options.delay) if throttles
-                                         else Hosts(options.ranks, directory)) as hosts:
+    in_hosts = {name: codec for name, codec in IN_HOSTS.items()
+                if options.ranks_per_host > 1 and (options.stage == 3) == ("weights" in codec)}
+    of_hosts = {"zero.ranks_per_host": options.ranks_per_host,
+                **({"zero.secondary_shard": "node"} if options.stage == 3 else {})}
+    here = options.ranks_per_host
+    with common.scratch() as directory, (Held(options.ranks, options.delay, here) if throttles
+                                         else Hosts(options.ranks // here, directory, here)) as hosts:
         config = common.config_of(CONFIG)
         settings = {"steps": options.steps, "data.tokens": common.tokens_for(options, config, directory),
                     "evaluate.every": 0, "evaluate.micro_batches": 0, "zero.stage": options.stage, "budgets.nvme": [],
@@ -233,6 +267,8 @@ def main():
             except SideFailed as failure:
                 sys.exit(f"{mbit} Mbit/s: {failure}")
             sides = {name: lambda codec=codec: ferry(codec) for name, codec in codecs.items()}
+            for name, codec in in_hosts.items():
+                sides[name] = lambda codec=codec: ferry(codec, of_hosts)
             sides[ONEBIT] = lambda: ferry({}, of_momentum)
             runs[mbit] = common.turns(sides, options.rounds, options.seconds)
     if options.picture:
@@ -249,8 +285,8 @@ def beside_the_wire(mbit, name, runs):
 
 def codes_of(name):
     """As `ferry plan` names them."""
-    codec = CODECS.get(name, {"gradients": "signs"})
-    return codec.get("gradients", "none"), codec.get("weights", "none")
+    codec = {**CODECS, **IN_HOSTS}.get(name, {"gradients": "signs"})
+    return codec.get("gradients", "none"), codec.get("weights", "none"), name in IN_HOSTS
 
 
 def report(options, runs, links, plans, throttles):
@@ -266,11 +302,15 @@ def report(options, runs, links, plans, throttles):
             steps = [one.step_seconds for one in coded]
             rows.append(compared(f"{mbit} Mbit/s: {name}, predicted", steps, [plans[mbit][codes_of(name)]] * len(steps), "s",
                                  1 - PREDICTED_WITHIN, target_high=1 + PREDICTED_WITHIN))
-            if not throttles:
+            if not throttles and options.ranks_per_host == 1:
                 rows.append(beside_the_wire(mbit, name, coded))
             if coded is uncoded:
                 continue
             rows.append(compared(f"{mbit} Mbit/s: {name}, a step", steps, [one.step_seconds for one in uncoded], "s"))
+            if options.ranks_per_host > 1:
+                rows.append(compared(f"{mbit} Mbit/s: {name}, sent between hosts by a rank a step",
+                                     [between_hosts(one, options) for one in coded],
+                                     [between_hosts(one, options) for one in uncoded], "B"))
             if name == ONEBIT:
                 rows.append(compared(f"{mbit} Mbit/s: {name}, momentum beside gradients, sent by a rank a step",
                                      [exchanged(one, OF_MOMENTUM, one.summary["steps"] - FREEZE_STEP) for one in coded],
@@ -281,14 +321,14 @@ def report(options, runs, links, plans, throttles):
     cores = len(os.sched_getaffinity(0))
     how = (f"sending held up by ferry, a delay of {options.delay} us" if throttles
            else "namespaces joined by veth, tc tbf, no delay")
-    notes = [f"{options.ranks} ranks on {cores} cores, stage {options.stage}; {how}"]
+    notes = [f"{options.ranks} ranks, {options.ranks_per_host} a host, on {cores} cores, stage {options.stage}; {how}"]
     if cores < options.ranks + 1:
         notes.append("fewer cores than ranks and network need: these are not figures of a network alone")
     common.report(options, rows, notes)
 
 
 WIDTH, HEIGHT, LEFT, TOP = 560, 340, 80, 50
-COLOURS = ("#6a737d", "#0072b2", "#009e73", "#e69f00", "#d55e00")  # of any colour vision (Okabe and Ito)
+COLOURS = ("#6a737d", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#d55e00")  # of any colour vision (Okabe and Ito)
 
 
 def picture(runs, options):

@@ -1,5 +1,9 @@
 #include "cost/measurements.h"
 
+#include <algorithm>
+
+#include "ferry/error.h"
+
 namespace ferry::cost {
 
 Measurements default_measurements(DeviceKind device) {
@@ -105,6 +109,31 @@ double group_seconds(double bytes, int64_t operations, const GroupRate& rate,
                      const Measurements& measured) {
     if (rate.bytes_per_s == 0) return comm_seconds(bytes, operations, measured);
     return static_cast<double>(operations) * rate.overhead_s + bytes / rate.bytes_per_s;
+}
+
+const GroupRate& rate_among(Among ranks, const Measurements& measured) {
+    static constexpr GroupRate kAll{};
+    switch (ranks) {
+        case Among::all:
+            return kAll;
+        case Among::host:
+            return measured.in_host;
+        case Among::hosts:
+            return measured.across_hosts;
+    }
+    bug("no such ranks");
+}
+
+double comm_seconds(const CommTraffic& traffic, const Measurements& measured) {
+    return comm_seconds(traffic.among_all, 0, measured) +
+           group_seconds(traffic.in_host, 0, measured.in_host, measured) +
+           group_seconds(traffic.across_hosts, 0, measured.across_hosts, measured);
+}
+
+double least_comm_seconds(const CommTraffic& traffic, const Measurements& measured) {
+    const double inside = group_seconds(traffic.in_host, 0, measured.in_host, measured),
+                 across = group_seconds(traffic.across_hosts, 0, measured.across_hosts, measured);
+    return comm_seconds(traffic, measured) - std::min(inside, across);
 }
 
 }  // namespace ferry::cost

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cost/kernel_times.h"
+#include "cost/traffic.h"
 #include "ferry/device_kind.h"
 #include "ferry/dtype.h"
 
@@ -49,6 +50,7 @@ struct Measurements {
     double check_bytes_per_s = 0;        // one thread's rate
     int threads = 1;                     // threads of the team
     Of memory_of = Of::host;             // dram_bytes_per_s
+    double momentum_bytes_per_s = 0;     // of what codes momentum; 0: as updates
     double device_bytes_per_s = 0;       // updates that the device makes in its memory
     double device_copy_bytes_per_s = 0;  // a copy within it, reads and writes counted
     bool computes_on_host = true;        // kernels and copies take the team's cores
@@ -89,8 +91,13 @@ double dram_bytes(double updated, double copied, double stored, const Measuremen
 double comm_rate(const Measurements& measured);
 // Seconds of so many operations that bring these bytes.
 double comm_seconds(double bytes, int64_t operations, const Measurements& measured);
-// The same from within the kernels of blocks.
+// The same among the ranks of a group.
 double group_seconds(double bytes, int64_t operations, const GroupRate& rate,
                      const Measurements& measured);
+const GroupRate& rate_among(Among ranks, const Measurements& measured);  // 0: as among all
+// Of a step, without the exchanges' overheads: one after the other, and at the least, where a
+// host's ranks exchange beside what crosses between hosts.
+double comm_seconds(const CommTraffic& traffic, const Measurements& measured);
+double least_comm_seconds(const CommTraffic& traffic, const Measurements& measured);
 
 }  // namespace ferry::cost

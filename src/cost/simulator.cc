@@ -34,6 +34,21 @@ Cost check_cost(double bytes, const Measurements& measured) {
     return {bytes / rate, {threads / measured.threads, 0, part_of_dram(rate, measured)}};
 }
 
+// Of the team. Coding takes longer than moving the bytes.
+double update_rate(const Task& task, const Measurements& measured) {
+    switch (static_cast<Op>(task.op)) {
+        case Op::compress:
+        case Op::move_alone:
+        case Op::merge:
+        case Op::average:
+            return measured.momentum_bytes_per_s > 0
+                       ? std::min(measured.momentum_bytes_per_s, measured.dram_bytes_per_s)
+                       : measured.dram_bytes_per_s;
+        default:
+            return measured.dram_bytes_per_s;
+    }
+}
+
 // An update on all cores and at the rate of all memory, then the checks.
 Cost update_cost(double update_s, const Cost& checks) {
     const double seconds = update_s + checks.seconds;
@@ -108,7 +123,7 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
                 if (!is_update(task)) return {};  // tokens are copied: nothing beside the rest
                 return update_cost(
                     measured.update_overhead_s +
-                        bytes_of_update(task, work_of) / measured.dram_bytes_per_s +
+                        bytes_of_update(task, work_of) / update_rate(task, measured) +
                         products_s(work_of(task).products, measured),
                     check_cost(static_cast<double>(work_of(task).checked_bytes), measured));
             case swap::Lane::check:

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cost/measurements.h"
-#include "cost/traffic.h"
 #include "ferry/units.h"
 
 namespace ferry::cost {

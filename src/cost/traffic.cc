@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "ferry/error.h"
-
 namespace ferry::cost {
 
 ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire) {
@@ -71,31 +69,6 @@ CommTraffic update_traffic(const zero::Partition& partition, int64_t shard, DTyp
 }
 
 }  // namespace
-
-const GroupRate& rate_among(Among ranks, const Measurements& measured) {
-    static constexpr GroupRate kAll{};
-    switch (ranks) {
-        case Among::all:
-            return kAll;
-        case Among::host:
-            return measured.in_host;
-        case Among::hosts:
-            return measured.across_hosts;
-    }
-    bug("no such ranks");
-}
-
-double comm_seconds(const CommTraffic& traffic, const Measurements& measured) {
-    return comm_seconds(traffic.among_all, 0, measured) +
-           group_seconds(traffic.in_host, 0, measured.in_host, measured) +
-           group_seconds(traffic.across_hosts, 0, measured.across_hosts, measured);
-}
-
-double least_comm_seconds(const CommTraffic& traffic, const Measurements& measured) {
-    const double inside = group_seconds(traffic.in_host, 0, measured.in_host, measured),
-                 across = group_seconds(traffic.across_hosts, 0, measured.across_hosts, measured);
-    return comm_seconds(traffic, measured) - std::min(inside, across);
-}
 
 CommTraffic comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
                          DType compute, DType wire, zero::Exchanged what) {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "cost/measurements.h"
 #include "ferry/dtype.h"
 #include "model/model.h"
 #include "zero/zero.h"
@@ -45,7 +44,6 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
 // The ranks that an exchange is among: all that share what travels, those of a host, or those that
 // stand alike in their hosts.
 enum class Among : uint8_t { all, host, hosts };
-const GroupRate& rate_among(Among ranks, const Measurements& measured);  // 0: as among all
 
 // Bytes that reach a rank, by that.
 struct CommTraffic {
@@ -55,10 +53,6 @@ struct CommTraffic {
         return ranks == Among::all ? among_all : ranks == Among::host ? in_host : across_hosts;
     }
 };
-// Without the exchanges' overheads, one after the other; and at the least, where a host's ranks
-// exchange beside what crosses between hosts.
-double comm_seconds(const CommTraffic& traffic, const Measurements& measured);
-double least_comm_seconds(const CommTraffic& traffic, const Measurements& measured);
 
 // Bytes that must reach a rank from the others in a step, wherever its state and weights lie. Stage
 // 3 sends a layer's weights at each visit, stages 1 and 2 those that were updated, once. Gradients

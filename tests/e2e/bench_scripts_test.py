@@ -338,6 +338,17 @@ class ScriptsTest(FerryTest):
             self.assertGreater(rows[f"200 Mbit/s: {name}, left the first host"]["ratio"], factor)
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_slow_network_between_hosts_of_two(self):
+        """What the ranks of a host exchange among themselves first does not cross."""
+        rows, notes = self.script("slow_network", "--emulate", "throttle", "--ranks", "4", "--ranks-per-host", "2",
+                                  "--mbit", "200", "--steps", "3")
+        self.assertIn("4 ranks, 2 a host", notes[0])
+        between = {name: rows[f"200 Mbit/s: {name}, sent between hosts by a rank a step"]["ratio"]
+                   for name in ("int4 gradients, int8 weights", "ZeRO++")}
+        self.assertGreater(between["ZeRO++"], 1.2 * between["int4 gradients, int8 weights"])
+        self.assertGreater(rows["200 Mbit/s: ZeRO++, predicted"]["reference"], 0)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_slow_network_that_ferry_emulates(self):
         """No step is faster than the rate lets it be, and the delay is each exchange's."""
         picture = self.path("step.svg")

@@ -155,7 +155,9 @@ constexpr std::array kMemory{Field{"update_bytes_per_s", &Measurements::dram_byt
                              Field{"out_of_place", &Measurements::out_of_place}};
 constexpr std::array kDevice{Field{"copy_bytes_per_s", &Measurements::copy_bytes_per_s},
                              Field{"update_bytes_per_s", &Measurements::device_bytes_per_s}};
-constexpr const char* kCopyWithin = "copy_within_bytes_per_s";  // may be missing
+// These may be missing.
+constexpr const char* kCopyWithin = "copy_within_bytes_per_s";
+constexpr const char* kMomentum = "momentum_bytes_per_s";
 constexpr std::array kRanks{Field{"bytes_per_s", &Measurements::comm_bytes_per_s},
                             Field{"overhead_s", &Measurements::comm_overhead_s}};
 
@@ -293,6 +295,8 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
                     {"measured", machine_json()["date"]}};
     if (measured.product_flops_per_s > 0)
         kernels["gemm_flops_per_s"] = rounded(measured.product_flops_per_s);
+    if (measured.momentum_bytes_per_s > 0)
+        kernels[kMomentum] = rounded(measured.momentum_bytes_per_s);
     for (const model::Saved result : model::kAllSaved) {
         const double seconds = measured.kernels.saved_s[at(result)];
         if (seconds > 0) kernels[key_of(result)] = seconds;
@@ -360,6 +364,8 @@ public:
         if (ranks && what.count.ranks > 1) read(kRanks, *ranks, "ranks, " + text_of_ranks(what));
         const json* kernels = entry(content_, "kernels", key_of(what.kernels));
         if (kernels) read_kernels(*kernels);
+        if (kernels && kernels->contains(kMomentum))
+            found_.momentum_bytes_per_s = positive(file_, *kernels, "kernels", kMomentum);
         // How fast this device multiplies does not depend on the model.
         if (!kernels)
             kernels = entry(content_, "kernels",

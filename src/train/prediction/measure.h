@@ -62,6 +62,11 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
 std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::byte> host);
 // Bytes a second of an update by the GPU, over its own memory: a buffer's.
 double time_device_updates(const Bench& on, const optim::Scalars& scalars);
+// Bytes a second at which the team codes momentum and decodes it, as the rows of its operations
+// count them, by a turn in memory of its own; 0: the plan exchanges none, or there is no memory.
+double time_momentum(const Bench& on, const Topology& machine);
+// Of a step that exchanges momentum the kernels that the others have not: no more than their tasks.
+swap::Schedule kernels_of_momentum(const planner::Plan& plan);
 // Sets what storage gives and takes, reads and writes mixed: stored state and weights are rewritten
 // through the staging buffers, as the optimizer pass does but without the update. Leaves it where
 // none of them is stored. How fast a thread hashes is known by then.

@@ -23,6 +23,7 @@
 #include "train/model_of.h"
 #include "train/rank_share.h"
 #include "train/stack/device_needs.h"
+#include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
 #include "train/state/numerics_record.h"
@@ -264,6 +265,11 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
         stack.machine(), optim::scalars_of(elements_hyper_of(model_->config), 1, 1.0),
         stack.arena(), model_->decoder.shape().vocab,
         memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited);
+    if (sample.has_feedback()) {
+        const Bench bench = stack.bench();
+        found.kernels.seconds.merge(time_kernels(kernels_of_momentum(sample), bench).seconds);
+        found.momentum_bytes_per_s = time_momentum(bench, as_left_now(stack.machine()));
+    }
     stack.store().drain();  // throws what went wrong
     if (model_->world.local_ranks == 1) found.memory_of = cost::Of::host;
     return found;
