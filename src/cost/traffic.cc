@@ -19,6 +19,8 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
     for (const model::Layer& layer : layers) {
         if (layer.elements == 0) continue;  // another stage's
         const double bytes = bytes_of(layer.elements);
+        // What later visits gather in the host came from all ranks at the first.
+        const bool again = !partition.keeps_second_shards();
         const bool trains = layer.trainable_elements > 0;
         found.bytes += bytes;
         found.frozen_bytes += bytes_of(layer.elements - layer.trainable_elements);
@@ -29,10 +31,10 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
         if (layer.kind == model::LayerKind::embedding) {
             const double rows = bytes_of(std::min(step_tokens, shape.vocab) * shape.hidden);
             found.read_bytes += std::max(0.0, rows - from_others);
-            if (shape.tie_embeddings) found.read_bytes += bytes;
+            if (shape.tie_embeddings && again) found.read_bytes += bytes;
         } else {
             const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
-            found.read_bytes += bytes * (backward ? 2 : 1) - from_others;
+            found.read_bytes += bytes * (backward && again ? 2 : 1) - from_others;
         }
         trains_below = trains_below || trains;
     }

@@ -142,6 +142,8 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
             WeightTraffic& w = input.weights;
             for (double* bytes : {&w.bytes, &w.frozen_bytes, &w.read_bytes})
                 *bytes /= plan.partition.ranks;
+            // At the first group's visit: later ones may have less to read, as codes.
+            if (plan.partition.keeps_second_shards()) w.read_bytes /= static_cast<double>(groups);
         }
         input.input_bytes = static_cast<double>(blocks * size * bytes_of(Class::activation));
         input.groups = static_cast<double>(groups);
