@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "callbacks.h"
 #include "feed.h"
 #include "ferry/config.h"
 #include "ferry/executor.h"
@@ -19,10 +20,14 @@
 namespace ferry::capi {
 namespace {
 
-train::Progress progress_of(const ferry_engine_options& given) {
+// It may be told on a thread of ferry's, while the program's own waits in a call of `engine`.
+train::Progress progress_of(const ferry_engine_options& given, const void* engine) {
     if (!given.progress) return {};
-    return [call = given.progress, context = given.progress_context](
-               const char* stage, int64_t bytes, int64_t of) { call(context, stage, bytes, of); };
+    return [call = given.progress, context = given.progress_context, engine](
+               const char* stage, int64_t bytes, int64_t of) {
+        const InCallback within(engine);
+        call(context, stage, bytes, of);
+    };
 }
 
 std::optional<train::NcclRanks> ranks_of(const ferry_engine_options& given) {
@@ -46,7 +51,7 @@ struct TrainingEngine {
         : config(std::move(read)),
           rank(given.nccl_unique_id ? given.rank : 0),
           feeds(given.fed == 1 || given.load),
-          progress(progress_of(given)),
+          progress(progress_of(given, this)),
           feed(config.batch, config.evaluate.micro_batches, given.load, given.load_context),
           engine(train::Engine::make(config, runtime_of(given))) {}
 
@@ -258,6 +263,9 @@ ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_report* report)
 ferry_status ferry_on_stuck(ferry_stuck_callback callback, void* context) {
     return guarded(__func__, [&] {
         if (!callback) return ferry::train::on_stuck({});
-        ferry::train::on_stuck([=](const ferry::Error& error) { callback(context, error.what()); });
+        ferry::train::on_stuck([=](const ferry::Error& error) {
+            const InCallback within(any_engine());
+            callback(context, error.what());
+        });
     });
 }

@@ -80,6 +80,17 @@ class Symbols(unittest.TestCase):
         self.assertEqual({name.rstrip("@").split("@")[0] for name in versions}, set(listed().values()))
         self.assertEqual(sorted(set(symbols) - versions), sorted(f"{name}@@{version}" for name, version in listed().items()))
 
+    def test_each_is_called_at_random_and_with_handles_that_are_none(self):
+        """Under the sanitizers too: the asan-ubsan preset runs test_capi."""
+        tests = {name: (ROOT / f"tests/contract/capi_{name}.cc").read_text() for name in ("random", "handles")}
+        called = {name: set(re.findall(r"\b(ferry_\w+)\b", text)) for name, text in tests.items()}
+        self.assertEqual(set(declared()) - called["random"], set())
+        refused = re.search(r"\bexpect_no_call_takes\(.*?^TEST\(CapiHandles, OfAnotherKind", tests["handles"], re.MULTILINE | re.DOTALL)[0]
+        takes = {name for name, arguments in re.findall(r"FERRY_API\s[^;(]*?\b(ferry_\w+)\(([^;]*)\);", HEADER)
+                 if re.search(r"\bferry_(aio|files|pool|store|team|engine)\* ", arguments)}
+        self.assertGreater(len(takes), 40)
+        self.assertEqual(takes - set(re.findall(r"\b(ferry_\w+)\(", refused)), set())
+
     def test_it_brings_none_of_nvidia_s_libraries(self):
         """A process has one of each name, and another part of it may want its own (torch does)."""
         library = Path(BUILD) / "libferry.so"
