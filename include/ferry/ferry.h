@@ -557,13 +557,13 @@ FERRY_API ferry_status ferry_engine_state_hash(ferry_engine* engine, uint64_t* h
 // Writes the whole state as a checkpoint of the last step, DIRECTORY/step-00000100, from which
 // ferry_engine_create and `ferry train --resume` go on with the same bits. The directory is made
 // where there is none; a checkpoint of that step before is replaced. The engine goes on. Of several
-// ranks the first one writes, into its directory. USAGE, IO.
+// ranks the first one writes, into its directory, and all get its error at once. USAGE, IO.
 FERRY_API ferry_status ferry_engine_save(ferry_engine* engine, const char* directory);
 
 enum { FERRY_TYPE_OF_RUN = -1 };
 // Writes the model as transformers saves one, into a directory that is new or empty. `type`:
 // FERRY_F32, ... or FERRY_TYPE_OF_RUN, that of compute. The engine goes on. Of several ranks the
-// first one writes. USAGE, IO.
+// first one writes, and all get its error at once. USAGE, IO.
 FERRY_API ferry_status ferry_engine_export(ferry_engine* engine, const char* directory,
                                            int32_t type);
 

@@ -15,7 +15,6 @@
 #include "handles.h"
 #include "options.h"
 #include "train/inside.h"
-#include "train/state/saving.h"
 
 namespace ferry::capi {
 namespace {
@@ -49,7 +48,6 @@ struct TrainingEngine {
     static constexpr HandleKind kKind = HandleKind::engine;
     TrainingEngine(Config read, const ferry_engine_options& given)
         : config(std::move(read)),
-          rank(given.nccl_unique_id ? given.rank : 0),
           feeds(given.fed == 1 || given.load),
           progress(progress_of(given, this)),
           feed(config.batch, config.evaluate.micro_batches, given.load, given.load_context),
@@ -68,7 +66,6 @@ struct TrainingEngine {
     }
 
     const Config config;
-    const int rank;
     const bool feeds;
     const train::Progress progress;
     Feed feed;
@@ -141,24 +138,28 @@ train::ExportProgress seldom(const TrainingEngine& mine) {
     };
 }
 
-void export_to(TrainingEngine& mine, const std::string& directory, int32_t type) {
-    train::ExportOptions options{.directory = directory};
-    if (type != FERRY_TYPE_OF_RUN) options.type = type_of("type", type);
-    std::optional<train::ExportDirectory> claimed;
-    if (mine.rank == 0) claimed.emplace(directory, mine.config);
-    train::ExportProgress told;
-    if (mine.progress && mine.rank == 0) told = seldom(mine);
-    const auto failed = train::export_model(*mine.engine, mine.config, options,
-                                            claimed ? &*claimed : nullptr, told);
-    if (failed) throw Error(failed->why);
+void require(const std::optional<Error>& error) {
+    if (error) throw Error(*error);
 }
 
-// Of several ranks the first one writes.
+// Of several ranks the first one writes, and its arguments count: what keeps it from that is the
+// error of all.
+void export_to(TrainingEngine& mine, const char* directory, int32_t type) {
+    train::ExportOptions options;
+    require(train::Inside(*mine.engine).on_first_rank([&] {
+        check_given("directory", directory);
+        options.directory = directory;
+        if (type != FERRY_TYPE_OF_RUN) options.type = type_of("type", type);
+    }));
+    require(train::export_to(*mine.engine, mine.config, options,
+                             mine.progress ? seldom(mine) : train::ExportProgress{}));
+}
+
 void save_to(TrainingEngine& mine, const char* directory) {
-    const std::string program = std::string("libferry ") + ferry_version();
-    const auto failed = mine.rank == 0 ? train::save_checkpoint(*mine.engine, directory, program)
-                                       : train::Inside(*mine.engine).save({.program = program});
-    if (failed) throw Error(*failed);
+    require(
+        train::Inside(*mine.engine).on_first_rank([&] { check_given("directory", directory); }));
+    require(train::save_checkpoint(*mine.engine, directory ? directory : "",
+                                   std::string("libferry ") + ferry_version()));
 }
 
 }  // namespace
@@ -240,17 +241,13 @@ ferry_status ferry_engine_state_hash(ferry_engine* engine, uint64_t* hash) {
 }
 
 ferry_status ferry_engine_save(ferry_engine* engine, const char* directory) {
-    return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
-        check_given("directory", directory);
-        save_to(mine, directory);
-    });
+    return with<TrainingEngine>(__func__, engine,
+                                [&](TrainingEngine& mine) { save_to(mine, directory); });
 }
 
 ferry_status ferry_engine_export(ferry_engine* engine, const char* directory, int32_t type) {
-    return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
-        check_given("directory", directory);
-        export_to(mine, directory, type);
-    });
+    return with<TrainingEngine>(__func__, engine,
+                                [&](TrainingEngine& mine) { export_to(mine, directory, type); });
 }
 
 ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_report* report) {
