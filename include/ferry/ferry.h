@@ -194,6 +194,10 @@ FERRY_API ferry_status ferry_aio_poll(ferry_aio* aio, ferry_completion* completi
 // under way.
 FERRY_API ferry_status ferry_aio_wait(ferry_aio* aio, int64_t timeout_ms,
                                       ferry_completion* completion);
+// For poll(2), select or epoll, beside descriptors of the program's: readable when transfers may
+// have ended, until a poll has found none (AGAIN). It ends with the handle, which reads it: poll
+// and wait for it, and dup it at most. IO: there is none to be had. Version 5.
+FERRY_API ferry_status ferry_aio_descriptor(ferry_aio* aio, int32_t* descriptor);
 // Transfers that have not begun end as FERRY_CANCELLED. All of them are still to be polled.
 FERRY_API ferry_status ferry_aio_cancel(ferry_aio* aio);
 FERRY_API ferry_status ferry_aio_in_flight(ferry_aio* aio, int32_t* transfers);
@@ -259,6 +263,8 @@ FERRY_API ferry_status ferry_files_write(ferry_files* files, uint32_t file, int6
 // As ferry_aio_wait; `slot` is the file. 0: as ferry_aio_poll.
 FERRY_API ferry_status ferry_files_wait(ferry_files* files, int64_t timeout_ms,
                                         ferry_completion* completion);
+// As ferry_aio_descriptor. Version 5.
+FERRY_API ferry_status ferry_files_descriptor(ferry_files* files, int32_t* descriptor);
 // Transfers that have not begun end as FERRY_CANCELLED. All are still to be polled.
 FERRY_API ferry_status ferry_files_cancel(ferry_files* files);
 // Waits until all that was written and polled of the file is on stable storage. IO.

@@ -6,6 +6,7 @@
 
 #include "handles.h"
 #include "options.h"
+#include "pollable.h"
 #include "transfers.h"
 
 namespace ferry::capi {
@@ -19,7 +20,7 @@ struct Slot {
 struct Aio {
     static constexpr HandleKind kKind = HandleKind::aio;
     // Destroyed from below: the volume waits for what it was given.
-    std::unique_ptr<Executor> executor = make_thread_executor();
+    std::unique_ptr<PollableExecutor> executor = std::make_unique<PollableExecutor>();
     std::vector<aio::Operation> transfers{};
     std::vector<aio::Operation*> free{};
     std::unordered_map<aio::SlotId, Slot> slots{};
@@ -189,6 +190,13 @@ ferry_status ferry_aio_wait(ferry_aio* aio, int64_t timeout_ms, ferry_completion
         if (operation == nullptr) return FERRY_AGAIN;
         complete("ferry_aio_wait", mine, *operation, completion);
         return FERRY_OK;
+    });
+}
+
+ferry_status ferry_aio_descriptor(ferry_aio* aio, int32_t* descriptor) {
+    return with<Aio>(__func__, aio, [&](Aio& mine) {
+        check_given("descriptor", descriptor);
+        *descriptor = mine.executor->descriptor();
     });
 }
 

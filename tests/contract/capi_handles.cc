@@ -41,6 +41,7 @@ void expect_no_call_takes(void* handle) {
         {"aio_poll", ferry_aio_poll(aio, nullptr)},
         {"aio_wait", ferry_aio_wait(aio, -1, nullptr)},
         {"aio_cancel", ferry_aio_cancel(aio)},
+        {"aio_descriptor", ferry_aio_descriptor(aio, nullptr)},
         {"aio_in_flight", ferry_aio_in_flight(aio, nullptr)},
         {"aio_flush", ferry_aio_flush(aio)},
         {"aio_stats", ferry_aio_stats(aio, 0, nullptr)},
@@ -77,6 +78,7 @@ void expect_no_call_takes(void* handle) {
         {"files_write", ferry_files_write(files, 0, 0, nullptr, 0, 0, 0)},
         {"files_wait", ferry_files_wait(files, -1, nullptr)},
         {"files_cancel", ferry_files_cancel(files)},
+        {"files_descriptor", ferry_files_descriptor(files, nullptr)},
         {"files_flush", ferry_files_flush(files, 0)}};
     for (const auto& [name, status] : results) EXPECT_EQ(status, FERRY_BAD_HANDLE) << name;
 }

@@ -245,6 +245,7 @@ private:
         holds(ferry_aio_alignment(aio, seldom() ? nullptr : &bytes));
         holds(ferry_aio_slot_bytes(aio, seldom() ? choice(1) : 0, seldom() ? nullptr : &bytes));
         holds(ferry_aio_in_flight(aio, seldom() ? nullptr : &transfers));
+        holds(ferry_aio_descriptor(aio, seldom() ? nullptr : &transfers));
         holds(ferry_aio_stats(aio, seldom() ? SIZE_MAX : 0, &stats));
     }
     void of_aio() {
@@ -289,6 +290,7 @@ private:
         auto completion = sized<ferry_completion>();
         uint32_t file = 0;
         int64_t bytes = size();
+        int32_t descriptor = -1;
         switch (below(8)) {
             case 0:
                 if (files_open_.size() >= 2) return closed(files_open_, ferry_files_destroy);
@@ -319,6 +321,7 @@ private:
                 break;
             case 6:
                 holds(seldom() ? ferry_files_cancel(files) : ferry_files_flush(files, number()));
+                holds(ferry_files_descriptor(files, seldom() ? nullptr : &descriptor));
                 break;
             default:
                 holds(seldom() ? ferry_files_close(files, number())
