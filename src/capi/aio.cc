@@ -1,6 +1,7 @@
 // A volume and the executor that it stands on.
 #include "ferry/aio.h"
 
+#include <algorithm>
 #include <memory>
 #include <unordered_map>
 
@@ -32,6 +33,8 @@ struct Aio {
 aio::VolumeOptions volume_options(const ferry_aio_options& given) {
     aio::VolumeOptions options{.paths = paths_of(given.paths, given.path_count),
                                .backend = backend_of(given.backend)};
+    check_range("class_count", static_cast<int64_t>(std::min<size_t>(given.class_count, 1 << 20)),
+                0, 1 << 16);
     for (size_t i = 0; i < given.class_count; ++i) {
         const ferry_slot_class one = element("classes", given.classes, i);
         options.classes.push_back({.name = one.name ? one.name : "slots",

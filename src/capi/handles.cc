@@ -57,8 +57,9 @@ const char* name_of(HandleKind kind) {
 
 void* add_handle(std::shared_ptr<Entry> entry) {
     Table& table = Table::table();
-    const std::lock_guard lock(table.mutex);
+    // Before the lock, which a thread that the child has not got may have held.
     if (table.forked) refuse_handle("this process was forked after it had used ferry");
+    const std::lock_guard lock(table.mutex);
     if (table.free.empty()) {
         if (table.places.size() == kPlaces)
             throw Error(Trouble::usage, {.what = "too many handles are open",
