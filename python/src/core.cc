@@ -175,19 +175,18 @@ bool is_contiguous(const nb::ndarray<nb::ro>& array) {
 Array bytes_in(const char* name, nb::handle given, Use use, Where where) {
     const bool on_cpu = where == Where::cpu;
     Array array;
-    if (!nb::try_cast(given, array.keep)) {
+    nb::ndarray<> writable;
+    const bool may_write = use == Use::writes && nb::try_cast(given, writable);
+    if (may_write) {
+        array.keep = nb::ndarray<nb::ro>(writable);
+    } else if (PyErr_Clear(); !nb::try_cast(given, array.keep)) {
         PyErr_Clear();
         refuse(std::string(name) + " is no array", nb::cast<std::string>(nb::repr(given.type())),
                on_cpu ? "what has the buffer protocol or DLPack, on the CPU, detached from autograd"
                       : "what has DLPack, on a GPU, detached from autograd");
     }
-    if (use == Use::writes) {
-        nb::ndarray<> writable;
-        if (!nb::try_cast(given, writable)) {
-            PyErr_Clear();
-            refuse(std::string(name) + " cannot be written", "a read-only array", "a writable one");
-        }
-    }
+    if (use == Use::writes && !may_write)
+        refuse(std::string(name) + " cannot be written", "a read-only array", "a writable one");
     if (array.keep.device_type() != (on_cpu ? nb::device::cpu::value : nb::device::cuda::value))
         refuse(std::string(name) + " is not on " + (on_cpu ? "the CPU" : "a GPU"),
                "DLPack device " + std::to_string(array.keep.device_type()),
