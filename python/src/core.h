@@ -98,15 +98,14 @@ public:
     }
     T* ticket = nullptr;
 };
-// Closes what a Python object holds. Refused while arrays use its memory.
+// Closes what a Python object holds. Refused while arrays use its memory. The handle stays, without
+// a ticket: other threads may be about to call with it.
 template <class T>
-void close_unused(std::shared_ptr<T>& handle) {
-    if (!handle) return;
+void close_unused(const std::shared_ptr<T>& handle) {
     if (const long users = handle.use_count() - 1; users > 0)
         refuse("arrays or leases use this memory", std::to_string(users),
                "none: delete them before close()");
-    const auto mine = std::move(handle);
-    mine->close_while_others_run();
+    handle->close_while_others_run();
 }
 
 // ---------------------------------------------------------------- arguments
