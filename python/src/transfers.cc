@@ -1,5 +1,7 @@
 #include "transfers.h"
 
+#include <poll.h>
+
 namespace ferry::python {
 
 bool Transfers::collect_one(int64_t wait_ms) {
@@ -64,10 +66,15 @@ int64_t Transfer::result() const {
     return outcome->bytes;
 }
 
-// Another thread may collect this one: it is looked at again soon.
+// Not in the C ABI's wait, which keeps the handle from threads that would submit more. Another
+// thread may collect this one: it is looked at again soon.
 int64_t Transfer::wait() const {
-    constexpr int64_t kLookAgainMs = 2;
-    while (!outcome->done) of->collect_one(kLookAgainMs);
+    constexpr int kLookAgainMs = 2;
+    while (!is_done()) {
+        pollfd asked{.fd = of->descriptor(), .events = POLLIN, .revents = 0};
+        const OthersRun others_run;
+        ::poll(&asked, 1, kLookAgainMs);
+    }
     return result();
 }
 
