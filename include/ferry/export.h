@@ -86,6 +86,10 @@ using ExportProgress = std::function<void(int64_t bytes, int64_t of)>;
                                                      const ExportOptions& options,
                                                      const ExportDirectory* directory,
                                                      const ExportProgress& progress = {});
+// Claims options.directory first: what it is refused for comes back as well, and on all ranks.
+[[nodiscard]] std::optional<Error> export_to(Engine& engine, const Config& config,
+                                             const ExportOptions& options,
+                                             const ExportProgress& progress = {});
 // The same of weights that `ferry train --weights-out` wrote, of the model that `config` describes.
 void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
                     const ExportDirectory& directory, const ExportProgress& progress = {});

@@ -18,9 +18,10 @@
 // library's, valid as long as its function says.
 //
 // Callbacks: called within a call of the program's, or on a thread of ferry's own where that is
-// said. They must not throw, nor call ferry with the handle whose call they are within. On the
-// thread of that call it is refused with FERRY_USAGE; on a thread of ferry's own, which may tell of
-// progress, it would wait for ever.
+// said. They must not throw. A call with the handle whose call they are within is refused with
+// FERRY_BUSY, on whichever thread they run, and so is every call from within the log's. The handle
+// stays usable. Two threads that call with each other's handle from callbacks, or a callback that
+// waits for a thread which calls with its handle, wait for ever: ferry cannot see that.
 //
 // Bugs in ferry. Found on the calling thread, the call returns FERRY_INTERNAL and its handle is
 // poisoned. All later calls return FERRY_POISONED; its close alone works, and leaves memory and
@@ -62,12 +63,13 @@ enum {
     FERRY_POISONED = 8,      // a bug was found in an earlier call on this handle
     FERRY_NO_MEMORY = 9,     // the library found no memory; nothing happened
     FERRY_AGAIN = 10,        // not now: nothing has finished, or no room; no error text
-    FERRY_CANCELLED = 11     // of a transfer: it was cancelled before it began
+    FERRY_CANCELLED = 11,    // of a transfer: it was cancelled before it began
+    FERRY_BUSY = 12          // a callback's call that would wait for the callback. Version 5
 };
 
 // "0.1.0". Never fails; the text is constant.
 FERRY_API const char* ferry_version(void);
-// Grows by one whenever a function or a field is added. What there is stays: 4.
+// Grows by one whenever a function, a field or a status is added. What there is stays: 5.
 FERRY_API int32_t ferry_abi_version(void);
 // "usage", "io", ...; "unknown" for what is no status. The text is constant.
 FERRY_API const char* ferry_status_name(ferry_status status);
@@ -79,7 +81,8 @@ FERRY_API const char* ferry_last_error(void);
 
 enum { FERRY_LOG_DEBUG = 0, FERRY_LOG_INFO = 1, FERRY_LOG_WARN = 2, FERRY_LOG_BUG = 3 };
 // `text` is one message without a newline at its end, valid during the call. Called on any thread,
-// also one of ferry's own, one call at a time. It must not call ferry, throw or wait.
+// also one of ferry's own, one call at a time. It must not throw or wait. Calls of ferry that
+// return a status are FERRY_BUSY there, and lines of the log that it causes are lost.
 typedef void (*ferry_log_callback)(void* context, int32_t level, const char* text);
 // From now on lines of this level and above go to `callback`; NULL: nowhere, as at the start. No
 // call of the one before is under way any more when this returns. USAGE: no such level.
@@ -191,6 +194,10 @@ FERRY_API ferry_status ferry_aio_poll(ferry_aio* aio, ferry_completion* completi
 // under way.
 FERRY_API ferry_status ferry_aio_wait(ferry_aio* aio, int64_t timeout_ms,
                                       ferry_completion* completion);
+// For poll(2), select or epoll, beside descriptors of the program's: readable when transfers may
+// have ended, until a poll has found none (AGAIN). It ends with the handle, which reads it: poll
+// and wait for it, and dup it at most. IO: there is none to be had. Version 5.
+FERRY_API ferry_status ferry_aio_descriptor(ferry_aio* aio, int32_t* descriptor);
 // Transfers that have not begun end as FERRY_CANCELLED. All of them are still to be polled.
 FERRY_API ferry_status ferry_aio_cancel(ferry_aio* aio);
 FERRY_API ferry_status ferry_aio_in_flight(ferry_aio* aio, int32_t* transfers);
@@ -256,6 +263,8 @@ FERRY_API ferry_status ferry_files_write(ferry_files* files, uint32_t file, int6
 // As ferry_aio_wait; `slot` is the file. 0: as ferry_aio_poll.
 FERRY_API ferry_status ferry_files_wait(ferry_files* files, int64_t timeout_ms,
                                         ferry_completion* completion);
+// As ferry_aio_descriptor. Version 5.
+FERRY_API ferry_status ferry_files_descriptor(ferry_files* files, int32_t* descriptor);
 // Transfers that have not begun end as FERRY_CANCELLED. All are still to be polled.
 FERRY_API ferry_status ferry_files_cancel(ferry_files* files);
 // Waits until all that was written and polled of the file is on stable storage. IO.
@@ -554,13 +563,13 @@ FERRY_API ferry_status ferry_engine_state_hash(ferry_engine* engine, uint64_t* h
 // Writes the whole state as a checkpoint of the last step, DIRECTORY/step-00000100, from which
 // ferry_engine_create and `ferry train --resume` go on with the same bits. The directory is made
 // where there is none; a checkpoint of that step before is replaced. The engine goes on. Of several
-// ranks the first one writes, into its directory. USAGE, IO.
+// ranks the first one writes, into its directory, and all get its error at once. USAGE, IO.
 FERRY_API ferry_status ferry_engine_save(ferry_engine* engine, const char* directory);
 
 enum { FERRY_TYPE_OF_RUN = -1 };
 // Writes the model as transformers saves one, into a directory that is new or empty. `type`:
 // FERRY_F32, ... or FERRY_TYPE_OF_RUN, that of compute. The engine goes on. Of several ranks the
-// first one writes. USAGE, IO.
+// first one writes, and all get its error at once. USAGE, IO.
 FERRY_API ferry_status ferry_engine_export(ferry_engine* engine, const char* directory,
                                            int32_t type);
 
@@ -578,8 +587,11 @@ FERRY_API ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_repor
 // Called on a thread of ferry's when NCCL (or MPI) has not returned long after its time is over:
 // `text` says which rank and what of. Without a callback the process ends with FERRY_RANK_LOST as
 // its exit code, for nothing else can end that call. With one, the call stays where it is, and so
-// does whoever waits for it, until the program ends. Version 4.
+// does whoever waits for it, until the program ends. From within the callback every engine is
+// FERRY_BUSY. Version 4.
 typedef void (*ferry_stuck_callback)(void* context, const char* text);
+// From now on; NULL: as at the start. No call of the one before is under way any more when this
+// returns. From within the callback it is for the next such call.
 FERRY_API ferry_status ferry_on_stuck(ferry_stuck_callback callback, void* context);
 
 #ifdef __cplusplus

@@ -218,9 +218,10 @@ private:
     const std::unique_ptr<Run> run_;
 };
 
-// Writes DIRECTORY/step-N of a run of one rank; `program` is the version that writes it. The
-// directory is made where there is none, and is this call's alone while it lasts. What keeps the
-// checkpoint from being written comes back. Throws usage where another run has the directory.
+// Writes DIRECTORY/step-N; `program` is the version that writes it. The directory is made where
+// there is none, and is this call's alone while it lasts. Every rank calls it, and the first one
+// writes, into its directory. What keeps the checkpoint from being written comes back, on all of
+// them: usage where the directory is another run's or takes nothing. The engine goes on.
 [[nodiscard]] std::optional<Error> save_checkpoint(Engine& engine, const std::string& directory,
                                                    const std::string& program);
 

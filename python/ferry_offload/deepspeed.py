@@ -228,8 +228,13 @@ class aio_handle:  # noqa: N801 - DeepSpeed's name
 
     # ---- pinned memory
 
-    def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
-        return self._pinned.new_cpu_locked_tensor(num_elem, example_tensor)
+    def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor | None = None, *,
+                              example_tenosr: torch.Tensor | None = None) -> torch.Tensor:
+        """By either name: DeepSpeed spells it the second way."""
+        example = example_tenosr if example_tensor is None else example_tensor
+        if example is None:
+            raise TypeError("new_cpu_locked_tensor(num_elem, example_tensor)")
+        return self._pinned.new_cpu_locked_tensor(num_elem, example)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
         return self._pinned.free_cpu_locked_tensor(tensor)
@@ -354,8 +359,14 @@ def adam_rollback(optimizer_id: int, step: int, lr: float, beta1: float, beta2: 
 
 # ---------------------------------------------------------------- in place of DeepSpeed's
 
+class _Operators(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(message(f"ferry has no {name} in place of DeepSpeed's", self.__name__, "", "",
+                                     "use what needs it (ZenFlow) without ferry: uninstall() before it is loaded"))
+
+
 def _module(name: str, *names: str) -> types.ModuleType:
-    module = types.ModuleType(f"ferry_offload.deepspeed.{name}", f"ferry in place of DeepSpeed's {name}")
+    module = _Operators(f"ferry_offload.deepspeed.{name}", f"ferry in place of DeepSpeed's {name}")
     for one in names:
         setattr(module, one, globals()[one])
     return module

@@ -52,8 +52,12 @@ class CancelledError(FerryError):
     """A transfer was cancelled before it began."""
 
 
+class BusyError(FerryError, RuntimeError):
+    """A callback calls with the handle whose call it is within."""
+
+
 _KINDS = {1: InternalError, 2: UsageError, 3: DoesNotFitError, 4: StorageError, 5: DivergedError,
-          7: ClosedError, 8: InternalError, 9: DoesNotFitError, 11: CancelledError}
+          7: ClosedError, 8: InternalError, 9: DoesNotFitError, 11: CancelledError, 12: BusyError}
 
 
 def error_of(code: int, status: str, text: str) -> FerryError:

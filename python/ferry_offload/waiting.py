@@ -1,9 +1,9 @@
-"""How asyncio waits for transfers: an event loop's are looked at together, and the loop does other things between two looks."""
+"""How asyncio waits for transfers: their handle's descriptor wakes the event loop, which then looks at all that have ended."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import os
 import weakref
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -11,63 +11,72 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._core import Transfer
 
-# Seconds. The loop's own timers have the grain of epoll, a millisecond, in which a drive reads megabytes: as long as
-# transfers end, the loop is held for a moment instead, and goes round.
-_MOMENT, _EAGER, _SELDOM = 20e-6, 10e-3, 1e-3
+Future = asyncio.Future[None]
 
 
-class _Looks:
-    """Of one event loop, at all that is awaited in it."""
+class _Reader:
+    """Of one event loop, at one handle whose transfers are awaited there."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
-        self._awaited: list[tuple[Transfer, asyncio.Future[None]]] = []
-        self._ended = 0.0  # when one did, last
-
-    def at(self, transfer: Transfer) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self._awaited.append((transfer, future))
-        if len(self._awaited) == 1:
-            self._ended = time.perf_counter()
-            loop.call_soon(self._look)
-        return future
+    def __init__(self, loop: asyncio.AbstractEventLoop, transfer: Transfer) -> None:
+        self.awaited: set[Future] = set()
+        self._transfer = transfer
+        # Its own: the handle's may be closed, and its number another's, before the loop lets go of it.
+        self._descriptor = os.dup(transfer._fileno())
+        loop.add_reader(self._descriptor, self._look)
 
     def _look(self) -> None:
-        awaited, self._awaited = self._awaited, []
-        for transfer, future in awaited:
-            if future.done():
-                continue  # nobody waits any more
-            try:
-                if transfer.done():
-                    future.set_result(None)
-                else:
-                    self._awaited.append((transfer, future))
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
-                future.set_exception(error)
-        loop = self._loop()
-        if not self._awaited or loop is None:
-            return
-        now = time.perf_counter()
-        if len(self._awaited) < len(awaited):
-            self._ended = now
-        elif now - self._ended < _EAGER:
-            time.sleep(_MOMENT)
-        else:
-            loop.call_later(_SELDOM, self._look)
-            return
-        loop.call_soon(self._look)
+        try:
+            self._transfer._collect()
+        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+            for future in list(self.awaited):
+                if not future.done():
+                    future.set_exception(error)
+
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not loop.is_closed():
+            loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
 
 
-_looks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Looks] = weakref.WeakKeyDictionary()
+_readers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Reader]] = weakref.WeakKeyDictionary()
+
+
+def settle(future: Future) -> None:
+    """Its transfer has ended. On any thread."""
+    loop = future.get_loop()
+    try:
+        here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        here = False
+    if here:
+        _set(future)
+    elif not loop.is_closed():
+        loop.call_soon_threadsafe(_set, future)
+
+
+def _set(future: Future) -> None:
+    if not future.done():  # nobody waits any more
+        future.set_result(None)
 
 
 async def _until_done(transfer: Transfer) -> int:
-    if not transfer.done():
-        loop = asyncio.get_running_loop()
-        if loop not in _looks:
-            _looks[loop] = _Looks(loop)
-        await _looks[loop].at(transfer)
+    if transfer.done():
+        return transfer.result()
+    loop, number = asyncio.get_running_loop(), transfer._of
+    readers = _readers.setdefault(loop, {})
+    if number not in readers:
+        readers[number] = _Reader(loop, transfer)
+    reader, future = readers[number], loop.create_future()
+    reader.awaited.add(future)
+    try:
+        if transfer._tell(future):
+            await future
+    finally:
+        transfer._forget(future)
+        reader.awaited.discard(future)
+        if not reader.awaited:
+            del readers[number]
+            reader.close(loop)
     return transfer.result()
 
 

@@ -19,7 +19,14 @@ public:
         all_are_cancelled("ferry_aio: closed before the transfer ended");
     }
 
+    int32_t descriptor() override {
+        int32_t descriptor = -1;
+        done([&] { return ferry_aio_descriptor(handle.ticket, &descriptor); });
+        return descriptor;
+    }
+
 protected:
+    bool is_open() const override { return handle.ticket != nullptr; }
     ferry_status wait(int64_t wait_ms, ferry_completion* completion) override {
         return ferry_aio_wait(handle.ticket, wait_ms, completion);
     }
@@ -163,6 +170,10 @@ void bind_aio(nb::module_& module) {
             },
             "slot"_a)
         .def_prop_ro("in_flight", [](Aio& self) { return self.under_way(); })
+        .def(
+            "fileno", [](Aio& self) { return self.descriptor(); },
+            "A descriptor for select or epoll: readable when transfers may have ended, until one's "
+            "done() has found none. It ends with this object.")
         .def(
             "stats",
             [](Aio& self, size_t path) {

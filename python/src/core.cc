@@ -1,8 +1,13 @@
 #include "core.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <set>
+#include <thread>
 
 namespace ferry::python {
 
@@ -17,6 +22,48 @@ void raise(ferry_status status, const std::string& text) {
 
 void refuse(const std::string& what, const std::string& measured, const std::string& limit) {
     raise(FERRY_USAGE, what + "\n  measured: " + measured + "\n  limit:    " + limit);
+}
+
+// ---------------------------------------------------------------- the end of the interpreter
+
+namespace {
+
+struct End {
+    End() {
+        pthread_atfork(nullptr, nullptr, [] { get().returning = 0; });  // the child has none
+    }
+    std::atomic<bool> is_over = false;
+    std::atomic<int> returning = 0;  // threads that have not seen it and wait for the GIL
+    std::thread::id keeper{};        // who ends the interpreter
+    static End& get() {
+        static End* const kEnd = new End;  // threads may stay in calls until the process ends
+        return *kEnd;
+    }
+};
+
+// From now on no thread but this one comes back.
+void keep_others_out() {
+    End& end = End::get();
+    end.keeper = std::this_thread::get_id();
+    end.is_over = true;
+    while (end.returning > 0) {
+        PyThreadState* const state = PyEval_SaveThread();
+        std::this_thread::yield();
+        PyEval_RestoreThread(state);
+    }
+}
+
+}  // namespace
+
+void OthersRun::come_back(PyThreadState* state) noexcept {
+    End& end = End::get();
+    ++end.returning;
+    if (end.is_over && end.keeper != std::this_thread::get_id()) {
+        --end.returning;
+        for (;;) ::pause();
+    }
+    PyEval_RestoreThread(state);
+    --end.returning;
 }
 
 // ---------------------------------------------------------------- handles
@@ -45,12 +92,15 @@ Closable::~Closable() {
 }
 
 void close_all() noexcept {
-    std::set<Closable*> open;
-    {
+    keep_others_out();
+    std::set<const Closable*> seen;
+    const auto next = [&]() -> Closable* {
         const std::lock_guard lock(Registry::get().mutex);
-        open = Registry::get().open;
-    }
-    for (Closable* closable : open) closable->close_at_exit();
+        for (Closable* one : Registry::get().open)
+            if (seen.insert(one).second) return one;
+        return nullptr;
+    };
+    while (Closable* const one = next()) one->close_at_exit();
 }
 
 // ---------------------------------------------------------------- arguments
@@ -125,19 +175,18 @@ bool is_contiguous(const nb::ndarray<nb::ro>& array) {
 Array bytes_in(const char* name, nb::handle given, Use use, Where where) {
     const bool on_cpu = where == Where::cpu;
     Array array;
-    if (!nb::try_cast(given, array.keep)) {
+    nb::ndarray<> writable;
+    const bool may_write = use == Use::writes && nb::try_cast(given, writable);
+    if (may_write) {
+        array.keep = nb::ndarray<nb::ro>(writable);
+    } else if (PyErr_Clear(); !nb::try_cast(given, array.keep)) {
         PyErr_Clear();
         refuse(std::string(name) + " is no array", nb::cast<std::string>(nb::repr(given.type())),
                on_cpu ? "what has the buffer protocol or DLPack, on the CPU, detached from autograd"
                       : "what has DLPack, on a GPU, detached from autograd");
     }
-    if (use == Use::writes) {
-        nb::ndarray<> writable;
-        if (!nb::try_cast(given, writable)) {
-            PyErr_Clear();
-            refuse(std::string(name) + " cannot be written", "a read-only array", "a writable one");
-        }
-    }
+    if (use == Use::writes && !may_write)
+        refuse(std::string(name) + " cannot be written", "a read-only array", "a writable one");
     if (array.keep.device_type() != (on_cpu ? nb::device::cpu::value : nb::device::cuda::value))
         refuse(std::string(name) + " is not on " + (on_cpu ? "the CPU" : "a GPU"),
                "DLPack device " + std::to_string(array.keep.device_type()),
@@ -205,7 +254,10 @@ NB_MODULE(_core, module) {
         },
         "level"_a = "info",
         "Messages of this level and above go to standard error; at first none do.");
-    module.def("close_all", &close_all, "Closes every handle: before the interpreter ends.");
+    module.def(
+        "close_all", &close_all,
+        "Closes every handle: at the end of the interpreter, to which calls of other threads do "
+        "not come back any more.");
     nb::class_<Path>(module, "Path", "A directory or raw device that state may lie on.")
         .def(
             "__init__",

@@ -36,13 +36,26 @@ T sized() {
 // USAGE, in the words of the C ABI's errors.
 [[noreturn]] void refuse(const std::string& what, const std::string& measured,
                          const std::string& limit);
+// The GIL is others' while it lives. At the end of the interpreter, which ends threads that come
+// back for it in the midst of their C++, they stay here instead.
+class OthersRun {
+public:
+    OthersRun() : state_(PyEval_SaveThread()) {}
+    ~OthersRun() { come_back(state_); }
+    OthersRun(const OthersRun&) = delete;
+    OthersRun& operator=(const OthersRun&) = delete;
+
+private:
+    static void come_back(PyThreadState* state) noexcept;
+    PyThreadState* const state_;
+};
 // Runs call() without the GIL; raises what it fails with. True: FERRY_OK, false: FERRY_AGAIN.
 template <class Call>
 bool done(const Call& call) {
     ferry_status status = FERRY_OK;
     std::string text;
     {
-        const nb::gil_scoped_release others_run;
+        const OthersRun others_run;
         status = call();
         if (status != FERRY_OK && status != FERRY_AGAIN) text = ferry_last_error();
     }
@@ -59,12 +72,13 @@ public:
     virtual ~Closable();
     Closable(const Closable&) = delete;
     Closable& operator=(const Closable&) = delete;
-    // Not where memory of it is in use.
+    // Not where memory of it is in use. Other threads run meanwhile, and may end this object.
     virtual void close_at_exit() noexcept = 0;
 };
+// For the end of the interpreter: other threads' calls do not come back from then on.
 void close_all() noexcept;
 
-// A handle of the C ABI. Whatever uses its memory shares it.
+// A handle of the C ABI. Whatever uses its memory shares it. It ends with the GIL held.
 template <class T, ferry_status (*kClose)(T*)>
 class Handle : public Closable, public std::enable_shared_from_this<Handle<T, kClose>> {
 public:
@@ -73,19 +87,25 @@ public:
         if (T* const mine = std::exchange(ticket, nullptr)) kClose(mine);
     }
     void close_at_exit() noexcept override {
-        if (this->weak_from_this().use_count() <= 1) close_quietly();
+        if (this->weak_from_this().use_count() <= 1) close_while_others_run();
+    }
+    // A call of another thread's that it waits for may want the GIL, for a callback.
+    void close_while_others_run() noexcept {
+        T* const mine = std::exchange(ticket, nullptr);
+        if (!mine) return;
+        const OthersRun others_run;
+        kClose(mine);
     }
     T* ticket = nullptr;
 };
-// Closes what a Python object holds. Refused while arrays use its memory.
+// Closes what a Python object holds. Refused while arrays use its memory. The handle stays, without
+// a ticket: other threads may be about to call with it.
 template <class T>
-void close_unused(std::shared_ptr<T>& handle) {
-    if (!handle) return;
+void close_unused(const std::shared_ptr<T>& handle) {
     if (const long users = handle.use_count() - 1; users > 0)
         refuse("arrays or leases use this memory", std::to_string(users),
                "none: delete them before close()");
-    const nb::gil_scoped_release others_run;
-    handle.reset();
+    handle->close_while_others_run();
 }
 
 // ---------------------------------------------------------------- arguments

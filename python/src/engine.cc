@@ -9,8 +9,29 @@ namespace {
 
 class EngineHandle : public Handle<ferry_engine, ferry_engine_destroy> {
 public:
-    nb::object load{}, progress{};  // callables of the program's; invalid: none
+    EngineHandle() = default;
+    ~EngineHandle() override { close_quietly(); }  // before the callables go
+    nb::object load{}, progress{};                 // of the program's; invalid: none
 };
+
+// A callable leads as a rule to whoever holds the engine.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const EngineHandle& engine = *nb::inst_ptr<EngineHandle>(self);
+    Py_VISIT(engine.load.ptr());
+    Py_VISIT(engine.progress.ptr());
+    return 0;
+}
+int clear(PyObject* self) {
+    if (!nb::inst_ready(self)) return 0;
+    EngineHandle& engine = *nb::inst_ptr<EngineHandle>(self);
+    const nb::object load = std::move(engine.load), progress = std::move(engine.progress);
+    return 0;
+}
+PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
+                        {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+                        {0, nullptr}};
 
 // What load raised within a call of this thread, on which it runs.
 thread_local std::exception_ptr failure_of_load;
@@ -89,7 +110,9 @@ Batch batch_in(nb::handle tokens, nb::handle targets) {
 
 int64_t write_batch(EngineHandle& self, int64_t step, int64_t sequences, int64_t sequence,
                     int32_t* tokens, int32_t* targets) {
-    const nb::object given = self.load(step);
+    if (!self.load)
+        refuse("the engine is being collected", "its load callable is gone", "an engine in use");
+    const nb::object given = nb::object(self.load)(step);
     const bool pair = nb::isinstance<nb::tuple>(given) && nb::len(given) == 2;
     const Batch batch = pair ? batch_in(given[0], given[1]) : batch_in(given, nb::none());
     if (batch.sequences != sequences || batch.sequence != sequence)
@@ -119,7 +142,8 @@ int64_t load_batch(void* context, int64_t step, int64_t sequences, int64_t seque
 void tell_progress(void* context, const char* stage, int64_t bytes, int64_t of) noexcept {
     const nb::gil_scoped_acquire gil;
     try {
-        static_cast<EngineHandle*>(context)->progress(stage, bytes, of);
+        if (const nb::object tell = static_cast<EngineHandle*>(context)->progress)
+            tell(stage, bytes, of);
     } catch (nb::python_error& error) {
         error.discard_as_unraisable("the progress callable of a ferry_offload.Engine");
     }
@@ -266,7 +290,7 @@ void close(EngineHandle& self) {
 
 void bind_engine(nb::module_& module) {
     bind_reports(module);
-    nb::class_<EngineHandle>(module, "Engine",
+    nb::class_<EngineHandle>(module, "Engine", nb::type_slots(kSlots),
                              "A run of `ferry train`: plans, reserves everything and fills the "
                              "state over the tiers.")
         .def(nb::new_(&create), "config"_a, "overrides"_a = std::vector<std::string>{},

@@ -18,7 +18,14 @@ public:
         all_are_cancelled("ferry_files: closed before the transfer ended");
     }
 
+    int32_t descriptor() override {
+        int32_t descriptor = -1;
+        done([&] { return ferry_files_descriptor(handle.ticket, &descriptor); });
+        return descriptor;
+    }
+
 protected:
+    bool is_open() const override { return handle.ticket != nullptr; }
     ferry_status wait(int64_t wait_ms, ferry_completion* completion) override {
         return ferry_files_wait(handle.ticket, wait_ms, completion);
     }
@@ -130,6 +137,10 @@ void bind_files(nb::module_& module) {
             },
             "file"_a)
         .def_prop_ro("in_flight", [](Files& self) { return self.under_way(); })
+        .def(
+            "fileno", [](Files& self) { return self.descriptor(); },
+            "A descriptor for select or epoll: readable when transfers may have ended, until one's "
+            "done() has found none. It ends with this object.")
         .def("close", &Files::close,
              "Cancels what has not begun, waits for the rest, closes the files.")
         .def("__enter__", [](nb::object self) { return self; })

@@ -8,7 +8,7 @@ using PoolHandle = Handle<ferry_pool, ferry_pool_destroy>;
 
 struct Pool {
     std::shared_ptr<PoolHandle> handle = std::make_shared<PoolHandle>();
-    ferry_pool* ticket() const { return handle ? handle->ticket : nullptr; }
+    ferry_pool* ticket() const { return handle->ticket; }
 };
 
 void create(Pool* self, nb::handle budget, int32_t threads, const std::string& lock_for,

@@ -9,17 +9,14 @@ using StoreHandle = Handle<ferry_store, ferry_store_destroy>;
 struct Store {
     std::shared_ptr<StoreHandle> handle = std::make_shared<StoreHandle>();
     std::vector<int64_t> sizes{};  // of the objects
-    ferry_store* ticket() const { return handle ? handle->ticket : nullptr; }
+    ferry_store* ticket() const { return handle->ticket; }
 };
 
 class Lease : public Memory {
 public:
     Lease(std::shared_ptr<StoreHandle> store, uint32_t object, int32_t access, int64_t size)
         : object_(object), store_(std::move(store)) {
-        done([&] {
-            return ferry_store_acquire(store_ ? store_->ticket : nullptr, object, access, &lease_,
-                                       &data);
-        });
+        done([&] { return ferry_store_acquire(store_->ticket, object, access, &lease_, &data); });
         owner = store_;
         bytes = size;
         read_only = access == FERRY_READ;
@@ -31,7 +28,8 @@ public:
         if (!released()) ferry_store_release(store_->ticket, lease_);
     }
     void release() {
-        done([&] { return ferry_store_release(store_ ? store_->ticket : nullptr, lease_); });
+        ferry_store* const store = store_ ? store_->ticket : nullptr;  // another thread may release
+        done([&] { return ferry_store_release(store, lease_); });
         if (exported) kept_ = owner;
         owner.reset();
         store_.reset();

@@ -1,5 +1,7 @@
 #include "transfers.h"
 
+#include <poll.h>
+
 namespace ferry::python {
 
 bool Transfers::collect_one(int64_t wait_ms) {
@@ -15,16 +17,21 @@ bool Transfers::collect_one(int64_t wait_ms) {
     if (!one) return false;
     const auto found = pending_.find(completion.tag);
     if (found == pending_.end()) return true;
-    finish(*found->second, completion.status, std::move(why));
-    found->second->bytes = completion.bytes;
-    found->second->seconds = completion.seconds;
+    const std::shared_ptr<Outcome> outcome = std::move(found->second);
     pending_.erase(found);
+    outcome->bytes = completion.bytes;
+    outcome->seconds = completion.seconds;
+    finish(*outcome, completion.status, std::move(why));
     return true;
 }
 
+void Transfers::collect() {
+    while (is_open() && collect_one(0)) {
+    }
+}
+
 void Transfers::all_are_cancelled(const char* why) {
-    for (auto& [tag, outcome] : pending_) finish(*outcome, FERRY_CANCELLED, why);
-    pending_.clear();
+    for (auto& [tag, outcome] : std::exchange(pending_, {})) finish(*outcome, FERRY_CANCELLED, why);
 }
 
 int32_t Transfers::priority_of(const std::string& word) {
@@ -33,12 +40,19 @@ int32_t Transfers::priority_of(const std::string& word) {
 }
 
 void Transfers::finish(Outcome& outcome, ferry_status status, std::string why) {
-    outcome.done = true;
     outcome.status = status;
     outcome.why = status == FERRY_CANCELLED && why.empty()
                       ? "ferry_aio_cancel: the transfer was cancelled before it began"
                       : std::move(why);
-    outcome.buffer = {};
+    outcome.done = true;
+    const Array buffer = std::exchange(outcome.buffer, {});
+    for (const nb::object& future : std::exchange(outcome.futures, {})) {
+        try {
+            nb::module_::import_("ferry_offload.waiting").attr("settle")(future);
+        } catch (nb::python_error& error) {
+            error.discard_as_unraisable("an awaited transfer of ferry_offload's");
+        }
+    }
 }
 
 bool Transfer::is_done() const {
@@ -52,10 +66,15 @@ int64_t Transfer::result() const {
     return outcome->bytes;
 }
 
-// Another thread may collect this one: it is looked at again soon.
+// Not in the C ABI's wait, which keeps the handle from threads that would submit more. Another
+// thread may collect this one: it is looked at again soon.
 int64_t Transfer::wait() const {
-    constexpr int64_t kLookAgainMs = 2;
-    while (!outcome->done) of->collect_one(kLookAgainMs);
+    constexpr int kLookAgainMs = 2;
+    while (!is_done()) {
+        pollfd asked{.fd = of->descriptor(), .events = POLLIN, .revents = 0};
+        const OthersRun others_run;
+        ::poll(&asked, 1, kLookAgainMs);
+    }
     return result();
 }
 
@@ -66,6 +85,24 @@ void bind_transfer(nb::module_& module) {
         .def("wait", &Transfer::wait, "The bytes moved; raises what went wrong.")
         .def("result", &Transfer::result, "As wait(), of one that is done.")
         .def_prop_ro("seconds", [](const Transfer& self) { return self.outcome->seconds; })
+        .def_prop_ro("_of", [](const Transfer& self) { return self.of->number; })
+        .def("_fileno", [](const Transfer& self) { return self.of->descriptor(); })
+        .def("_collect", [](const Transfer& self) { self.of->collect(); })
+        .def(
+            "_tell",
+            [](const Transfer& self, nb::object future) {
+                if (self.outcome->done) return false;
+                self.outcome->futures.push_back(std::move(future));
+                return true;
+            },
+            "future"_a, "Sets it when the transfer has ended. False: it has.")
+        .def(
+            "_forget",
+            [](const Transfer& self, nb::handle future) {
+                std::erase_if(self.outcome->futures,
+                              [&](const nb::object& one) { return one.is(future); });
+            },
+            "future"_a, "As if it had never been told.")
         .def(
             "__await__",
             [](nb::handle self) {

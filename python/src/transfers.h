@@ -15,6 +15,7 @@ struct Outcome {
     int64_t bytes = 0;
     double seconds = 0;
     Array buffer{};
+    std::vector<nb::object> futures{};  // asyncio's, of those who await it
 };
 
 // Those under way of one handle. Touched with the GIL held.
@@ -24,6 +25,12 @@ public:
     size_t under_way() const { return pending_.size(); }
     // False: nothing ended within that time.
     bool collect_one(int64_t wait_ms);
+    // What has ended by now; nothing of one that was closed.
+    void collect();
+    // Readable when something may have ended, until collect(). Valid until it is closed.
+    virtual int32_t descriptor() = 0;
+    // Of this object: a descriptor's number is used again.
+    const uint64_t number = ++last_number_;
     // `call(address, bytes, priority, tag)` submits it, and returns FERRY_AGAIN where too many are
     // under way.
     template <class Call>
@@ -31,13 +38,16 @@ public:
                                     const Call& call);
 
 protected:
+    virtual bool is_open() const = 0;
     // ferry_aio_wait or ferry_files_wait.
     virtual ferry_status wait(int64_t wait_ms, ferry_completion* completion) = 0;
     void all_are_cancelled(const char* why);
 
 private:
     static int32_t priority_of(const std::string& word);
+    // Tells who awaits it. Other threads may run meanwhile.
     static void finish(Outcome& outcome, ferry_status status, std::string why);
+    static inline uint64_t last_number_ = 0;
 
     std::unordered_map<uint64_t, std::shared_ptr<Outcome>> pending_{};
     uint64_t last_tag_ = 0;

@@ -1,11 +1,13 @@
 // A volume and the executor that it stands on.
 #include "ferry/aio.h"
 
+#include <algorithm>
 #include <memory>
 #include <unordered_map>
 
 #include "handles.h"
 #include "options.h"
+#include "pollable.h"
 #include "transfers.h"
 
 namespace ferry::capi {
@@ -19,7 +21,7 @@ struct Slot {
 struct Aio {
     static constexpr HandleKind kKind = HandleKind::aio;
     // Destroyed from below: the volume waits for what it was given.
-    std::unique_ptr<Executor> executor = make_thread_executor();
+    std::unique_ptr<PollableExecutor> executor = std::make_unique<PollableExecutor>();
     std::vector<aio::Operation> transfers{};
     std::vector<aio::Operation*> free{};
     std::unordered_map<aio::SlotId, Slot> slots{};
@@ -31,6 +33,8 @@ struct Aio {
 aio::VolumeOptions volume_options(const ferry_aio_options& given) {
     aio::VolumeOptions options{.paths = paths_of(given.paths, given.path_count),
                                .backend = backend_of(given.backend)};
+    check_range("class_count", static_cast<int64_t>(std::min<size_t>(given.class_count, 1 << 20)),
+                0, 1 << 16);
     for (size_t i = 0; i < given.class_count; ++i) {
         const ferry_slot_class one = element("classes", given.classes, i);
         options.classes.push_back({.name = one.name ? one.name : "slots",
@@ -189,6 +193,13 @@ ferry_status ferry_aio_wait(ferry_aio* aio, int64_t timeout_ms, ferry_completion
         if (operation == nullptr) return FERRY_AGAIN;
         complete("ferry_aio_wait", mine, *operation, completion);
         return FERRY_OK;
+    });
+}
+
+ferry_status ferry_aio_descriptor(ferry_aio* aio, int32_t* descriptor) {
+    return with<Aio>(__func__, aio, [&](Aio& mine) {
+        check_given("descriptor", descriptor);
+        *descriptor = mine.executor->descriptor();
     });
 }
 

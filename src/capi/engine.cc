@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "callbacks.h"
 #include "feed.h"
 #include "ferry/config.h"
 #include "ferry/executor.h"
@@ -14,15 +15,18 @@
 #include "handles.h"
 #include "options.h"
 #include "train/inside.h"
-#include "train/state/saving.h"
 
 namespace ferry::capi {
 namespace {
 
-train::Progress progress_of(const ferry_engine_options& given) {
+// It may be told on a thread of ferry's, while the program's own waits in a call of `engine`.
+train::Progress progress_of(const ferry_engine_options& given, const void* engine) {
     if (!given.progress) return {};
-    return [call = given.progress, context = given.progress_context](
-               const char* stage, int64_t bytes, int64_t of) { call(context, stage, bytes, of); };
+    return [call = given.progress, context = given.progress_context, engine](
+               const char* stage, int64_t bytes, int64_t of) {
+        const InCallback within(engine);
+        call(context, stage, bytes, of);
+    };
 }
 
 std::optional<train::NcclRanks> ranks_of(const ferry_engine_options& given) {
@@ -44,9 +48,8 @@ struct TrainingEngine {
     static constexpr HandleKind kKind = HandleKind::engine;
     TrainingEngine(Config read, const ferry_engine_options& given)
         : config(std::move(read)),
-          rank(given.nccl_unique_id ? given.rank : 0),
           feeds(given.fed == 1 || given.load),
-          progress(progress_of(given)),
+          progress(progress_of(given, this)),
           feed(config.batch, config.evaluate.micro_batches, given.load, given.load_context),
           engine(train::Engine::make(config, runtime_of(given))) {}
 
@@ -63,7 +66,6 @@ struct TrainingEngine {
     }
 
     const Config config;
-    const int rank;
     const bool feeds;
     const train::Progress progress;
     Feed feed;
@@ -136,24 +138,28 @@ train::ExportProgress seldom(const TrainingEngine& mine) {
     };
 }
 
-void export_to(TrainingEngine& mine, const std::string& directory, int32_t type) {
-    train::ExportOptions options{.directory = directory};
-    if (type != FERRY_TYPE_OF_RUN) options.type = type_of("type", type);
-    std::optional<train::ExportDirectory> claimed;
-    if (mine.rank == 0) claimed.emplace(directory, mine.config);
-    train::ExportProgress told;
-    if (mine.progress && mine.rank == 0) told = seldom(mine);
-    const auto failed = train::export_model(*mine.engine, mine.config, options,
-                                            claimed ? &*claimed : nullptr, told);
-    if (failed) throw Error(failed->why);
+void require(const std::optional<Error>& error) {
+    if (error) throw Error(*error);
 }
 
-// Of several ranks the first one writes.
+// Of several ranks the first one writes, and its arguments count: what keeps it from that is the
+// error of all.
+void export_to(TrainingEngine& mine, const char* directory, int32_t type) {
+    train::ExportOptions options;
+    require(train::Inside(*mine.engine).on_first_rank([&] {
+        check_given("directory", directory);
+        options.directory = directory;
+        if (type != FERRY_TYPE_OF_RUN) options.type = type_of("type", type);
+    }));
+    require(train::export_to(*mine.engine, mine.config, options,
+                             mine.progress ? seldom(mine) : train::ExportProgress{}));
+}
+
 void save_to(TrainingEngine& mine, const char* directory) {
-    const std::string program = std::string("libferry ") + ferry_version();
-    const auto failed = mine.rank == 0 ? train::save_checkpoint(*mine.engine, directory, program)
-                                       : train::Inside(*mine.engine).save({.program = program});
-    if (failed) throw Error(*failed);
+    require(
+        train::Inside(*mine.engine).on_first_rank([&] { check_given("directory", directory); }));
+    require(train::save_checkpoint(*mine.engine, directory ? directory : "",
+                                   std::string("libferry ") + ferry_version()));
 }
 
 }  // namespace
@@ -235,17 +241,13 @@ ferry_status ferry_engine_state_hash(ferry_engine* engine, uint64_t* hash) {
 }
 
 ferry_status ferry_engine_save(ferry_engine* engine, const char* directory) {
-    return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
-        check_given("directory", directory);
-        save_to(mine, directory);
-    });
+    return with<TrainingEngine>(__func__, engine,
+                                [&](TrainingEngine& mine) { save_to(mine, directory); });
 }
 
 ferry_status ferry_engine_export(ferry_engine* engine, const char* directory, int32_t type) {
-    return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
-        check_given("directory", directory);
-        export_to(mine, directory, type);
-    });
+    return with<TrainingEngine>(__func__, engine,
+                                [&](TrainingEngine& mine) { export_to(mine, directory, type); });
 }
 
 ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_report* report) {
@@ -258,6 +260,9 @@ ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_report* report)
 ferry_status ferry_on_stuck(ferry_stuck_callback callback, void* context) {
     return guarded(__func__, [&] {
         if (!callback) return ferry::train::on_stuck({});
-        ferry::train::on_stuck([=](const ferry::Error& error) { callback(context, error.what()); });
+        ferry::train::on_stuck([=](const ferry::Error& error) {
+            const InCallback within(any_engine());
+            callback(context, error.what());
+        });
     });
 }

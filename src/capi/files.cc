@@ -5,6 +5,7 @@
 #include "ferry/user_files.h"
 #include "handles.h"
 #include "options.h"
+#include "pollable.h"
 #include "transfers.h"
 
 namespace ferry::capi {
@@ -13,7 +14,7 @@ namespace {
 struct Files {
     static constexpr HandleKind kKind = HandleKind::files;
     // Destroyed from below: the files wait for what they were given.
-    std::unique_ptr<Executor> executor = make_thread_executor();
+    std::unique_ptr<PollableExecutor> executor = std::make_unique<PollableExecutor>();
     std::vector<aio::Operation> transfers{};
     std::vector<aio::Operation*> free{};
     std::unique_ptr<aio::UserFiles> files{};
@@ -143,6 +144,13 @@ ferry_status ferry_files_wait(ferry_files* files, int64_t timeout_ms,
         if (operation == nullptr) return FERRY_AGAIN;
         complete("ferry_files_wait", mine, *operation, completion);
         return FERRY_OK;
+    });
+}
+
+ferry_status ferry_files_descriptor(ferry_files* files, int32_t* descriptor) {
+    return with<Files>(__func__, files, [&](Files& mine) {
+        check_given("descriptor", descriptor);
+        *descriptor = mine.executor->descriptor();
     });
 }
 

@@ -6,6 +6,8 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "callbacks.h"
+
 namespace ferry::capi {
 namespace {
 
@@ -55,8 +57,9 @@ const char* name_of(HandleKind kind) {
 
 void* add_handle(std::shared_ptr<Entry> entry) {
     Table& table = Table::table();
-    const std::lock_guard lock(table.mutex);
+    // Before the lock, which a thread that the child has not got may have held.
     if (table.forked) refuse_handle("this process was forked after it had used ferry");
+    const std::lock_guard lock(table.mutex);
     if (table.free.empty()) {
         if (table.places.size() == kPlaces)
             throw Error(Trouble::usage, {.what = "too many handles are open",
@@ -98,9 +101,13 @@ void remove_handle(const void* handle) {
 }
 
 Call::Call(Entry& entry) : entry_(entry) {
-    if (entry_.caller.load(std::memory_order_relaxed) == std::this_thread::get_id())
-        refuse_argument("a callback calls with the handle whose call it is within", "a call within",
-                        "calls on other handles");
+    if (entry_.caller.load(std::memory_order_relaxed) == std::this_thread::get_id() ||
+        InCallback::of(entry_.identity))
+        refuse_busy("a callback calls with the handle whose call it is within",
+                    "call with other handles, or when the callback has returned");
+    if (entry_.kind == HandleKind::engine && InCallback::of(any_engine()))
+        refuse_busy("the callback of ferry_on_stuck calls with an engine, whose call may be stuck",
+                    "end the process, or return");
     entry_.mutex.lock();
     entry_.caller.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }

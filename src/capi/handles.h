@@ -22,7 +22,8 @@ struct Entry {
     std::mutex mutex{};                     // one call at a time
     std::atomic<std::thread::id> caller{};  // whose call that is
     std::shared_ptr<void> object{};         // null: closed
-    bool poisoned = false;                  // a bug was found
+    const void* const identity = object.get();
+    bool poisoned = false;  // a bug was found
 };
 
 // The ticket of a new entry.
@@ -33,7 +34,8 @@ std::shared_ptr<Entry> find_handle(const void* handle, HandleKind kind);
 void remove_handle(const void* handle);
 // Kept until the process ends: nobody knows what its destructor would meet.
 void abandon(std::shared_ptr<void> object);
-// Holds an entry during a call. Throws usage for one from within a callback of a call on it.
+// Holds an entry during a call. Throws Refused, FERRY_BUSY, within a callback of a call on it: on
+// the thread of that call, or in an InCallback of the object.
 class Call {
 public:
     explicit Call(Entry& entry);

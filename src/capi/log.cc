@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include "callbacks.h"
 #include "status.h"
 
 namespace ferry::capi {
@@ -16,7 +17,7 @@ struct Listener {
     int32_t level = 0;
 };
 struct Log {
-    std::mutex mutex{};
+    std::mutex mutex{};  // held during the callback, too: one call at a time
     Listener listener{};
 };
 Log& log() {
@@ -26,9 +27,11 @@ Log& log() {
 
 void line(LogLevel level, std::string_view message) {
     Log& to = log();
+    if (InCallback::of(&to)) return;  // of what the callback itself does
     const std::lock_guard lock(to.mutex);
     const auto number = static_cast<int32_t>(level);
     if (!to.listener.callback || number < to.listener.level) return;
+    const InCallback within(&to);
     to.listener.callback(to.listener.context, number, std::string(message).c_str());
 }
 
@@ -46,6 +49,11 @@ void print(void*, int32_t level, const char* text) {
 }
 
 }  // namespace
+
+void check_not_logging() {
+    if (InCallback::of(&log()))
+        refuse_busy("the callback for the log calls ferry", "call when it has returned");
+}
 
 bool listen_to_log() noexcept {
     set_log_sink(&kSink);

@@ -383,6 +383,7 @@ ferry_status ferry_optim_recast_cuda(const float* p, int64_t count, int32_t weig
     return guarded(__func__, [&] {
         check_cast(p, count, weight_type, weight, true);
         check_cuda();
+        if (count == 0) return;
         ferry::optim::cuda::recast(p, count, static_cast<DType>(weight_type), weight, stream);
     });
 }

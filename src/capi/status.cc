@@ -40,6 +40,10 @@ void refuse_argument(std::string what, std::string measured, std::string limit) 
                                  .remedy = "include/ferry/ferry.h says what the call takes"});
 }
 
+void refuse_busy(const std::string& what, const std::string& remedy) {
+    throw Refused(FERRY_BUSY, what + "\n  do:       " + remedy);
+}
+
 void check_choice(const char* name, int64_t value, int64_t last) {
     check_range(name, value, 0, last);
 }
@@ -79,12 +83,12 @@ ferry_status status_of_exception(const char* function) noexcept {
 const char* ferry_last_error(void) { return ferry::capi::t_last.text; }
 
 const char* ferry_status_name(ferry_status status) {
-    static constexpr const char* kNames[] = {"ok",       "internal",  "usage",     "does not fit",
-                                             "io",       "diverged",  "rank lost", "bad handle",
-                                             "poisoned", "no memory", "again",     "cancelled"};
+    static constexpr const char* kNames[] = {
+        "ok",         "internal", "usage",     "does not fit", "io",        "diverged", "rank lost",
+        "bad handle", "poisoned", "no memory", "again",        "cancelled", "busy"};
     const auto index = static_cast<size_t>(status);
     return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
 const char* ferry_version(void) { return FERRY_VERSION; }
-int32_t ferry_abi_version(void) { return 4; }
+int32_t ferry_abi_version(void) { return 5; }

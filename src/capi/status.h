@@ -25,8 +25,12 @@ private:
 };
 // Lines of the log go to whoever the program asked for, at first to nobody (log.cc).
 bool listen_to_log() noexcept;
+// Throws Refused, FERRY_BUSY, within the program's callback for the log.
+void check_not_logging();
 
 [[noreturn]] void refuse_argument(std::string what, std::string measured, std::string limit);
+// Throws Refused, FERRY_BUSY: a callback's call that would wait for the callback.
+[[noreturn]] void refuse_busy(const std::string& what, const std::string& remedy);
 // Values of an enumeration: 0 to `last`.
 void check_choice(const char* name, int64_t value, int64_t last);
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
@@ -43,6 +47,7 @@ template <class Body>
 ferry_status guarded(const char* function, const Body& body) noexcept {
     try {
         const BugsThrow here;
+        check_not_logging();
         if constexpr (std::is_void_v<decltype(body())>) {
             body();
             return FERRY_OK;

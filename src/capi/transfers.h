@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "ferry/aio.h"
-#include "ferry/executor.h"
 #include "options.h"
+#include "pollable.h"
 #include "status.h"
 
 namespace ferry::capi {
@@ -45,11 +45,13 @@ ferry_status submit_one(Source& source, std::vector<aio::Operation*>& free,
 // The next one of `source` that has ended; null where none does within the time, or none is under
 // way. Below 0: for ever.
 template <class Source>
-aio::Operation* wait_for_one(Source& source, Executor& executor, int64_t timeout_ms) {
+aio::Operation* wait_for_one(Source& source, PollableExecutor& executor, int64_t timeout_ms) {
     constexpr int64_t kMostMs = int64_t{1} << 40;  // 35 years
     const bool ends = timeout_ms >= 0 && timeout_ms < kMostMs;
     const Nanos until = ends ? executor.now() + timeout_ms * 1'000'000 : kForever;
     for (;;) {
+        if (aio::Operation* const operation = source.poll()) return operation;
+        executor.clear();
         if (aio::Operation* const operation = source.poll()) return operation;
         if (source.in_flight() == 0 || executor.now() >= until) return nullptr;
         executor.wait(until);

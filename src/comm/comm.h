@@ -150,7 +150,8 @@ void require_same(Communicator& communicator, Executor& executor, std::span<cons
 
 // In place of the end of the process where a library does not return (docs/ranks.md): called once
 // for each such call, on a watchdog's thread, of all communicators of the process. The library's
-// call stays where it is. Empty: the process ends.
+// call stays where it is. Empty: the process ends. Calls of the one before are over when this
+// returns, but for one that it is within.
 using Stuck = std::function<void(const Error&)>;
 void on_stuck(Stuck instead);
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <utility>
 
 #include "comm.h"
@@ -13,8 +14,8 @@ namespace {
 constexpr Nanos kLook = 200'000'000;
 
 struct Instead {
-    std::mutex mutex{};
-    Stuck call{};
+    std::recursive_mutex mutex{};  // a call may itself say what is called from then on
+    std::shared_ptr<const Stuck> call{};
 };
 Instead& instead() {
     static Instead* const kInstead = new Instead;  // watchdogs may look until the process ends
@@ -24,7 +25,7 @@ Instead& instead() {
 // Ends the process, unless the program has something to be called instead.
 void tell(const Error& failure) {
     const std::lock_guard lock(instead().mutex);
-    if (instead().call) return instead().call(failure);
+    if (const auto call = instead().call) return (*call)(failure);
     std::fprintf(stderr, "ferry: %s\n", failure.what());
     std::_Exit(failure.exit_code());
 }
@@ -32,8 +33,9 @@ void tell(const Error& failure) {
 }  // namespace
 
 void on_stuck(Stuck call) {
+    auto next = call ? std::make_shared<const Stuck>(std::move(call)) : nullptr;
     const std::lock_guard lock(instead().mutex);
-    instead().call = std::move(call);
+    instead().call = std::move(next);
 }
 
 Watchdog::Watchdog(Judge judge)

@@ -132,6 +132,8 @@ private:
     }
 };
 
+// Whoever codes moments without these lines takes the nearest share: the Python package's
+// optimizer, when it loads moments in fp32. Codes then differ within 2^-12 of a step of half way.
 constexpr MomentMap kWithSign{true}, kWithoutSign{false};
 
 }  // namespace ferry::optim

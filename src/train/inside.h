@@ -52,6 +52,11 @@ public:
     // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
     // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
     void read_gradient(int64_t layer, const model::Tensor& tensor, const ValueSink& sink) const;
+    // body() on the first rank. Every rank calls it and gets the Error that it throws, or none:
+    // what cannot be begun there does not keep the others waiting, and the run goes on.
+    [[nodiscard]] std::optional<Error> on_first_rank(const std::function<void()>& body) const;
+    // The error of the first rank that has one, on all of them.
+    [[nodiscard]] std::optional<Error> error_of_any(const std::optional<Error>& mine) const;
     // Writes the whole state as a checkpoint of the last step. Training goes on after it with the
     // same bits as without it. What keeps it from being written comes back on the first rank.
     [[nodiscard]] std::optional<Error> save(const Saving& saving) const;

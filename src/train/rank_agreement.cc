@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 
@@ -117,7 +118,42 @@ std::vector<std::vector<Value>> gather_all(comm::Communicator& ranks, Executor& 
     }
 }
 
+// An error's kind and its parts, each with a NUL behind it.
+std::vector<char> bytes_of(const Error& error) {
+    std::vector<char> bytes{static_cast<char>(error.trouble())};
+    const Problem& problem = error.problem();
+    for (const std::string* part :
+         {&problem.what, &problem.where, &problem.measured, &problem.limit, &problem.remedy}) {
+        bytes.insert(bytes.end(), part->c_str(), part->c_str() + std::strlen(part->c_str()) + 1);
+    }
+    return bytes;
+}
+
+Error error_in(const std::vector<char>& bytes) {
+    const char* at = bytes.data() + 1;
+    const auto next = [&at] {
+        std::string part = at;
+        at += part.size() + 1;
+        return part;
+    };
+    Problem problem{.what = next()};
+    problem.where = next();
+    problem.measured = next();
+    problem.limit = next();
+    problem.remedy = next();
+    return Error(static_cast<Trouble>(bytes[0]), std::move(problem));
+}
+
 }  // namespace
+
+std::optional<Error> error_of_any(comm::Communicator& ranks, Executor& executor,
+                                  const std::optional<Error>& mine) {
+    const auto all =
+        gather_all(ranks, executor, mine ? bytes_of(*mine) : std::vector<char>{}, "errors");
+    for (const std::vector<char>& bytes : all)
+        if (!bytes.empty()) return error_in(bytes);
+    return std::nullopt;
+}
 
 void require_stages_end(comm::Communicator& ranks, Executor& executor,
                         std::span<const swap::Schedule* const> schedules, int stage, int stages) {

@@ -1,6 +1,7 @@
 // What the ranks of a run tell each other, and what must be the same on all of them.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "comm/comm.h"
 #include "data/tokens.h"
 #include "ferry/config.h"
+#include "ferry/error.h"
 #include "swap/schedule.h"
 
 namespace ferry::train {
@@ -36,6 +38,10 @@ void require_same_batch(comm::Communicator& ranks, Executor& executor, int64_t s
 // those of blocks as well.
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
                             std::span<const swap::Schedule* const> schedules, bool in_kernels);
+
+// The error of the first rank that has one, on all of them; none where none has.
+std::optional<Error> error_of_any(comm::Communicator& ranks, Executor& executor,
+                                  const std::optional<Error>& mine);
 
 // Throws internal where the stages of a pipeline would wait for each other for ever in any of these
 // schedules. All ranks have them in this order; `stage` is this rank's of so many.

@@ -1,4 +1,6 @@
 // Slots of files and pinned memory through the C ABI.
+#include <poll.h>
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -67,7 +69,12 @@ TEST_F(CapiAio, WhatIsWrittenIsRead) {
     ASSERT_DONE(ferry_aio_write(aio_, mine, 0, memory_.get(), kSlot, FERRY_NORMAL, 41));
     EXPECT_EQ(waited().tag, 41u);
     ASSERT_DONE(ferry_aio_flush(aio_));
+    auto none = sized<ferry_completion>();
+    pollfd ended{.fd = -1, .events = POLLIN, .revents = 0};
+    ASSERT_DONE(ferry_aio_descriptor(aio_, &ended.fd));
+    EXPECT_EQ(ferry_aio_poll(aio_, &none), FERRY_AGAIN);
     ASSERT_DONE(ferry_aio_read(aio_, mine, 4096, memory_.get() + kSlot, 8192, FERRY_URGENT, 42));
+    EXPECT_EQ(::poll(&ended, 1, 60'000), 1);
     const ferry_completion read = waited();
     EXPECT_EQ(read.tag, 42u);
     EXPECT_EQ(read.slot, mine);

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -305,7 +306,7 @@ TEST_F(CapiFed, BatchesThatCannotBeHadLeaveItAsItWas) {
     ASSERT_DONE(ferry_engine_last_step(engine_, &last));
     EXPECT_EQ(last, 0);
     EXPECT_EQ(step().loss, first);
-    EXPECT_EQ(from_.within, FERRY_USAGE) << "a call from within its own callback";
+    EXPECT_EQ(from_.within, FERRY_BUSY) << "a call from within its own callback";
 }
 
 TEST_F(CapiFed, RefusesBatches) {
@@ -430,6 +431,36 @@ TEST_F(CapiFed, TellsItsProgress) {
     ASSERT_DONE(ferry_engine_export(engine_, (directory_ / "model").c_str(), FERRY_F32));
     EXPECT_GE(ended("export"), 1);
     for (const Told& one : told) EXPECT_LE(one.bytes, one.of) << one.stage;
+}
+
+// Told by the thread that writes, while this one waits in ferry_engine_save.
+TEST_F(CapiFed, ProgressThatCallsItsEngineIsRefused) {
+    struct Calls {
+        ferry_engine* engine = nullptr;
+        const std::thread::id program = std::this_thread::get_id();
+        std::vector<ferry_status> answers{};
+        bool elsewhere = false;
+    } calls;
+    const std::string text = config();
+    auto options = fed(text);
+    options.progress_context = &calls;
+    options.progress = [](void* context, const char*, int64_t, int64_t) {
+        auto& mine = *static_cast<Calls*>(context);
+        if (!mine.engine) return;
+        int64_t last = 0;
+        mine.elsewhere |= std::this_thread::get_id() != mine.program;
+        mine.answers.push_back(ferry_engine_last_step(mine.engine, &last));
+        mine.answers.push_back(ferry_engine_destroy(mine.engine));
+    };
+    ASSERT_DONE(ferry_engine_create(&options, &engine_));
+    step();
+    calls.engine = engine_;
+    ASSERT_DONE(ferry_engine_save(engine_, (directory_ / "saved").c_str()));
+    ASSERT_DONE(ferry_engine_export(engine_, (directory_ / "model").c_str(), FERRY_F32));
+    EXPECT_TRUE(calls.elsewhere);
+    EXPECT_GE(calls.answers.size(), 4u);
+    for (const ferry_status answer : calls.answers) EXPECT_EQ(answer, FERRY_BUSY);
+    EXPECT_EQ(step().step, 2);
 }
 
 TEST_F(CapiEngine, RanksNeedAnIdentityAndGpus) {

@@ -1,5 +1,6 @@
 // Files of the caller's through the C ABI.
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -80,6 +81,36 @@ TEST_F(CapiFiles, ADescriptorOfTheProgramsWorks) {
     EXPECT_STREQ(text, "ferry");
     EXPECT_EQ(close(mine), 0);
     EXPECT_REFUSED(ferry_files_open_descriptor(files_, mine, &file), FERRY_USAGE, "not open");
+}
+
+// A program that waits for sockets too need neither poll now and then nor have a thread for it.
+TEST_F(CapiFiles, ADescriptorIsReadableUntilAllWerePolled) {
+    create();
+    directory_.put("a", std::string(kBytes, 'x'));
+    const uint32_t file = open("a", FERRY_FILE_READ);
+    auto completion = sized<ferry_completion>();
+    int32_t descriptor = -1, again = -1;
+    ASSERT_DONE(ferry_files_read(files_, file, 0, memory_.get(), 1, FERRY_NORMAL, 0));
+    ASSERT_DONE(ferry_files_descriptor(files_, &descriptor));
+    ASSERT_DONE(ferry_files_descriptor(files_, &again));
+    EXPECT_EQ(again, descriptor);
+    const auto readable = [&](int wait_ms) {
+        pollfd asked{.fd = descriptor, .events = POLLIN, .revents = 0};
+        return ::poll(&asked, 1, wait_ms) == 1;
+    };
+    EXPECT_TRUE(readable(0)) << "at first, for what ended before";
+    waited();
+    EXPECT_EQ(ferry_files_wait(files_, 0, &completion), FERRY_AGAIN);
+    for (int round = 0; round < 50; ++round) {
+        for (uint64_t tag = 0; tag < 3; ++tag)
+            ASSERT_DONE(ferry_files_read(files_, file, 0, memory_.get() + tag * kBytes, kBytes,
+                                         FERRY_NORMAL, tag));
+        for (int ended = 0; ended < 3;) {
+            ASSERT_TRUE(readable(60'000)) << "round " << round << ", " << ended << " ended";
+            while (ferry_files_wait(files_, 0, &completion) == FERRY_OK) ++ended;
+        }
+    }
+    EXPECT_REFUSED(ferry_files_descriptor(files_, nullptr), FERRY_USAGE, "descriptor is NULL");
 }
 
 TEST_F(CapiFiles, TransfersAreBounded) {

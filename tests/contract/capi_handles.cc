@@ -1,9 +1,14 @@
 // Handles, structures and texts of the C ABI: what is wrong is an error, never a crash.
+#include <atomic>
+#include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/log.h"
+#include "callbacks.h"
+#include "comm/watchdog.h"
 #include "ferry/error.h"
 #include "handles.h"
 #include "tests/support/c_abi.h"
@@ -24,6 +29,7 @@ void expect_no_call_takes(void* handle) {
     auto* pool = static_cast<ferry_pool*>(handle);
     auto* store = static_cast<ferry_store*>(handle);
     auto* engine = static_cast<ferry_engine*>(handle);
+    auto* files = static_cast<ferry_files*>(handle);
     const std::vector<std::pair<const char*, ferry_status>> results{
         {"aio_close", ferry_aio_close(aio)},
         {"aio_alignment", ferry_aio_alignment(aio, nullptr)},
@@ -35,6 +41,7 @@ void expect_no_call_takes(void* handle) {
         {"aio_poll", ferry_aio_poll(aio, nullptr)},
         {"aio_wait", ferry_aio_wait(aio, -1, nullptr)},
         {"aio_cancel", ferry_aio_cancel(aio)},
+        {"aio_descriptor", ferry_aio_descriptor(aio, nullptr)},
         {"aio_in_flight", ferry_aio_in_flight(aio, nullptr)},
         {"aio_flush", ferry_aio_flush(aio)},
         {"aio_stats", ferry_aio_stats(aio, 0, nullptr)},
@@ -61,7 +68,18 @@ void expect_no_call_takes(void* handle) {
         {"engine_save", ferry_engine_save(engine, nullptr)},
         {"engine_feed", ferry_engine_feed(engine, nullptr)},
         {"engine_batch_shape", ferry_engine_batch_shape(engine, 0, nullptr, nullptr)},
-        {"engine_report", ferry_engine_report(engine, nullptr)}};
+        {"engine_report", ferry_engine_report(engine, nullptr)},
+        {"files_destroy", ferry_files_destroy(files)},
+        {"files_open", ferry_files_open(files, nullptr, 0, nullptr)},
+        {"files_open_descriptor", ferry_files_open_descriptor(files, 0, nullptr)},
+        {"files_close", ferry_files_close(files, 0)},
+        {"files_size", ferry_files_size(files, 0, nullptr)},
+        {"files_read", ferry_files_read(files, 0, 0, nullptr, 0, 0, 0)},
+        {"files_write", ferry_files_write(files, 0, 0, nullptr, 0, 0, 0)},
+        {"files_wait", ferry_files_wait(files, -1, nullptr)},
+        {"files_cancel", ferry_files_cancel(files)},
+        {"files_descriptor", ferry_files_descriptor(files, nullptr)},
+        {"files_flush", ferry_files_flush(files, 0)}};
     for (const auto& [name, status] : results) EXPECT_EQ(status, FERRY_BAD_HANDLE) << name;
 }
 
@@ -70,7 +88,11 @@ TEST(CapiHandles, ThatNeverWereOne) {
     for (void* handle : {static_cast<void*>(nullptr), static_cast<void*>(&object),
                          reinterpret_cast<void*>(~uintptr_t{0}), reinterpret_cast<void*>(1)}) {
         expect_no_call_takes(handle);
-        EXPECT_EQ(ferry_team_destroy(static_cast<ferry_team*>(handle)), FERRY_BAD_HANDLE);
+        auto* const team = static_cast<ferry_team*>(handle);
+        EXPECT_EQ(ferry_team_destroy(team), FERRY_BAD_HANDLE);
+        if (!team) continue;  // none: this thread alone
+        EXPECT_EQ(ferry_optim_update(team, nullptr, 0, 0, nullptr), FERRY_BAD_HANDLE);
+        EXPECT_EQ(ferry_optim_leaf_norms(team, nullptr, 0, 0, nullptr), FERRY_BAD_HANDLE);
     }
     EXPECT_REFUSED(ferry_team_destroy(nullptr), FERRY_BAD_HANDLE,
                    "ferry_team_destroy: the handle is NULL");
@@ -174,14 +196,60 @@ TEST(CapiBugsElsewhere, EndTheProcessAsBefore) {
 
 TEST_F(CapiBugs, ACallFromWithinACallIsRefused) {
     EXPECT_EQ(call([&](Probe&) {
-                  EXPECT_REFUSED(call([](Probe&) {}), FERRY_USAGE, "whose call it is within");
-                  EXPECT_EQ(close_handle<Probe>("close", handle_), FERRY_USAGE);
+                  EXPECT_REFUSED(call([](Probe&) {}), FERRY_BUSY, "whose call it is within");
+                  EXPECT_EQ(close_handle<Probe>("close", handle_), FERRY_BUSY);
                   ferry_team* const other = make_team();  // other handles are free
                   EXPECT_EQ(ferry_team_destroy(other), FERRY_OK);
               }),
               FERRY_OK);
     EXPECT_EQ(call([](Probe&) {}), FERRY_OK) << "neither poisoned nor locked";
     EXPECT_EQ(close_handle<Probe>("close", handle_), FERRY_OK);
+}
+
+// Which would wait for a call that waits for it.
+TEST_F(CapiBugs, ACallFromACallbackOnAnotherThreadIsRefused) {
+    EXPECT_EQ(call([&](Probe& probe) {
+                  std::thread([&] {
+                      const InCallback within(&probe);
+                      const InCallback of_another(&within);
+                      EXPECT_REFUSED(call([](Probe&) {}), FERRY_BUSY, "whose call it is within");
+                      EXPECT_EQ(close_handle<Probe>("close", handle_), FERRY_BUSY);
+                      ferry_team* const other = make_team();
+                      EXPECT_EQ(ferry_team_destroy(other), FERRY_OK);
+                  }).join();
+              }),
+              FERRY_OK);
+    EXPECT_EQ(call([](Probe&) {}), FERRY_OK);
+    EXPECT_EQ(close_handle<Probe>("close", handle_), FERRY_OK);
+}
+
+// Stands for an engine whose call may be the one that is stuck.
+struct StuckEngine {
+    static constexpr HandleKind kKind = HandleKind::engine;
+};
+struct Told {
+    ferry_engine* engine = nullptr;
+    std::atomic<ferry_status> engine_said = -1, replaced = -1;
+    static void tell(void* context, const char* text) {
+        auto& mine = *static_cast<Told*>(context);
+        EXPECT_STREQ(text, "stuck");
+        mine.engine_said = with<StuckEngine>("a_call", mine.engine, [](StuckEngine&) {});
+        mine.replaced = ferry_on_stuck(nullptr, nullptr);
+    }
+};
+
+TEST(CapiStuck, MayBeReplacedFromWithinAndCallsNoEngine) {
+    Told told;
+    hand_out(&told.engine, std::make_unique<StuckEngine>());
+    ASSERT_DONE(ferry_on_stuck(&Told::tell, &told));
+    comm::Watchdog watchdog(
+        [](Nanos) { return std::optional(Error(Trouble::rank_lost, {.what = "stuck"})); });
+    watchdog.enter();
+    while (told.replaced < 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    watchdog.leave();
+    EXPECT_EQ(told.engine_said, FERRY_BUSY);
+    EXPECT_EQ(told.replaced, FERRY_OK);
+    EXPECT_EQ(close_handle<StuckEngine>("close", told.engine), FERRY_OK);
 }
 
 TEST(CapiStuck, IsTakenAndGivenBack) {
@@ -210,9 +278,10 @@ TEST(CapiErrors, AreCutAtTheirRoom) {
 TEST(CapiErrors, HaveNames) {
     EXPECT_STREQ(ferry_status_name(FERRY_OK), "ok");
     EXPECT_STREQ(ferry_status_name(FERRY_CANCELLED), "cancelled");
-    for (const ferry_status none : {-1, FERRY_CANCELLED + 1, INT32_MIN, INT32_MAX})
+    EXPECT_STREQ(ferry_status_name(FERRY_BUSY), "busy");
+    for (const ferry_status none : {-1, FERRY_BUSY + 1, INT32_MIN, INT32_MAX})
         EXPECT_STREQ(ferry_status_name(none), "unknown");
-    EXPECT_EQ(ferry_abi_version(), 4);
+    EXPECT_EQ(ferry_abi_version(), 5);
     EXPECT_EQ(std::string(ferry_version()).find("0."), 0u);
 }
 
@@ -276,6 +345,34 @@ TEST(CapiLog, GoesWhereItIsAsked) {
     ASSERT_DONE(ferry_log_to(nullptr, nullptr, FERRY_LOG_DEBUG));
     for (const int32_t level : {-1, FERRY_LOG_BUG + 1})
         EXPECT_REFUSED(ferry_log_to(nullptr, nullptr, level), FERRY_USAGE, "level");
+}
+
+// It is called with the log's own lock held, beside calls that hold a handle's.
+TEST(CapiLog, ItsCallbackCallsNothingOfFerrys) {
+    struct Seen {
+        int lines = 0;
+        ferry_status log = FERRY_OK, team = FERRY_OK, handle = FERRY_OK;
+        std::string why{};
+    } seen;
+    const auto call = [](void* context, int32_t, const char*) {
+        auto& mine = *static_cast<Seen*>(context);
+        ferry_team* team = nullptr;
+        ++mine.lines;
+        log_warn("from within");
+        mine.log = ferry_log_to(nullptr, nullptr, FERRY_LOG_WARN);
+        mine.why = ferry_last_error();
+        mine.team = ferry_team_create(1, &team);
+        mine.handle = ferry_team_destroy(nullptr);
+    };
+    ASSERT_DONE(ferry_log_to(call, &seen, FERRY_LOG_WARN));
+    log_warn("a line");
+    ASSERT_DONE(ferry_log_to(nullptr, nullptr, FERRY_LOG_WARN));
+    EXPECT_EQ(seen.lines, 1);
+    for (const ferry_status status : {seen.log, seen.team, seen.handle})
+        EXPECT_EQ(status, FERRY_BUSY);
+    EXPECT_NE(seen.why.find("ferry_log_to: the callback for the log"), std::string::npos);
+    ferry_team* const team = make_team();
+    EXPECT_EQ(ferry_team_destroy(team), FERRY_OK);
 }
 
 }  // namespace

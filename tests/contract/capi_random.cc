@@ -32,6 +32,7 @@ public:
         for (ferry_pool* one : pools_) EXPECT_EQ(ferry_pool_destroy(one), FERRY_OK);
         for (ferry_team* one : teams_) EXPECT_EQ(ferry_team_destroy(one), FERRY_OK);
         for (ferry_engine* one : engines_) EXPECT_EQ(ferry_engine_destroy(one), FERRY_OK);
+        EXPECT_EQ(ferry_log_to(nullptr, nullptr, FERRY_LOG_DEBUG), FERRY_OK);
         EXPECT_EQ(taken_, 0) << "memory of the program's that was not given back";
     }
     Strangers(const Strangers&) = delete;
@@ -39,9 +40,10 @@ public:
 
     void call() {
         using Call = void (Strangers::*)();
-        static constexpr std::array<Call, 7> kCalls{
-            &Strangers::of_teams, &Strangers::of_pools,  &Strangers::of_stores, &Strangers::of_aio,
-            &Strangers::of_files, &Strangers::of_arrays, &Strangers::of_engines};
+        static constexpr std::array<Call, 8> kCalls{&Strangers::of_teams,   &Strangers::of_pools,
+                                                    &Strangers::of_stores,  &Strangers::of_aio,
+                                                    &Strangers::of_files,   &Strangers::of_arrays,
+                                                    &Strangers::of_engines, &Strangers::of_all};
         (this->*kCalls[below(kCalls.size())])();
     }
     int64_t done = 0, refused = 0;
@@ -77,7 +79,7 @@ private:
     }
     bool holds(ferry_status status) {
         EXPECT_GE(status, FERRY_OK);
-        EXPECT_LE(status, FERRY_CANCELLED);
+        EXPECT_LE(status, FERRY_BUSY);
         EXPECT_NE(status, FERRY_INTERNAL) << ferry_last_error();
         EXPECT_NE(status, FERRY_POISONED) << ferry_last_error();
         if (status != FERRY_OK && status != FERRY_AGAIN) {
@@ -187,7 +189,7 @@ private:
         uint32_t object = 0;
         auto stats = sized<ferry_store_stats>();
         const std::array<uint32_t, 3> objects{0, number(), number()};
-        switch (below(9)) {
+        switch (below(10)) {
             case 0:
                 return stores_.size() < 2 ? make_store() : closed(stores_, ferry_store_destroy);
             case 1:
@@ -208,6 +210,10 @@ private:
             case 6:
                 if (seldom()) stats.size = draw();
                 holds(ferry_store_get_stats(handle_of(stores_), &stats));
+                break;
+            case 7:
+                holds(below(2) ? ferry_store_check(handle_of(stores_))
+                               : ferry_store_flush(handle_of(stores_)));
                 break;
             default:
                 lease();
@@ -231,12 +237,23 @@ private:
         if (volumes_.empty() && slots.slot_bytes <= kBytes)
             made(ferry_aio_open(&options, &aio), volumes_, aio);
     }
+    void facts_of(ferry_aio* aio) {
+        auto stats = sized<ferry_path_stats>();
+        int64_t bytes = 0;
+        int32_t transfers = 0;
+        if (seldom()) stats.size = draw();
+        holds(ferry_aio_alignment(aio, seldom() ? nullptr : &bytes));
+        holds(ferry_aio_slot_bytes(aio, seldom() ? choice(1) : 0, seldom() ? nullptr : &bytes));
+        holds(ferry_aio_in_flight(aio, seldom() ? nullptr : &transfers));
+        holds(ferry_aio_descriptor(aio, seldom() ? nullptr : &transfers));
+        holds(ferry_aio_stats(aio, seldom() ? SIZE_MAX : 0, &stats));
+    }
     void of_aio() {
         ferry_aio* const aio = handle_of(volumes_);
         auto completion = sized<ferry_completion>();
         uint32_t slot = 0;
         const int64_t bytes = size(), offset = seldom() ? size() : 0;
-        switch (below(8)) {
+        switch (below(9)) {
             case 0:
                 return below(2) ? open_volume() : closed(volumes_, ferry_aio_close);
             case 1:
@@ -258,6 +275,9 @@ private:
             case 6:
                 holds(ferry_aio_poll(aio, &completion));
                 break;
+            case 7:
+                facts_of(aio);
+                break;
             default:
                 holds(seldom() ? ferry_aio_cancel(aio) : ferry_aio_flush(aio));
         }
@@ -270,7 +290,8 @@ private:
         auto completion = sized<ferry_completion>();
         uint32_t file = 0;
         int64_t bytes = size();
-        switch (below(7)) {
+        int32_t descriptor = -1;
+        switch (below(8)) {
             case 0:
                 if (files_open_.size() >= 2) return closed(files_open_, ferry_files_destroy);
                 options.backend = choice(3);
@@ -298,6 +319,10 @@ private:
             case 5:
                 holds(ferry_files_wait(files, 1, seldom() ? nullptr : &completion));
                 break;
+            case 6:
+                holds(seldom() ? ferry_files_cancel(files) : ferry_files_flush(files, number()));
+                holds(ferry_files_descriptor(files, seldom() ? nullptr : &descriptor));
+                break;
             default:
                 holds(seldom() ? ferry_files_close(files, number())
                                : ferry_files_size(files, number(), &bytes));
@@ -324,6 +349,9 @@ private:
         options.load_context = this;
         options.progress = [](void* context, const char* stage, int64_t bytes, int64_t of) {
             EXPECT_TRUE(context && stage && bytes <= of);
+            // None yet while one is made.
+            for (ferry_engine* one : static_cast<Strangers*>(context)->engines_)
+                EXPECT_EQ(ferry_engine_destroy(one), FERRY_BUSY);
         };
         options.progress_context = this;
         if (below(2) == 0) options.allocator = &memory;
@@ -340,7 +368,7 @@ private:
             tokens[i] = targets[i] = static_cast<int32_t>(self.below(32));
         if (self.seldom()) tokens[0] = self.one_of({-1, 32, std::numeric_limits<int32_t>::max()});
         if (self.seldom() && !self.engines_.empty()) {
-            EXPECT_EQ(ferry_engine_last_step(self.engines_[0], nullptr), FERRY_USAGE);
+            EXPECT_EQ(ferry_engine_last_step(self.engines_[0], nullptr), FERRY_BUSY);
         }
         return self.seldom() ? self.size() : sequences;
     }
@@ -357,13 +385,22 @@ private:
         batch.targets = seldom() ? nullptr : targets.data();
         holds(ferry_engine_feed(handle_of(engines_), seldom() ? nullptr : &batch));
     }
+    // Into a place of its own, one that is taken, a file, or none.
+    void keep(ferry_engine* engine) {
+        const std::string fresh = directory_.path() + "/kept" + std::to_string(draw());
+        const char* const place =
+            one_of<const char*>({fresh.c_str(), directory_.path().c_str(), file_.c_str(), "",
+                                 "/proc/no such", nullptr});
+        holds(below(2) ? ferry_engine_save(engine, place)
+                       : ferry_engine_export(engine, place, choice(4) - 1));
+    }
     void of_engines() {
         ferry_engine* const engine = handle_of(engines_);
         auto evaluation = sized<ferry_evaluation>();
         auto report = sized<ferry_run_report>();
         int64_t one = 0, two = 0;
         uint64_t hash = 0;
-        switch (below(10)) {
+        switch (below(12)) {
             case 0:
                 return engines_.empty() ? make_engine() : closed(engines_, ferry_engine_destroy);
             case 1:
@@ -383,9 +420,28 @@ private:
             case 8:
                 holds(ferry_engine_report(engine, &report));
                 break;
+            case 9:
+                holds(ferry_engine_last_step(engine, seldom() ? nullptr : &one));
+                break;
+            case 10:
+                if (below(2) == 0) keep(engine);
+                break;
             default:
                 holds(ferry_engine_state_hash(engine, seldom() ? nullptr : &hash));
         }
+    }
+
+    // Of the process, and without a handle.
+    void of_all() {
+        EXPECT_STRNE(ferry_status_name(choice(20)), "");
+        EXPECT_GT(ferry_abi_version(), 0);
+        EXPECT_STRNE(ferry_version(), "");
+        if (seldom()) holds(ferry_on_stuck(nullptr, nullptr));
+        holds(ferry_log_to_stderr(one_of({-1, int32_t{FERRY_LOG_BUG}, FERRY_LOG_BUG + 1})));
+        const auto listen = [](void*, int32_t, const char* text) {
+            EXPECT_EQ(ferry_log_to(nullptr, nullptr, FERRY_LOG_DEBUG), FERRY_BUSY) << text;
+        };
+        holds(ferry_log_to(seldom() ? nullptr : +listen, nullptr, choice(4)));
     }
 
     // Of arrays that hold kElements of the largest type.
@@ -416,6 +472,17 @@ private:
         holds(ferry_optim_add_leaves(array(5), one_of<int64_t>({-1, 0, 1}),
                                      seldom() ? nullptr : &sum));
         holds(ferry_optim_moment_shares(choice(5), choice(2), array(6)));
+        int32_t moments = 0;
+        float initial = 0;
+        holds(ferry_optim_moments(&hyper, seldom() ? nullptr : &moments, &initial));
+        const double clipped = ferry_optim_clip_factor(sum, one_of({-1.0, 0.0, 1.0, std::nan("")}));
+        EXPECT_TRUE(!(clipped < 0 || clipped > 1));
+        // Arrays of no element: those of a GPU cannot be made up.
+        update.count = one_of<int64_t>({0, -1, std::numeric_limits<int64_t>::max()});
+        holds(ferry_optim_update_cuda(&hyper, seldom() ? size() : 1, 1, &update, nullptr));
+        holds(ferry_optim_recast_cuda(array(1), update.count, choice(3), array(4), nullptr));
+        holds(ferry_optim_leaf_norms_cuda(array(0), choice(3), std::min<int64_t>(update.count, 0),
+                                          array(5), nullptr));
         holds(ferry_optim_recast(array(1), std::min<int64_t>(update.count, kElements), choice(3),
                                  array(4)));
         for (auto& values : arrays_) values.fill(0.5f);

@@ -11,11 +11,15 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <future>
+#include <string>
+#include <vector>
 
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
+#include "ferry/export.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
@@ -340,6 +344,53 @@ TEST(ADiskThatFills, WhileACheckpointIsWrittenIsSaidWithTheBytesMissing) {
     ASSERT_EQ(checkpoint::steps_in(directory.path()).size(), 1);
     EXPECT_FALSE(Inside(*engine).save({.directory = &steps}));
     EXPECT_EQ(checkpoint::steps_in(directory.path()).size(), 2);
+}
+
+// The others hear at once why the first rank cannot write, and all go on. A rank that waited would
+// be missed after its timeout, and the run would be over.
+TEST(RefusedDirectories, AreTheErrorOfEveryRank) {
+    if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
+    const TinyData data;
+    const TemporaryDirectory directory(memory_directory());
+    const std::string file = directory.path() + "/file", taken = directory.path() + "/taken";
+    std::ofstream(file) << "no directory";
+    std::filesystem::create_directory(taken);
+    std::ofstream(taken + "/file") << "of another model";
+    Config config = tiny_config(data);
+    config.batch = {.sequence = 8, .micro_batch = 1, .micro_batches = 4};
+    std::array<std::vector<std::string>, 2> said;
+    comm::on_run_ranks(2, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+        const auto rank = static_cast<size_t>(others->rank());
+        const auto engine =
+            Engine::make(config, with({.executor = &executor}, {.ranks = std::move(others)}));
+        const auto hear = [&](const std::optional<Error>& error) {
+            if (error) {
+                EXPECT_EQ(error->trouble(), Trouble::usage);
+            }
+            said[rank].emplace_back(error ? error->what() : "");
+        };
+        // Only the first rank's directory counts.
+        const auto of_first = [&](const std::string& path) { return rank == 0 ? path : ""; };
+        engine->step();
+        hear(save_checkpoint(*engine, of_first(file), "test"));
+        hear(export_to(*engine, config, {.directory = of_first(taken)}));
+        hear(Inside(*engine).error_of_any(
+            rank == 0 ? std::nullopt
+                      : std::optional(Error(Trouble::usage, {.what = "what",
+                                                             .where = std::string(3000, 'x'),
+                                                             .remedy = "rank 1's"}))));
+        hear(save_checkpoint(*engine, of_first(directory / "saved"), "test"));
+        hear(export_to(*engine, config, {.directory = of_first(directory / "model")}));
+        EXPECT_EQ(engine->step().step, 2);
+    });
+    EXPECT_EQ(said[0], said[1]);
+    ASSERT_EQ(said[0].size(), 5u);
+    EXPECT_THAT(said[0][0], testing::HasSubstr(file));
+    EXPECT_THAT(said[0][1], testing::HasSubstr(taken));
+    EXPECT_THAT(said[0][2], testing::HasSubstr("do:       rank 1's"));
+    EXPECT_EQ(said[0][3] + said[0][4], "");
+    EXPECT_EQ(checkpoint::steps_in(directory / "saved").size(), 1u);
+    EXPECT_TRUE(std::filesystem::exists(directory / "model/config.json"));
 }
 
 INSTANTIATE_TEST_SUITE_P(kinds, Resumes,

@@ -45,6 +45,72 @@ int main() try {
     return error.exit_code();
 }
 """
+# One of two ranks that share a unique id by means of their own: a file.
+RANK = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "ferry/ferry.h"
+static int64_t load(void* context, int64_t step, int64_t sequences, int64_t sequence, int32_t* tokens, int32_t* targets) {
+    int64_t i;
+    (void)context;
+    for (i = 0; i < sequences * sequence; ++i) tokens[i] = (int32_t)((step + i) % 64), targets[i] = (int32_t)((step + i + 1) % 64);
+    return sequences;
+}
+static void must(ferry_status status) {
+    if (status == FERRY_OK) return;
+    fprintf(stderr, "%s\\n", ferry_last_error());
+    _exit(status);
+}
+static void make_id(const char* path, char* id) {
+    void* const nccl = dlopen("libnccl.so.2", RTLD_NOW);
+    int (*get)(void*) = NULL;
+    char fresh[4096];
+    FILE* file;
+    if (!nccl) _exit(77);
+    *(void**)&get = dlsym(nccl, "ncclGetUniqueId");
+    if (!get || get(id) != 0) _exit(77);
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    file = fopen(fresh, "wb");
+    if (!file || fwrite(id, 1, 128, file) != 128 || fclose(file) != 0 || rename(fresh, path) != 0) _exit(78);
+}
+int main(int argc, char** argv) { /* CONFIG RANK ID REFUSED SAVED */
+    char id[128];
+    FILE* file;
+    ferry_engine_options options;
+    ferry_engine* engine;
+    ferry_step_report report;
+    uint64_t hash;
+    if (argc != 6) return 2;
+    FERRY_INIT(options);
+    FERRY_INIT(report);
+    options.rank = options.gpu = atoi(argv[2]);
+    options.ranks = 2;
+    if (options.rank == 0) {
+        make_id(argv[3], id);
+    } else {
+        while (!(file = fopen(argv[3], "rb"))) usleep(10000);
+        if (fread(id, 1, 128, file) != 128) return 78;
+        fclose(file);
+    }
+    options.config_file = argv[1];
+    options.nccl_unique_id = id;
+    options.load = load;
+    must(ferry_engine_create(&options, &engine));
+    must(ferry_engine_step(engine, &report));
+    printf("%d\\n%s\\n", (int)ferry_engine_save(engine, options.rank == 0 ? argv[4] : argv[5]), ferry_last_error());
+    printf("%d\\n%s\\n", (int)ferry_engine_export(engine, options.rank == 0 ? argv[4] : argv[5], FERRY_F32), ferry_last_error());
+    must(ferry_engine_save(engine, argv[5]));
+    must(ferry_engine_step(engine, &report));
+    must(ferry_engine_state_hash(engine, &hash));
+    printf("%.17g %llu\\n", report.loss, (unsigned long long)hash);
+    must(ferry_engine_destroy(engine));
+    return 0;
+}
+"""
+TWO_GPUS = """{"model": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128, "vocab": 64}, "device": "cuda",
+    "batch": {"sequence": 16, "micro_batch": 1, "micro_batches": 4}, "zero": {"stage": 3, "timeout_seconds": 60}, "steps": 4}"""
 
 
 def run(*command, code=0, **options):
@@ -79,6 +145,17 @@ class Symbols(unittest.TestCase):
         versions = {name for name, kind in symbols.items() if kind == "A"}
         self.assertEqual({name.rstrip("@").split("@")[0] for name in versions}, set(listed().values()))
         self.assertEqual(sorted(set(symbols) - versions), sorted(f"{name}@@{version}" for name, version in listed().items()))
+
+    def test_each_is_called_at_random_and_with_handles_that_are_none(self):
+        """Under the sanitizers too: the asan-ubsan preset runs test_capi."""
+        tests = {name: (ROOT / f"tests/contract/capi_{name}.cc").read_text() for name in ("random", "handles")}
+        called = {name: set(re.findall(r"\b(ferry_\w+)\b", text)) for name, text in tests.items()}
+        self.assertEqual(set(declared()) - called["random"], set())
+        refused = re.search(r"\bexpect_no_call_takes\(.*?^TEST\(CapiHandles, OfAnotherKind", tests["handles"], re.MULTILINE | re.DOTALL)[0]
+        takes = {name for name, arguments in re.findall(r"FERRY_API\s[^;(]*?\b(ferry_\w+)\(([^;]*)\);", HEADER)
+                 if re.search(r"\bferry_(aio|files|pool|store|team|engine)\* ", arguments)}
+        self.assertGreater(len(takes), 40)
+        self.assertEqual(takes - set(re.findall(r"\b(ferry_\w+)\(", refused)), set())
 
     def test_it_brings_none_of_nvidia_s_libraries(self):
         """A process has one of each name, and another part of it may want its own (torch does)."""
@@ -152,6 +229,28 @@ class Package(unittest.TestCase):
         run(*C99, "-O2", ROOT / "examples/embed.c", "-o", c, *self.flags("ferry"), "-lm",
             f"-Wl,-rpath,{library}")
         self.assertIn("the loss fell", run(c, self.storage()))
+
+    def test_two_ranks_bring_a_unique_id(self):
+        """And hear at once, both of them, where the first one cannot write."""
+        if sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev")) < 2:
+            self.skipTest("no two NVIDIA GPUs")
+        place = Path(tempfile.mkdtemp(dir=self.folder))
+        (place / "rank.c").write_text(RANK)
+        (place / "config.json").write_text(TWO_GPUS)
+        (place / "refused").write_text("no directory")
+        library = next(self.prefix.rglob("libferry.so")).parent
+        run("gcc", "-std=gnu99", "-O2", place / "rank.c", "-o", place / "rank", *self.flags("ferry"), "-ldl", f"-Wl,-rpath,{library}")
+        ranks = [subprocess.Popen([str(word) for word in (place / "rank", place / "config.json", rank, place / "id",
+                                                          place / "refused", place / "saved")], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
+        said = [(*rank.communicate(timeout=300), rank.returncode) for rank in ranks]
+        if said[0][2] == 77:
+            self.skipTest("no NCCL")
+        self.assertEqual([code for _, _, code in said], [0, 0], said)
+        self.assertEqual(said[0][0], said[1][0])  # statuses, texts, loss and hash
+        self.assertEqual(said[0][0].count(str(place / "refused")), 2, said[0][0])
+        self.assertEqual(re.findall(r"^2$", said[0][0], re.MULTILINE), ["2", "2"])
+        self.assertTrue((place / "saved/step-00000001").is_dir())
 
     def test_the_program_runs_where_it_is_installed(self):
         self.assertIn("train", run(self.prefix / "bin" / "ferry", "--help"))

@@ -2,7 +2,10 @@
 Skipped where torch is not installed; the training, where DeepSpeed is not."""
 
 import importlib.util
+import inspect
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -261,6 +264,37 @@ def test_a_deepspeed_training_with_ferrys_operators(tmp_path):
     assert report["losses"][0] == expected["losses"][0]
     torch.testing.assert_close(torch.tensor(report["losses"]), torch.tensor(expected["losses"]), rtol=2e-2, atol=1e-3)
     assert report["losses"][-1] < report["losses"][0]
+
+
+def test_the_call_surface_is_that_of_deepspeeds_sources():
+    """Every function, and every argument by its name."""
+    found = importlib.util.find_spec("deepspeed")
+    sources = pathlib.Path(found.submodule_search_locations[0], "ops/csrc") if found else None
+    if sources is None or not (sources / "aio/py_lib/py_ds_aio.cpp").exists():
+        pytest.skip("no sources of DeepSpeed")
+    checked = 0
+    for path, module, owner in (("aio/py_lib/py_ds_aio.cpp", "AsyncIOBuilder", ds.aio_handle),
+                                ("pin_memory/py_ds_pin_memory.cpp", "PinMemoryBuilder", ds.pin_handle),
+                                ("adam/cpu_adam.cpp", "CPUAdamBuilder", None)):
+        if not (sources / path).exists():
+            continue  # of an older DeepSpeed
+        text = (sources / path).read_text()
+        for name in re.findall(r'\bm\.def\(\s*"(\w+)"', text):
+            if not name.startswith("zenflow_"):
+                assert callable(getattr(ds._OPERATORS[module], name)), name
+                checked += 1
+        for name, body in re.findall(r'(?<!\bm)\.def\(\s*"(\w+)"(.*?)(?=\.def\(|\Z)', text, re.DOTALL):
+            parameters = inspect.signature(getattr(owner, name)).parameters
+            takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+            for argument in re.findall(r'"(\w+)"_a', body):
+                assert takes_any or argument in parameters, (name, argument)
+            checked += 1
+    assert checked > 25
+
+
+def test_what_ferry_has_not_is_said():
+    with pytest.raises(AttributeError, match="no zenflow_adam_create(?s:.*)uninstall"):
+        ds._OPERATORS["CPUAdamBuilder"].zenflow_adam_create
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="no DeepSpeed")

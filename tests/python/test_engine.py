@@ -1,10 +1,12 @@
 """The engine and its plan, from Python."""
 
+import gc
 import math
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -177,8 +179,9 @@ def test_a_fed_evaluation():
 
 def test_a_call_from_within_its_own_callback_is_refused():
     def load(step):
-        with pytest.raises(ferry.UsageError, match="within"):
-            engine.step()
+        for call in (engine.step, engine.close, lambda: engine.last_step):
+            with pytest.raises(ferry.BusyError, match="within"):
+                call()
         threads.append(threading.get_ident())
         return rows(step)
 
@@ -186,6 +189,52 @@ def test_a_call_from_within_its_own_callback_is_refused():
     with ferry.Engine(fed_config(), load=load) as engine:
         engine.step()
     assert threads == [threading.get_ident()]
+
+
+def test_progress_that_calls_its_engine_is_refused(tmp_path):
+    """Told by the thread that writes, while the program's waits in save()."""
+    def tell(stage, bytes, of):
+        if not engines:
+            return
+        threads.add(threading.get_ident())
+        for call in (lambda: engines[0].last_step, engines[0].close):
+            try:
+                call()
+                answers.append(None)
+            except ferry.FerryError as error:
+                answers.append(type(error))
+
+    engines, threads, answers = [], set(), []
+    with ferry.Engine(fed_config(), load=rows_of, progress=tell) as engine:
+        engine.step()
+        engines.append(engine)
+        engine.save(tmp_path / "saved")
+        engine.save_model(tmp_path / "model")
+        assert set(answers) == {ferry.BusyError} and threads - {threading.get_ident()}
+        assert engine.step().step == 2
+
+
+class Trainer:
+    """It holds an engine, which holds its methods."""
+
+    def __init__(self):
+        self.told = 0
+        self.engine = ferry.Engine(fed_config(), load=self.load, progress=self.tell)
+
+    def load(self, step):
+        return rows(step)
+
+    def tell(self, stage, bytes, of):
+        self.told += 1
+
+
+def test_an_engine_in_a_circle_with_its_callables_is_collected():
+    trainer = Trainer()
+    assert trainer.engine.step().step == 1 and trainer.told > 0
+    gone = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert gone() is None
 
 
 def test_progress_is_told(tmp_path, monkeypatch):

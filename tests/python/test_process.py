@@ -69,6 +69,44 @@ def test_the_end_with_transfers_under_way_leaves_nothing(storage):
         folder.rmdir()  # empty, or this fails
 
 
+def test_the_end_waits_for_a_step_that_asks_for_a_batch():
+    """Which needs the interpreter's lock."""
+    assert run("""
+        import threading, time, numpy, ferry_offload as ferry
+        config = {"model": {"hidden": 16, "layers": 1, "heads": 1, "kv_heads": 1, "intermediate": 16, "vocab": 32},
+                  "batch": {"sequence": 8, "micro_batch": 1, "micro_batches": 1}, "steps": 10**6, "threads": 1}
+        begun = threading.Event()
+        def load(step):
+            begun.set()
+            time.sleep(0.2)
+            return numpy.arange(9).reshape(1, 9)
+        engine = ferry.Engine(config, load=load)
+        def steps():
+            while True:
+                engine.step()
+        threading.Thread(target=steps, daemon=True).start()
+        begun.wait()
+        print("ends", flush=True)
+    """) == "ends\n"
+
+
+def test_the_end_with_threads_that_wait_in_calls(tmp_path):
+    """The interpreter would end them in the midst of their C++, and the process with them."""
+    (tmp_path / "a").write_bytes(bytes(1 << 20))
+    assert run("""
+        import sys, threading, time, ferry_offload as ferry
+        files = ferry.Files()
+        file = files.open(sys.argv[1])
+        def read():
+            while True:
+                files.read(file, bytearray(1 << 20))
+        for _ in range(4):
+            threading.Thread(target=read, daemon=True).start()
+        time.sleep(0.2)
+        print("ends", flush=True)
+    """, tmp_path / "a") == "ends\n"
+
+
 def test_a_child_of_fork_has_no_handles(storage):
     assert run("""
         import os, sys, ferry_offload as ferry

@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import os
+import select
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -183,6 +186,101 @@ def test_awaiting_can_be_given_up(tmp_path):
         file = files.open(tmp_path / "a")
         for _ in range(3):
             asyncio.run(give_up(files, file))
+
+
+def test_one_transfer_may_be_awaited_twice(tmp_path):
+    (tmp_path / "a").write_bytes(b"0123456789")
+
+    async def twice(files, file):
+        transfer = files.submit_read(file, bytearray(10))
+        return await asyncio.gather(wait(transfer), wait(transfer), wait(transfer))
+
+    async def wait(transfer):
+        return await transfer
+
+    with ferry.Files() as files:
+        assert asyncio.run(twice(files, files.open(tmp_path / "a"))) == [10] * 3
+
+
+def test_loops_and_threads_share_one_handle(tmp_path):
+    """Each of them also finds what the others wait for, and tells them."""
+    (tmp_path / "a").write_bytes(bytes(range(250)) * 400)
+
+    async def await_all(files, file):
+        async def read_some():
+            for i in range(0, 100_000, 5000):
+                buffer = bytearray(5000)
+                assert await files.submit_read(file, buffer, i) == 5000 and bytes(buffer) == bytes(range(250)) * 20
+        await asyncio.wait_for(asyncio.gather(*(read_some() for _ in range(4))), 60)
+
+    def wait_all(files, file):
+        for i in range(0, 100_000, 500):
+            assert files.read(file, bytearray(500), i) == 500
+
+    def work(job):
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001 - told below
+            wrong.append(error)
+
+    wrong = []
+    open_before = set(os.listdir("/proc/self/fd"))
+    with ferry.Files() as files:
+        file = files.open(tmp_path / "a")
+        jobs = [lambda: asyncio.run(await_all(files, file))] * 3 + [lambda: wait_all(files, file)] * 2
+        threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert files.in_flight == 0
+    assert not wrong and set(os.listdir("/proc/self/fd")) <= open_before
+
+
+def test_a_loop_that_awaits_sleeps_until_the_drive_has_read(tmp_path, monkeypatch):
+    """It is woken, and neither looks now and then nor is held up."""
+    (tmp_path / "a").write_bytes(bytes(1 << 20))
+    monkeypatch.setattr(time, "sleep", None)
+
+    async def both(files, file):
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", None)
+        monkeypatch.setattr(loop, "call_at", None)
+        for _ in range(20):
+            assert await files.submit_read(file, bytearray(1 << 20)) == 1 << 20
+
+    with ferry.Files() as files:
+        asyncio.run(both(files, files.open(tmp_path / "a")))
+
+
+def test_closing_wakes_who_awaits(storage, pool):
+    async def read(transfer):
+        return await transfer
+
+    async def close(aio, slot, buffer):
+        tasks = [asyncio.ensure_future(read(aio.submit_write(slot, buffer))) for _ in range(100)]
+        await asyncio.sleep(0)
+        aio.close()
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+
+    buffer = pool.reserve(MIB).numpy()
+    aio = ferry.Aio([storage], [(MIB, 1)])
+    found = asyncio.run(close(aio, aio.allocate(), buffer))
+    assert len(found) == 100 and all(one == MIB or isinstance(one, ferry.CancelledError) for one in found)
+    assert isinstance(found[-1], ferry.CancelledError)
+    with pytest.raises(ferry.ClosedError):
+        aio.fileno()
+
+
+def test_a_descriptor_for_select(tmp_path):
+    (tmp_path / "a").write_bytes(b"0123456789")
+    with ferry.Files() as files:
+        file = files.open(tmp_path / "a")
+        assert files.fileno() == files.fileno()
+        transfer = files.submit_read(file, bytearray(10))
+        while not transfer.done():
+            assert select.select([files], [], [], 60)[0] == [files]
+        assert transfer.result() == 10
 
 
 def test_threads_share_one_volume(storage, pool):

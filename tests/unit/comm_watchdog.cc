@@ -6,6 +6,8 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
+#include <string>
 #include <string_view>
 
 #include "comm/comm.h"
@@ -52,6 +54,23 @@ TEST(Watchdog, TellsInsteadOnceForEachCall) {
         return 0;
     });
     EXPECT_EQ(status, 0);
+}
+
+// Who is told may say who is told next, and end what it is called with.
+TEST(Watchdog, MayBeGivenAnotherFromWithinACall) {
+    const auto replace = [] {
+        on_stuck([context = std::string("first")](const Error&) {
+            on_stuck([](const Error&) { on_stuck({}); });
+            std::fprintf(stderr, "told the %s\n", context.c_str());
+        });
+        Watchdog watchdog(judge);
+        for (int call = 1; call <= 3; ++call) {
+            watchdog.enter();
+            std::this_thread::sleep_for(milliseconds(2500));
+            watchdog.leave();
+        }
+    };
+    EXPECT_EXIT(replace(), testing::ExitedWithCode(6), "told the first\nferry: stuck");
 }
 
 TEST(Watchdog, LeavesThoseAloneThatComeBack) {

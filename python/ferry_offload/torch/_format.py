@@ -124,7 +124,9 @@ def of_elements(scales: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _codes(x: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """Of the share that is nearest to x, of two the greater."""
+    """Of the share that is nearest to x, of two the greater. Of moments in fp32 that a state_dict brings; updates have lines
+    (src/optim/moment_map.h), by which an x within 2^-12 of a step of half way may get the other code. What is decoded from
+    codes is further from half way than that: it gets its own code back either way."""
     code = (torch.bucketize(x, shares, right=True) - 1).clamp_(min=0)  # the last share that is not above x
     here, next_one = shares[code], shares[(code + 1).clamp_(max=255)]
     return code + ((code < 255) & (x - here >= (next_one - here) * 0.5))

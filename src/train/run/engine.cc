@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <optional>
 
 #include "base/checksum.h"
@@ -138,6 +139,24 @@ public:
             const auto all = gather(*ranks_, executor_, static_cast<uint8_t>(mine), "wishes");
             return std::ranges::any_of(all, [](uint8_t wish) { return wish != 0; });
         });
+    }
+
+    std::optional<Error> error_of_any(const std::optional<Error>& mine) {
+        if (!ranks_) return mine;
+        return guarded([&] { return train::error_of_any(*ranks_, executor_, mine); });
+    }
+
+    std::optional<Error> on_first_rank(const std::function<void()>& body) {
+        std::optional<Error> mine;
+        try {
+            if (world_.rank == 0) body();
+        } catch (const Error& error) {
+            mine = error;
+        } catch (const std::exception& error) {
+            context_->abandon(error.what());
+            throw;
+        }
+        return error_of_any(mine);
     }
 
     void measure_bound() {
@@ -666,6 +685,12 @@ void Inside::read_gradient(int64_t layer, const model::Tensor& tensor,
 std::optional<Error> Inside::save(const Saving& saving) const {
     run_.begin_save(saving);
     return run_.end_save();
+}
+std::optional<Error> Inside::on_first_rank(const std::function<void()>& body) const {
+    return run_.on_first_rank(body);
+}
+std::optional<Error> Inside::error_of_any(const std::optional<Error>& mine) const {
+    return run_.error_of_any(mine);
 }
 void Inside::begin_save(const Saving& saving) const { run_.begin_save(saving); }
 bool Inside::save_ended() const { return run_.save_ended(); }

@@ -391,6 +391,17 @@ std::optional<NotWritten> export_model(Engine& engine, const Config& config,
     });
 }
 
+std::optional<Error> export_to(Engine& engine, const Config& config, const ExportOptions& options,
+                               const ExportProgress& progress) {
+    const Inside inside(engine);
+    std::optional<ExportDirectory> claimed;
+    if (auto refused = inside.on_first_rank([&] { claimed.emplace(options.directory, config); }))
+        return refused;
+    const auto failed =
+        export_model(engine, config, options, claimed ? &*claimed : nullptr, progress);
+    return inside.error_of_any(failed ? std::optional(failed->why) : std::nullopt);
+}
+
 void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
                     const ExportDirectory& directory, const ExportProgress& progress) {
     const model::Shape shape = model_of(config).shape;

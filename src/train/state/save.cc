@@ -319,8 +319,11 @@ void read_checkpoint(const Plan& plan, bool errors, const ReadArrays& read, cons
 
 std::optional<Error> save_checkpoint(Engine& engine, const std::string& directory,
                                      const std::string& program) {
-    checkpoint::Steps steps(directory);
-    return Inside(engine).save({.directory = &steps, .program = program});
+    const Inside inside(engine);
+    std::optional<checkpoint::Steps> steps;
+    if (auto refused = inside.on_first_rank([&] { steps.emplace(directory); })) return refused;
+    return inside.error_of_any(
+        inside.save({.directory = steps ? &*steps : nullptr, .program = program}));
 }
 
 }  // namespace ferry::train
