@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "train/inside.h"
 #include "train/rank_agreement.h"
+#include "train/state/saving.h"
 
 namespace ferry::train {
 namespace {
@@ -96,6 +97,9 @@ void ComputeContext::make_groups(const Config& config, Executor& executor) {
     if (own.tensor * own.pipeline > 1 && own.sharers() > 1)
         with_slice = ranks->group(own.with_slice());
     if (own.pipeline > 1) make_pairs(own);
+    if (!saves_on_the_way(config) || own.sharers() < own.ranks || executor.simulated()) return;
+    saving_executor = make_thread_executor();
+    saving = ranks->beside(*saving_executor);
 }
 
 // Of stages 0 and 1, 2 and 3, ..., then of 1 and 2, 3 and 4, ..., then of the first and the last.
