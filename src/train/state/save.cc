@@ -15,6 +15,7 @@
 #include "numerics_record.h"
 #include "shared_values.h"
 #include "train/inside.h"
+#include "train/model_of.h"
 
 namespace ferry::train {
 
@@ -30,7 +31,7 @@ std::string checkpoint_identity_of(const Config& config, const model::Shape& sha
     for (std::string line; std::getline(lines, line);)
         if (!line.starts_with("device = ")) text += line + "\n";
     const bool masks = config.attention.pattern != AttentionPattern::dense;
-    for (const KeyValue& one : describe_values(config))
+    for (const KeyValue& one : describe_values(without_idle_tiles(config, shape)))
         if (one.key.starts_with("batch.") ||
             // The table's file may lie elsewhere; its hash is in the numerics record.
             (one.key.starts_with("numerics.") && one.key != "numerics.products") ||
