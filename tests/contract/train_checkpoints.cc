@@ -16,6 +16,7 @@
 
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
+#include "ferry/device.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
@@ -350,6 +351,54 @@ TEST_P(Resumes, EachRankCopiesItsPartAside) {
                 for (const auto& [array, of] : theirs.arrays())
                     EXPECT_EQ(mine.find(array)->checksum, of.checksum) << array;
             }
+        }
+    }
+}
+
+bool has_gpu() {
+    try {
+        const auto executor = make_thread_executor();
+        return Device::open(DeviceKind::cuda, *executor, 0) != nullptr;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+// What it saves again before a step of its own is what it was given, bit for bit. Then it trains.
+TEST(AnotherDevice, GoesOnFromTheSameBits) {
+    if (comm::ranks_launched() > 0) GTEST_SKIP() << "of one rank";
+    if (!has_gpu()) GTEST_SKIP() << "no GPU, or built without CUDA";
+    const TinyData data;
+    const auto executor = make_thread_executor();
+    for (const bool coded : {false, true}) {
+        for (const DeviceKind from : {DeviceKind::cpu, DeviceKind::cuda}) {
+            SCOPED_TRACE(testing::Message()
+                         << "coded " << coded << ", from " << static_cast<int>(from));
+            const TemporaryDirectory directory(memory_directory()), again(memory_directory());
+            Config config = tiny_config(data);
+            if (coded) config = with_coded_moments(config);
+            config.precision = DType::bf16;
+            config.device = from;
+            checkpoint::Steps steps(directory.path()), copies(again.path());
+            int64_t step = 0;
+            {
+                const auto engine = Engine::make(config, {.executor = executor.get()});
+                while (engine->last_step() < 3) engine->step();
+                step = engine->last_step();
+                ASSERT_FALSE(Inside(*engine).save({.directory = &steps}));
+            }
+            config.device = from == DeviceKind::cpu ? DeviceKind::cuda : DeviceKind::cpu;
+            const std::string name = checkpoint::name_of_step(step);
+            const std::string path = std::filesystem::path(directory.path()) / name;
+            const auto engine =
+                Engine::make(config, {.executor = executor.get(), .checkpoint = path});
+            ASSERT_EQ(engine->last_step(), step);
+            ASSERT_FALSE(Inside(*engine).save({.directory = &copies}));
+            const checkpoint::Saved mine(std::filesystem::path(again.path()) / name), theirs(path);
+            EXPECT_EQ(mine.arrays().size(), theirs.arrays().size());
+            for (const auto& [array, of] : theirs.arrays())
+                EXPECT_EQ(mine.find(array)->checksum, of.checksum) << array;
+            EXPECT_FALSE(engine->step().skipped);
         }
     }
 }
