@@ -13,7 +13,7 @@ import subprocess
 import unittest
 
 from checkpoints import BF16, MIXED, NVME, RAM, SGD, STEPS, Saving
-from harness import DOES_NOT_FIT, FERRY, IO, USAGE, Run, in_quick
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, Run, in_quick, start
 
 
 class SavingTest(Saving):
@@ -111,6 +111,29 @@ class SavingTest(Saving):
         words = self.command(self.saving(checkpoint__memory="auto"))
         planned = self.ok(self.ferry("plan", words[1], "--ranks", "2", "--json", "--no-prediction")).lines[0]["checkpoint"]
         self.assertEqual(planned["held_bytes"], planned["bytes"])
+
+    def test_one_rank_is_killed_while_all_send(self):
+        """The others end too, and what has a checkpoint's name is whole."""
+        mpi = self.mpi(2)
+        whole = self.ok(self.train(self.run_config(), through=mpi))
+        for placement in (RAM, NVME):
+            for rank in (0, 1):
+                with self.subTest(placement=placement, rank=rank):
+                    words = self.command(self.saving(placement, checkpoint__every=1, zero__stage=3))
+                    process = start([*mpi, FERRY, *words])
+                    for line in iter(process.stdout.readline, ""):
+                        if '"loss"' in line and json.loads(line)["step"] == 5:
+                            break
+                    os.kill(self.ranks_of(words[1])[rank], signal.SIGKILL)
+                    _, err = process.communicate(timeout=90)
+                    self.assertNotEqual(process.returncode, 0, err)
+                    self.assertTrue(self.latest())
+                    for step in self.steps():
+                        if re.fullmatch(r"step-\d{8}", step):
+                            self.ok(self.ferry("ckpt", "verify", os.path.join(self.dir_, step)))
+                    last = self.ok(self.train(self.saving(placement, zero__stage=3), *self.latest(), through=mpi))
+                    self.assertEqual(last.hashes, whole.hashes)
+                    shutil.rmtree(self.dir_)
 
     def test_int8_moments(self):
         """Also where a tensor is written in several stripes."""
