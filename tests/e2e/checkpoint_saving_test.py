@@ -114,12 +114,12 @@ class SavingTest(Saving):
 
     def test_one_rank_is_killed_while_all_send(self):
         """The others end too, and what has a checkpoint's name is whole."""
-        mpi = self.mpi(2)
-        whole = self.ok(self.train(self.run_config(), through=mpi))
+        mpi, long = self.mpi(2), {"steps": 60, "zero__stage": 3}
+        whole = self.ok(self.train(self.run_config(**long), through=mpi))
         for placement in (RAM, NVME):
             for rank in (0, 1):
                 with self.subTest(placement=placement, rank=rank):
-                    words = self.command(self.saving(placement, checkpoint__every=1, zero__stage=3))
+                    words = self.command(self.saving(placement, checkpoint__every=1, **long))
                     process = start([*mpi, FERRY, *words])
                     for line in iter(process.stdout.readline, ""):
                         if '"loss"' in line and json.loads(line)["step"] == 5:
@@ -131,7 +131,7 @@ class SavingTest(Saving):
                     for step in self.steps():
                         if re.fullmatch(r"step-\d{8}", step):
                             self.ok(self.ferry("ckpt", "verify", os.path.join(self.dir_, step)))
-                    last = self.ok(self.train(self.saving(placement, zero__stage=3), *self.latest(), through=mpi))
+                    last = self.ok(self.train(self.saving(placement, checkpoint__every=30, **long), *self.latest(), through=mpi))
                     self.assertEqual(last.hashes, whole.hashes)
                     shutil.rmtree(self.dir_)
 
