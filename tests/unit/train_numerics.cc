@@ -3,6 +3,7 @@
 
 #include "train/model_of.h"
 #include "train/state/numerics_record.h"
+#include "train/state/save.h"
 
 namespace ferry::train {
 namespace {
@@ -93,7 +94,8 @@ TEST(Numerics, a_long_micro_batch_goes_through_the_mlp_in_equal_tiles) {
 TEST(Numerics, record_has_no_tile_that_cuts_nothing) {
     const model::Shape shape{.intermediate = 64, .vocab = 100};
     const auto record = [&](const Config& config) {
-        return numerics_text(config, shape, "a machine", 1);
+        return numerics_text(config, shape, "a machine", 1) +
+               checkpoint_identity_of(config, shape, {});
     };
     for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
         const Config config = config_of(device, 512, 2);
