@@ -18,6 +18,12 @@ constexpr int64_t kOnTheirWay = 8;  // blocks, beside the one that each file fil
 
 }  // namespace
 
+void pad_header(std::string& header) {
+    constexpr int64_t kLength = 8;
+    const int64_t bytes = round_up(std::ssize(header) + kLength, kBlock) - kLength;
+    header.resize(static_cast<size_t>(bytes), ' ');
+}
+
 FileWriter::FileWriter(int64_t files)
     : blocks_(std::max(kBlocksLeast, files + kOnTheirWay)),
       memory_(kBlockBytes * blocks_),

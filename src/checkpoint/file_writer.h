@@ -18,6 +18,11 @@
 
 namespace ferry::checkpoint {
 
+// Spaces behind the header of a safetensors file, after whose length it stands: what follows begins
+// at a block. So stripes of it, of tensors of whole blocks, are read as they are and not with a
+// piece of a block more.
+void pad_header(std::string& header);
+
 // The blocks and the ring that the files of one thread share.
 class FileWriter {
 public:

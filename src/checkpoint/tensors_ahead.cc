@@ -14,7 +14,8 @@
 namespace ferry::checkpoint {
 namespace {
 
-constexpr int kOperations = 256, kFilesMost = 4096;
+// Transfers of 1 MiB. Nothing else runs while state is read: the drive may have many.
+constexpr int kInFlight = 64, kOperations = 256, kFilesMost = 4096;
 
 }  // namespace
 
@@ -25,8 +26,9 @@ TensorsAhead::TensorsAhead(Team& team, int64_t memory)
       executor_(make_thread_executor()),
       operations_(kOperations),
       steps_(1) {
-    files_ =
-        aio::UserFiles::open({.operations_max = kOperations, .files_max = kFilesMost}, *executor_);
+    files_ = aio::UserFiles::open(
+        {.queue_depth = kInFlight, .operations_max = kOperations, .files_max = kFilesMost},
+        *executor_);
     for (size_t i = operations_.size(); i-- > 0;) free_operations_.push_back(i);
 }
 

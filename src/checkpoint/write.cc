@@ -107,7 +107,7 @@ std::string header_of(std::span<const TensorInfo> tensors, DType type) {
         offset = end;
     }
     std::string text = header.dump();
-    text.resize(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()), 8)), ' ');
+    pad_header(text);
     return text;
 }
 

@@ -101,6 +101,12 @@ public:
     // fails by ends this one as well, and the reverse; errors name ranks by their numbers here.
     virtual std::unique_ptr<Communicator> group(std::span<const int> members) = 0;
 
+    // The same ranks once more, for all_gather_host alone, in an order of its own beside this one's
+    // calls: for another thread, which `executor` wakes. All ranks call it at once at start-up. It
+    // ends before this one does, and what either fails by ends both. Null: none is to be had, as
+    // where ranks have no host memory in common but NCCL's.
+    virtual std::unique_ptr<Communicator> beside(Executor&) { return nullptr; }
+
     // Throws the first failure: a rank that ended or did not take part in time (Trouble::rank_lost,
     // naming the rank, the operation and the step), or the library's own error. After a failure
     // nothing waits for the other ranks any more.

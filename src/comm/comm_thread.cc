@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 
 #include "base/threads.h"
 
@@ -100,12 +101,25 @@ void CommThread::abandon(std::string_view why) noexcept {
 }
 
 std::unique_ptr<Communicator> CommThread::group(std::span<const int> members) {
+    return group_on(executor_, members);
+}
+
+std::unique_ptr<Communicator> CommThread::beside(Executor& executor) {
+    if (CommThread* const met = transport_->watch()) return met->beside(executor);
+    if (!sources_.wire) return nullptr;
+    std::vector<int> all(static_cast<size_t>(size()));
+    std::iota(all.begin(), all.end(), 0);
+    return group_on(executor, all);
+}
+
+std::unique_ptr<Communicator> CommThread::group_on(Executor& executor,
+                                                   std::span<const int> members) {
     FERRY_CHECK(sources_.members.empty(), "a group has no groups");
     FERRY_CHECK(std::ranges::is_sorted(members) && std::ranges::count(members, rank()) == 1);
     std::unique_ptr<Transport> transport = transport_->group(*this, members);
     Sources sources{.watch = transport->watch()};
     if (!sources.watch) sources = {.watch = this, .members = {members.begin(), members.end()}};
-    return std::make_unique<CommThread>(executor_, options_, std::move(transport),
+    return std::make_unique<CommThread>(executor, options_, std::move(transport),
                                         std::move(sources));
 }
 

@@ -35,6 +35,7 @@ public:
     void check() override;
     void abandon(std::string_view why) noexcept override;
     std::unique_ptr<Communicator> group(std::span<const int> members) override;
+    std::unique_ptr<Communicator> beside(Executor& executor) override;
 
     // ---- as the watch of another; any thread
 
@@ -57,6 +58,7 @@ private:
     void interrupt() override;
 
     void post(const Operation& operation) override;
+    std::unique_ptr<Communicator> group_on(Executor& executor, std::span<const int> members);
     Operation& at(uint64_t number) { return operations_[number % kDepth]; }
 
     // Parts of run_once(), on the comm thread.

@@ -176,7 +176,7 @@ const Key kKeys[] = {
     {FERRY_KEY(checkpoint.keep.last), integer, "the newest checkpoints stay", kPositive},
     {FERRY_KEY(checkpoint.keep.every), integer, "so do those of steps that this number divides; 0: none for that", kCount},
     {FERRY_KEY(checkpoint.keep.best), integer, "and as many as this of the lowest held-back loss; it needs `evaluate.every`", kCount},
-    {"checkpoint.memory", +[](Config& c) { return &c.checkpoint.memory_bytes; }, bytes, "host memory, within `budgets.host`, for a checkpoint on its way to disk: training goes on once all of it is there or written. `auto`: what the plan and the machine leave, at most a checkpoint's size. `0`: training waits until all is written", {.low = 0, .high = kMost}, true},
+    {"checkpoint.memory", +[](Config& c) { return &c.checkpoint.memory_bytes; }, bytes, "host memory, within `budgets.host`, for a checkpoint on its way to disk: training goes on once all of it is there or written. `auto`: what the plan and the machine leave, at most a checkpoint's size. The ranks of a host share it. `0`: training waits until all is written", {.low = 0, .high = kMost}, true},
     {FERRY_CHOICE(checkpoint.on_failure, kUnsaved), choice, "what a checkpoint that cannot be written does, as on a full disk: the run goes on, warns, and ends with code 4 unless a later one was written; or it stops. Older checkpoints stay either way"},
 
     {FERRY_CHOICE(io.backend, kBackends), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads"},

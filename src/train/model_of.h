@@ -37,6 +37,9 @@ std::string muon_rule(const Config& config, const std::vector<model::Layer>& lay
 // device. `world`: of the rank that has them.
 model::Numerics numerics_of(const Config& config, const model::Shape& shape,
                             const World& world = {});
+// The same, but for tiles that were asked for and cut nothing: what `auto` would make of them has
+// the same numbers, so a run is told by that.
+Config without_idle_tiles(Config config, const model::Shape& shape);
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer);
 
 }  // namespace ferry::train

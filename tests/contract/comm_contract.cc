@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <thread>
 
 #include "comm_fixture.h"
 
@@ -433,6 +434,37 @@ TEST_P(CommContract, AGroupsOrderIsItsOwn) {
             (group_first ? early : late)->check();
         }
         group->check();
+    });
+}
+
+// Another thread's calls have an order of their own, and wake an executor of their own.
+TEST_P(CommContract, BesideItAnotherThreadGathersHostMemory) {
+    on([](Rank& rank) {
+        const auto executor = make_thread_executor();
+        const auto beside = rank.comm.beside(*executor);
+        if (!beside) return;  // one rank alone, or in virtual time
+        const auto size = static_cast<size_t>(rank.size());
+        ASSERT_EQ(beside->rank(), rank.rank());
+        ASSERT_EQ(beside->size(), rank.size());
+        std::thread other([&] {
+            constexpr size_t kBytes = 100;
+            for (int op = 0; op < 40; ++op) {
+                const auto said_by = [op](int one) { return static_cast<std::byte>(7 * op + one); };
+                const std::vector<std::byte> mine(kBytes, said_by(rank.rank()));
+                std::vector<std::byte> all(size * kBytes);
+                agree(*beside, *executor, mine, all, {.of = "state", .step = op});
+                for (int one = 0; one < rank.size(); ++one)
+                    EXPECT_EQ(all[static_cast<size_t>(one) * kBytes + kBytes - 1], said_by(one));
+            }
+        });
+        for (int op = 0; op < 12; ++op) {
+            rank.forget_memory();
+            Gathered gathered(rank, op, {20'000});
+            rank.finish();
+            gathered.check();
+        }
+        other.join();
+        beside->check();
     });
 }
 

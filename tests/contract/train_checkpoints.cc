@@ -19,6 +19,7 @@
 
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
+#include "ferry/device.h"
 #include "ferry/export.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
@@ -200,9 +201,10 @@ TEST_P(Resumes, EachChunkOnStorageIsReadOnceForACheckpoint) {
 }
 
 // A checkpoint behind a step whose updates are still to come reads nothing: they hand the state
-// over, whether there is room for it or not. What it has are the bits of one that was read.
+// over, whether there is room for it or not; several ranks' do where there is. What it has are the
+// bits of one that was read.
 TEST_P(Resumes, UpdatesHandOverWhatLiesOnStorage) {
-    if (ranks() > 1 || comm::ranks_launched() > 0) GTEST_SKIP() << "of one rank";
+    if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
     for (const Placement placement : {Placement::both, Placement::storage}) {
         for (const int64_t room : {int64_t{0}, 20 * kKiB, 4 * kMiB}) {
             SCOPED_TRACE(testing::Message() << static_cast<int>(placement) << ", room " << room);
@@ -211,27 +213,28 @@ TEST_P(Resumes, UpdatesHandOverWhatLiesOnStorage) {
             config.swap.speculate = Speculate::off;
             config.checkpoint = {
                 .dir = directory.path(), .every = {.steps = 100}, .memory_bytes = room};
-            std::array<int64_t, 2> read_bytes{};
-            int64_t step = 0;
-            bool passes = true;
+            std::array<std::array<int64_t, 2>, 2> read_bytes{};  // by rank
+            std::atomic<int64_t> step = 0;
             for (const bool handed : {true, false}) {
                 checkpoint::Steps steps((handed ? directory : other).path());
-                run(config, "", [&](Engine& engine, bool) {
-                    passes = passes_by(Inside(engine).plan());
+                run(config, "", [&](Engine& engine, bool first) {
+                    const planner::Plan& plan = Inside(engine).plan();
+                    const bool passes = passes_by(plan);
+                    EXPECT_TRUE(passes || !config.freeze.empty());  // no update brings those
                     while (engine.step().skipped || engine.last_step() < 2) {
                     }
                     step = engine.last_step();
                     if (!handed) engine.report();  // finishes the step
-                    ASSERT_FALSE(Inside(engine).save({.directory = &steps}));
+                    ASSERT_FALSE(Inside(engine).save({.directory = first ? &steps : nullptr}));
+                    std::array<int64_t, 2>& bytes = read_bytes[first ? 0 : 1];
                     for (const aio::PathCounters& path : engine.report().paths)
-                        read_bytes[handed ? 0 : 1] += path.bytes_read;
-                    EXPECT_GT(read_bytes[0], 0);
-                    if (handed || !passes) return;
-                    EXPECT_GE(read_bytes[1] - read_bytes[0],
-                              stored_checkpoint_bytes(Inside(engine).plan()));
+                        bytes[handed ? 0 : 1] += path.bytes_read;
+                    EXPECT_GT(bytes[0], 0);
+                    const bool waits = room / ranks() < own_checkpoint_bytes(plan);
+                    if (handed || !passes || (ranks() > 1 && waits)) return;
+                    EXPECT_GE(bytes[1] - bytes[0], stored_checkpoint_bytes(plan));
                 });
             }
-            EXPECT_TRUE(passes || !config.freeze.empty());  // no update brings a frozen weight
             const std::string name = checkpoint::name_of_step(step);
             const checkpoint::Saved mine(std::filesystem::path(directory.path()) / name),
                 theirs(std::filesystem::path(other.path()) / name);
@@ -270,6 +273,138 @@ TEST(ADiskThatFills, WhileUpdatesHandOverTheStateHoldsNobodyUp) {
     };
     EXPECT_EQ(whole(true), whole(false));
     EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+// The first rank's disk fills, now and then: the others send their parts all the same, and all go
+// on.
+TEST(ADiskThatFills, WhileRanksSendTheirPartsHoldsNobodyUp) {
+    if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
+    const TinyData data;
+    for (const bool stored : {false, true}) {
+        const TemporaryDirectory directory(memory_directory()), storage(memory_directory());
+        Config config = tiny_config(data);
+        config.batch = {.sequence = 8, .micro_batch = 1, .micro_batches = 4};
+        config.zero.stage = stored ? 3 : 1;
+        config.checkpoint = {.dir = directory.path(), .every = {.steps = 1}};
+        config.io.direct = false;
+        if (stored) {
+            config.budgets.nvme = {{.path = storage.path(), .size_bytes = 64 * kMiB}};
+            config.swap.state_on_nvme = 1;
+        }
+        const auto fail = [](int64_t, int64_t) {
+            throw Error(Trouble::io, {.what = "the file cannot be written"});
+        };
+        const auto hash_of = [&](bool saves) {
+            std::array<uint64_t, 2> hashes{};
+            comm::on_run_ranks(
+                2, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+                    const int rank = others->rank();
+                    std::optional<checkpoint::Steps> steps;
+                    if (rank == 0) steps.emplace(directory.path());
+                    const auto engine = Engine::make(
+                        config, with({.executor = &executor}, {.ranks = std::move(others)}));
+                    while (engine->last_step() < config.steps) {
+                        engine->step();
+                        if (!saves) continue;
+                        const bool fills = engine->last_step() % 2 == 1;
+                        Saving saving{.directory = steps ? &*steps : nullptr};
+                        if (fills) saving.progress = fail;
+                        EXPECT_EQ(Inside(*engine).save(saving).has_value(), rank == 0 && fills);
+                    }
+                    hashes[static_cast<size_t>(rank)] = engine->state_hash();
+                });
+            EXPECT_EQ(hashes[0], hashes[1]);
+            return hashes[0];
+        };
+        EXPECT_EQ(hash_of(true), hash_of(false));
+        const auto steps = checkpoint::steps_in(directory.path());
+        EXPECT_EQ(std::ssize(steps), config.steps / 2);
+        for (const checkpoint::Step& step : steps) EXPECT_EQ(step.step % 2, 0);
+    }
+}
+
+// Each rank copies its part aside by a thread, or while updates bring it. What is written then has
+// the bits of what all ranks gather while training waits, and so has the run.
+TEST_P(Resumes, EachRankCopiesItsPartAside) {
+    if (ranks() == 1 || comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
+    for (const Placement placement : kPlacements) {
+        const TemporaryDirectory gathered(memory_directory());
+        const uint64_t whole = run_and_save(config(placement), gathered.path());
+        for (const int64_t room : {int64_t{0}, 20 * kKiB, 8 * kMiB}) {
+            SCOPED_TRACE(testing::Message() << static_cast<int>(placement) << ", room " << room);
+            const TemporaryDirectory directory(memory_directory());
+            Config config = this->config(placement);
+            config.checkpoint = {
+                .dir = directory.path(), .every = {.steps = 1}, .memory_bytes = room};
+            const uint64_t hash = run(config, "", [&](Engine& engine, bool first) {
+                std::optional<checkpoint::Steps> steps;
+                if (first) steps.emplace(directory.path());
+                EXPECT_TRUE(reads_own_part(Inside(engine).plan()));
+                while (engine.last_step() < config.steps) {
+                    engine.step();
+                    EXPECT_FALSE(Inside(engine).end_save());
+                    Inside(engine).begin_save({.directory = first ? &*steps : nullptr});
+                }
+                EXPECT_FALSE(Inside(engine).end_save());
+            });
+            EXPECT_EQ(hash, whole);
+            for (const checkpoint::Step& step : checkpoint::steps_in(gathered.path())) {
+                const std::string name = checkpoint::name_of_step(step.step);
+                const checkpoint::Saved mine(std::filesystem::path(directory.path()) / name),
+                    theirs(step.path);
+                for (const auto& [array, of] : theirs.arrays())
+                    EXPECT_EQ(mine.find(array)->checksum, of.checksum) << array;
+            }
+        }
+    }
+}
+
+bool has_gpu() {
+    try {
+        const auto executor = make_thread_executor();
+        return Device::open(DeviceKind::cuda, *executor, 0) != nullptr;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+// What it saves again before a step of its own is what it was given, bit for bit. Then it trains.
+TEST(AnotherDevice, GoesOnFromTheSameBits) {
+    if (comm::ranks_launched() > 0) GTEST_SKIP() << "of one rank";
+    if (!has_gpu()) GTEST_SKIP() << "no GPU, or built without CUDA";
+    const TinyData data;
+    const auto executor = make_thread_executor();
+    for (const bool coded : {false, true}) {
+        for (const DeviceKind from : {DeviceKind::cpu, DeviceKind::cuda}) {
+            SCOPED_TRACE(testing::Message()
+                         << "coded " << coded << ", from " << static_cast<int>(from));
+            const TemporaryDirectory directory(memory_directory()), again(memory_directory());
+            Config config = tiny_config(data);
+            if (coded) config = with_coded_moments(config);
+            config.precision = DType::bf16;
+            config.device = from;
+            checkpoint::Steps steps(directory.path()), copies(again.path());
+            int64_t step = 0;
+            {
+                const auto engine = Engine::make(config, {.executor = executor.get()});
+                while (engine->last_step() < 3) engine->step();
+                step = engine->last_step();
+                ASSERT_FALSE(Inside(*engine).save({.directory = &steps}));
+            }
+            config.device = from == DeviceKind::cpu ? DeviceKind::cuda : DeviceKind::cpu;
+            const std::string name = checkpoint::name_of_step(step);
+            const std::string path = std::filesystem::path(directory.path()) / name;
+            const auto engine =
+                Engine::make(config, {.executor = executor.get(), .checkpoint = path});
+            ASSERT_EQ(engine->last_step(), step);
+            ASSERT_FALSE(Inside(*engine).save({.directory = &copies}));
+            const checkpoint::Saved mine(std::filesystem::path(again.path()) / name), theirs(path);
+            EXPECT_EQ(mine.arrays().size(), theirs.arrays().size());
+            for (const auto& [array, of] : theirs.arrays())
+                EXPECT_EQ(mine.find(array)->checksum, of.checksum) << array;
+            EXPECT_FALSE(engine->step().skipped);
+        }
+    }
 }
 
 // The thread that writes stands still after its first piece, and there is room for a few: neither

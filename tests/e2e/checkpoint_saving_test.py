@@ -13,7 +13,7 @@ import subprocess
 import unittest
 
 from checkpoints import BF16, MIXED, NVME, RAM, SGD, STEPS, Saving
-from harness import DOES_NOT_FIT, FERRY, IO, USAGE, Run, in_quick
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, Run, in_quick, start
 
 
 class SavingTest(Saving):
@@ -91,6 +91,49 @@ class SavingTest(Saving):
         run = self.train(self.saving(budgets__host="3MiB", checkpoint__memory="64MiB"))
         self.assertEqual(run.code, DOES_NOT_FIT, run.err)
         self.assertIn("checkpoint.memory", run.err)
+
+    def test_each_rank_copies_its_part(self):
+        """By updates that hand it over, or while the next step is taken; without room it waits. The bits are the same."""
+        mpi, trace = self.mpi(2), self.path(f"{self.name}.json")
+        whole = self.ok(self.train(self.run_config(), through=mpi))
+        runs = ((3, RAM, "auto"), (0, RAM, "auto"), (1, MIXED, "auto"), (3, NVME, "auto"), (2, NVME, "auto"),
+                (3, NVME, "100kB"), (1, RAM, "100kB"), (3, MIXED, 0))
+        for stage, placement, memory in in_quick(runs, (0, 2, 3, 5)):
+            with self.subTest(stage=stage, placement=placement, memory=memory):
+                config = self.saving(placement, checkpoint__every=1, checkpoint__memory=memory, zero__stage=stage)
+                run = self.ok(self.train(config, "--trace", trace, through=mpi))
+                self.same_as(whole, run)
+                self.ok(self.ferry("ckpt", "verify", self.dir_))
+                moved = self.moved(trace)
+                ours, all_ = moved["read", "copy", STEPS // 2], moved["write", "write", STEPS // 2]
+                self.assertTrue(0.3 * all_ < ours < 0.7 * all_, moved)  # the other rank has the rest
+                shutil.rmtree(self.dir_)
+        words = self.command(self.saving(checkpoint__memory="auto"))
+        planned = self.ok(self.ferry("plan", words[1], "--ranks", "2", "--json", "--no-prediction")).lines[0]["checkpoint"]
+        self.assertEqual(planned["held_bytes"], planned["bytes"])
+
+    def test_one_rank_is_killed_while_all_send(self):
+        """The others end too, and what has a checkpoint's name is whole."""
+        mpi, long = self.mpi(2), {"steps": 60, "zero__stage": 3}
+        whole = self.ok(self.train(self.run_config(**long), through=mpi))
+        for placement in (RAM, NVME):
+            for rank in (0, 1):
+                with self.subTest(placement=placement, rank=rank):
+                    words = self.command(self.saving(placement, checkpoint__every=1, **long))
+                    process = start([*mpi, FERRY, *words])
+                    for line in iter(process.stdout.readline, ""):
+                        if '"loss"' in line and json.loads(line)["step"] == 5:
+                            break
+                    os.kill(self.ranks_of(words[1])[rank], signal.SIGKILL)
+                    _, err = process.communicate(timeout=90)
+                    self.assertNotEqual(process.returncode, 0, err)
+                    self.assertTrue(self.latest())
+                    for step in self.steps():
+                        if re.fullmatch(r"step-\d{8}", step):
+                            self.ok(self.ferry("ckpt", "verify", os.path.join(self.dir_, step)))
+                    last = self.ok(self.train(self.saving(placement, checkpoint__every=30, **long), *self.latest(), through=mpi))
+                    self.assertEqual(last.hashes, whole.hashes)
+                    shutil.rmtree(self.dir_)
 
     def test_int8_moments(self):
         """Also where a tensor is written in several stripes."""
@@ -394,11 +437,8 @@ class SavingTest(Saving):
         self.ok(self.train(self.run_config(**BF16), "--export", out))
         self.assertEqual(*(self.tensors(os.path.join(place, "model.safetensors")) for place in (exported, out)))
 
-    def test_what_it_costs_is_planned_and_traced(self):
-        """The plan says what training waits for; the trace has each stripe, read, copied aside and written."""
-        trace = self.path(f"{self.name}.json")
-        run = self.ok(self.train(self.saving(MIXED, checkpoint__every=4), "--trace", trace))
-        saved = [line for line in run.lines if "checkpoint" in line]
+    def moved(self, trace):
+        """Bytes in a trace's rows of checkpoints, by row, what was done, and step."""
         with open(trace, encoding="utf-8") as file:
             events = json.load(file)["traceEvents"]
         names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e.get("ph") == "M" and e["name"] == "thread_name"}
@@ -408,6 +448,14 @@ class SavingTest(Saving):
             if e.get("ph") == "X" and groups.get(e["pid"]) == "checkpoint":
                 key = names[e["pid"], e["tid"]], e["name"], e["args"]["step"]
                 found[key] = found.get(key, 0) + e["args"].get("bytes", 0)
+        return found
+
+    def test_what_it_costs_is_planned_and_traced(self):
+        """The plan says what training waits for; the trace has each stripe, read, copied aside and written."""
+        trace = self.path(f"{self.name}.json")
+        run = self.ok(self.train(self.saving(MIXED, checkpoint__every=4), "--trace", trace))
+        saved = [line for line in run.lines if "checkpoint" in line]
+        found = self.moved(trace)
         for line in saved:
             bytes_ = [found[key, what, line["step"]] for key, what in (("read", "read"), ("read", "copy"), ("write", "write"))]
             self.assertEqual(len(set(bytes_)), 1, bytes_)
@@ -418,12 +466,14 @@ class SavingTest(Saving):
         self.assertEqual(planned["bytes"], saved[0]["bytes"])
         self.assertEqual(planned["stored_bytes"], 0)  # updates hand it over
         self.assertGreater(planned["write_seconds"], 0)
-        self.assertEqual(planned["waited_seconds"], 0)
-        self.assertGreaterEqual(planned["slowed_seconds"], planned["waited_seconds"])
+        self.assertGreater(planned["waited_seconds"], 0)  # updates wait while it is copied
+        self.assertGreaterEqual(planned["slowed_seconds"], 0)
         self.assertEqual(len(self.steps()), 2)  # nothing is left of what was measured
         self.assertIn("of which training waits", self.ok(self.ferry("plan", words[1])).out)
         no_room = self.command(self.saving(checkpoint__every=4, checkpoint__memory=0))
-        self.assertGreater(self.ok(self.ferry("plan", no_room[1], "--json")).lines[0]["checkpoint"]["waited_seconds"], 0)
+        planned = self.ok(self.ferry("plan", no_room[1], "--json")).lines[0]["checkpoint"]
+        self.assertGreater(planned["waited_seconds"], 0)
+        self.assertGreaterEqual(planned["slowed_seconds"], planned["waited_seconds"])
         unmeasured = self.ok(self.ferry("plan", words[1], "--json", "--no-prediction")).lines[0]["checkpoint"]
         self.assertEqual((unmeasured["write_seconds"], unmeasured["waited_seconds"]), (None, None))
 
@@ -465,6 +515,20 @@ class SavingTest(Saving):
         self.assertEqual(run.code, IO, run.err)
         self.assertRegex(run.err, r"(?s)no room for the checkpoint of step \d+.*\d+ bytes missing")
         self.assertEqual(run.steps[-1]["step"], STEPS)
+
+    def test_a_full_disk_under_ranks(self):
+        """The first rank cannot write what the others send: they send it all the same, and training goes on."""
+        mpi = self.mpi(2)
+        os.makedirs(self.dir_)
+        mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=2M none "$0" && exec "$@"', self.dir_]
+        if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("nothing can be mounted here")
+        for placement in (RAM, NVME):
+            run = self.train(self.saving(placement, zero__stage=3), through=(*mount, *mpi))
+            self.assertEqual(run.code, IO, run.err)
+            self.assertRegex(run.err, r"(?s)no room for the checkpoint of step \d+.*\d+ bytes missing")
+            self.assertEqual(run.steps[-1]["step"], STEPS)
+            self.assertEqual(run.hashes, self.ok(self.train(self.run_config(zero__stage=3), through=mpi)).hashes)
 
     def test_a_file_system_without_inodes(self):
         """There are bytes, and no file can be made."""

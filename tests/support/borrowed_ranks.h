@@ -33,6 +33,9 @@ public:
     std::unique_ptr<Communicator> group(std::span<const int> members) override {
         return ranks_.group(members);
     }
+    std::unique_ptr<Communicator> beside(Executor& executor) override {
+        return ranks_.beside(executor);
+    }
     void abandon(std::string_view why) noexcept override { ranks_.abandon(why); }
 
 private:

@@ -223,6 +223,13 @@ public:
         return std::make_unique<SimulatedRank>(hall_.group(groups_++, members),
                                                static_cast<int>(own), executor_, lane_);
     }
+    // In virtual time there is no other thread.
+    std::unique_ptr<Communicator> beside(Executor& executor) override {
+        if (executor_.simulated()) return nullptr;
+        std::vector<int> all(static_cast<size_t>(size()));
+        std::iota(all.begin(), all.end(), 0);
+        return std::make_unique<SimulatedRank>(hall_.group(groups_++, all), rank_, executor);
+    }
 
 private:
     static constexpr size_t kDepth = 1024;

@@ -223,6 +223,7 @@ TEST_F(TensorsAheadTest, FilesAreWrittenSideBySide) {
         const Shard shard = files[t]->finish();
         EXPECT_EQ(shard.arrays.front().stripes, shard_.arrays[t].stripes);
         const Weights weights(directory_.path() + "/" + name(t));
+        EXPECT_EQ(weights.find(name(t))->offset % 4096, 0);  // its stripes are whole blocks
         std::vector<std::byte> read(bytes[t].size());
         weights.read_bytes(*weights.find(name(t)), 0, read);
         EXPECT_EQ(read, bytes[t]);

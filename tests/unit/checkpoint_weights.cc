@@ -175,7 +175,9 @@ TEST_F(WeightsTest, one_file_where_all_fits) {
     made.keep();
     EXPECT_TRUE(std::filesystem::exists(path("model.safetensors")));
     EXPECT_FALSE(std::filesystem::exists(path("model.safetensors.index.json")));
-    EXPECT_EQ(Weights(directory).tensors().size(), 3u);
+    const Weights weights(directory);
+    EXPECT_EQ(weights.tensors().size(), 3u);
+    EXPECT_EQ(weights.find(kTensors[0].name)->offset % 4096, 0);
 }
 
 TEST_F(WeightsTest, a_file_that_ends_early_leaves_nothing) {

@@ -3,6 +3,7 @@
 
 #include "train/model_of.h"
 #include "train/state/numerics_record.h"
+#include "train/state/save.h"
 
 namespace ferry::train {
 namespace {
@@ -87,6 +88,40 @@ TEST(Numerics, a_long_micro_batch_goes_through_the_mlp_in_equal_tiles) {
         shared.numerics.mlp_tile = 100;
         EXPECT_EQ(tile_of(shared), 100);
     }
+}
+
+// One tile is one, however large it was asked for: the numbers are the same, and so is the record.
+TEST(Numerics, record_has_no_tile_that_cuts_nothing) {
+    const model::Shape shape{.intermediate = 64, .vocab = 100};
+    const auto record = [&](const Config& config) {
+        return numerics_text(config, shape, "a machine", 1) +
+               checkpoint_identity_of(config, shape, {});
+    };
+    for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+        const Config config = config_of(device, 512, 2);
+        for (const int64_t tile : {1024, 5000}) {
+            Config asked = config;
+            asked.numerics.mlp_tile = tile;
+            EXPECT_EQ(record(asked), record(config));
+            asked.numerics.head_tile = tile;
+            EXPECT_EQ(record(asked), record(config));
+        }
+        for (const int64_t tile : {1, 1023}) {
+            Config asked = config;
+            asked.numerics.mlp_tile = tile;
+            EXPECT_NE(record(asked), record(config));
+            asked = config;
+            asked.numerics.head_tile = tile;
+            EXPECT_NE(record(asked), record(config));
+        }
+    }
+    // Where `auto` cuts, one tile is another order.
+    const Config cut = config_of(DeviceKind::cpu, 32'768, 1);
+    Config whole = cut, larger = cut;
+    whole.numerics.mlp_tile = 32'768;
+    larger.numerics.mlp_tile = 40'000;
+    EXPECT_NE(record(whole), record(cut));
+    EXPECT_EQ(record(whole), record(larger));
 }
 
 TEST(Numerics, head_tile_elsewhere_is_fixed_and_what_is_asked_for_holds) {

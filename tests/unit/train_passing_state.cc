@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -86,9 +87,52 @@ TEST(PassingState, OfWhatUpdatesDoNotBringThereIsNone) {
     EXPECT_TRUE(passes_by(frozen));
     frozen.objects[frozen.chunks[1].weight].home = Tier::nvme;
     EXPECT_FALSE(passes_by(frozen));
-    planner::Plan shared = plan_of({Tier::nvme});
+}
+
+// What a rank has passes by, wherever its weights of the others' shards lie. Where ranks have
+// slices, or momentum that they exchange, none reads its part alone.
+TEST(PassingState, OfSeveralRanksEachHasItsPart) {
+    planner::Plan shared = plan_of({Tier::nvme, Tier::host});
     shared.partition.ranks = 2;
-    EXPECT_FALSE(passes_by(shared));
+    EXPECT_TRUE(passes_by(shared));
+    shared.chunks[1].trainable = false;
+    shared.chunks[1].replica = true;
+    shared.objects[shared.chunks[1].weight].home = Tier::nvme;
+    EXPECT_TRUE(passes_by(shared));
+    planner::Plan kept = plan_of({Tier::host});
+    kept.partition.ranks = 2;
+    EXPECT_TRUE(reads_meanwhile(kept));
+    for (planner::Plan* plan : {&shared, &kept}) {
+        plan->partition.slices = 2;
+        EXPECT_FALSE(passes_by(*plan));
+        EXPECT_FALSE(reads_meanwhile(*plan));
+    }
+    kept.partition.slices = 1;
+    kept.partition.codecs.momentum.kind = CodecKind::sign;
+    EXPECT_FALSE(reads_meanwhile(kept));
+}
+
+// The updates' thread alone counts, whatever the reader waits for.
+TEST(PassingState, CountsWhatUpdatesWait) {
+    constexpr auto kLong = std::chrono::milliseconds(30);
+    constexpr double kSeconds = 0.03;
+    const planner::Plan plan = plan_of({Tier::host, Tier::nvme, Tier::host});
+    std::array<Bytes, 3> bytes;
+    PassingState passing(plan);
+    std::thread updates([&] {
+        for (size_t c = 0; c < plan.chunks.size(); ++c) {
+            if (c == 0) std::this_thread::sleep_for(kLong);  // the reader waits
+            passing.updated(plan.chunks[c], bytes[c].place());
+        }
+        passing.end();
+    });
+    passing.take(plan.chunks[0]);
+    EXPECT_EQ(passing.held_back_seconds(), 0);
+    passing.take(plan.chunks[1]);
+    std::this_thread::sleep_for(kLong);  // as one that copies it
+    passing.take(plan.chunks[2]);
+    updates.join();
+    EXPECT_GE(passing.held_back_seconds(), kSeconds / 2);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/files.h"
@@ -130,22 +131,48 @@ double stored_share(const train::Prediction& prediction) {
 }
 
 // A checkpoint is of finished updates: those of the step before it have no step beside them, and
-// the step behind it no updates.
-double lost_overlap(const train::Prediction& prediction) {
+// the step behind it no updates. `held_back`: what they wait while they hand state over, as far as
+// the drives do not take longer.
+double lost_overlap(const train::Prediction& prediction, double held_back) {
     constexpr auto kTeam = static_cast<size_t>(swap::Lane::team);
-    const double updates =
-        std::max(seconds_of(prediction, Link::nvme), prediction.timeline.busy_seconds[kTeam]);
+    const double updates = std::max(seconds_of(prediction, Link::nvme),
+                                    prediction.timeline.busy_seconds[kTeam] + held_back);
     const double others = std::max({seconds_of(prediction, Link::compute),
                                     seconds_of(prediction, Link::host_to_device),
                                     seconds_of(prediction, Link::device_to_host)});
     return std::max(updates + others - prediction.timeline.step_seconds, 0.0);
 }
 
+// Of the state that updates change, what lies on NVMe.
+double share_on_drives(const planner::Plan& plan) {
+    int64_t all = 0, stored = 0;
+    for (const planner::Chunk& chunk : plan.chunks) {
+        if (!chunk.trainable) continue;
+        all += chunk.count;
+        if (plan.objects[chunk.state].home == swap::Tier::nvme) stored += chunk.count;
+    }
+    return all > 0 ? static_cast<double>(stored) / static_cast<double>(all) : 0;
+}
+
+// Of a checkpoint of so many bytes, what host memory holds. Ranks that read their parts have room
+// for these; else the first rank's is all.
+int64_t held_of(const Config& config, const planner::Plan& plan, const train::RankCount& count,
+                int64_t bytes) {
+    const std::optional<int64_t>& asked = config.checkpoint.memory_bytes;
+    const int64_t left =
+        std::max<int64_t>(config.budgets.host_bytes / count.on_a_host - plan.host_bytes, 0);
+    if (count.ranks == 1 || !train::reads_own_part(plan))
+        return std::min(asked.value_or(left), bytes);
+    const int64_t own = train::own_checkpoint_bytes(plan);
+    const int64_t room = std::min(asked ? *asked / count.on_a_host : left, own);
+    return room == own ? bytes : std::min(room * count.ranks, bytes);
+}
+
 // Of a checkpoint's parts, each with nothing beside it.
 struct Seconds {
     double write = 0;       // all of it
     double rest = 0;        // of that, what host memory has no room for
-    double copy = 0;        // aside, in host memory
+    double copy = 0;        // aside, in host memory, while whoever reads waits
     double read = 0;        // what lies on NVMe
     bool together = false;  // from the drive that it is written to
 
@@ -168,26 +195,24 @@ struct Seconds {
 }  // namespace
 
 std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planner::Plan& plan,
+                                              const train::RankCount& count,
                                               const PredictionReport* report) {
     const CheckpointConfig& saved = config.checkpoint;
-    if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0))
-        return std::nullopt;
+    if (!train::saves_on_the_way(config)) return std::nullopt;
     const int64_t bytes = train::checkpoint_bytes(plan, {.errors = plan.has_feedback()});
-    const int64_t left = std::max<int64_t>(config.budgets.host_bytes - plan.host_bytes, 0);
+    const int64_t held = held_of(config, plan, count, bytes);
     // Of most checkpoints: by the clock, or behind an evaluation or a hash, none is handed over.
     const bool passes = train::passes_by(plan) && saved.every.steps > 0 &&
-                        !train::drains_before_checkpoint(config, saved.every.steps);
+                        !train::drains_before_checkpoint(config, saved.every.steps) &&
+                        (count.ranks == 1 || held == bytes);
     const int64_t on_drives = train::stored_checkpoint_bytes(plan);
-    CheckpointCost cost{.bytes = bytes,
-                        .held = std::min(saved.memory_bytes.value_or(left), bytes),
-                        .stored = passes ? 0 : on_drives};
+    CheckpointCost cost{.bytes = bytes, .held = held, .stored = passes ? 0 : on_drives};
     const bool predicts = report && report->found.missing.empty();
     // Above a directory that is not there nobody would remove what a killed plan leaves.
     const bool knows = predicts && kind_of(saved.dir) == FileKind::directory &&
                        (on_drives == 0 || report->found.measurements.nvme_bytes_per_s > 0);
     if (!knows) return cost;
-    const bool meanwhile =
-        cost.held > 0 && config.parallel.tensor == 1 && train::reads_meanwhile(plan);
+    const bool meanwhile = cost.held > 0 && train::reads_meanwhile(plan);
     const int threads = config.threads.value_or(
         static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     Team team(meanwhile || passes ? std::min(threads, train::kMeanwhileThreads) : threads);
@@ -198,7 +223,10 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
                                                          plan, {.errors = plan.has_feedback()})) *
                                                          rate->file_seconds,
                   .rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s};
-    if (cost.held > 0 && !passes) takes.copy = all / copied_per_second(bytes, team);
+    // By the ranks of a host at once.
+    const double copied = train::reads_own_part(plan) ? all * count.on_a_host / count.ranks : all;
+    if (cost.held > 0)
+        takes.copy = copied / copied_per_second(bytes, team) * (passes ? share_on_drives(plan) : 1);
     if (cost.stored > 0)
         takes.read = static_cast<double>(cost.stored) / report->found.measurements.nvme_bytes_per_s;
     takes.together = on_drives > 0 && shares_drive(config);
@@ -207,8 +235,11 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
         takes.rest = std::max(takes.rest - seconds_of(report->prediction, cost::Link::nvme), 0.0);
     const double step = report->prediction.timeline.step_seconds;
     cost.write_seconds = takes.write;
-    cost.waited_seconds = std::max(takes.waited() - (meanwhile ? step : 0), 0.0);
-    cost.slowed_seconds = *cost.waited_seconds + lost_overlap(report->prediction) +
+    const auto waited = [&] { return std::max(takes.waited() - (meanwhile ? step : 0), 0.0); };
+    cost.waited_seconds = waited();
+    // Where the drives take longer than updates and copies nobody else waits for these.
+    const double held_back = passes ? std::exchange(takes.copy, 0.0) : 0;
+    cost.slowed_seconds = waited() + lost_overlap(report->prediction, held_back) +
                           takes.lost_beside(stored_share(report->prediction));
     return cost;
 }

@@ -9,6 +9,7 @@
 #include "ferry/config.h"
 #include "planner/planner.h"
 #include "prediction_report.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::tools {
 
@@ -22,7 +23,9 @@ struct CheckpointCost {
 };
 // None where the run writes none but at its end. With a prediction a few files are written to the
 // file system of checkpoint.dir for at most two seconds, and removed.
+// `plan` is the first rank's, of so many.
 std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planner::Plan& plan,
+                                              const train::RankCount& count,
                                               const PredictionReport* report);
 std::string text_of(const CheckpointCost& cost);
 nlohmann::json to_json(const CheckpointCost& cost);

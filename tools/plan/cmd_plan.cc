@@ -260,7 +260,7 @@ void run_plan(const PlanOptions& options) {
     if (report && !options.svg.empty()) require_step(*report);
     const std::optional<NetworkReport> over_network =
         network ? over(*network, config, count, machine, *report) : std::nullopt;
-    const auto checkpoint = checkpoint_cost(config, plan, report ? &*report : nullptr);
+    const auto checkpoint = checkpoint_cost(config, plan, count, report ? &*report : nullptr);
     const Wear wear = wear_of(config, *predictor, plan, count,
                               report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "train/inside.h"
 #include "train/rank_agreement.h"
+#include "train/state/saving.h"
 
 namespace ferry::train {
 namespace {
@@ -100,6 +101,9 @@ void ComputeContext::make_groups(const Config& config, Executor& executor) {
     if (own.tensor * own.pipeline > 1 && own.sharers() > 1)
         with_slice = ranks->group(own.with_slice());
     if (own.pipeline > 1) make_pairs(own);
+    if (!saves_on_the_way(config) || own.sharers() < own.ranks || executor.simulated()) return;
+    saving_executor = make_thread_executor();
+    saving = ranks->beside(*saving_executor);
 }
 
 void ComputeContext::make_host_groups(const World& own, Executor& executor) {

@@ -8,6 +8,7 @@
 #include "cost/operations.h"
 #include "ferry/config.h"
 #include "ferry/device.h"
+#include "ferry/executor.h"
 #include "ferry/train.h"
 #include "train/rank_share.h"
 
@@ -24,6 +25,10 @@ struct ComputeContext {
     std::unique_ptr<comm::StreamExchange> tensors{};   // null: none has other slices of tensors
     // Pairs with ranks of other stages; who has no partner is one alone.
     std::array<std::unique_ptr<comm::Communicator>, cost::kStageLinks> pairs{};
+    // The ranks once more, for the threads by which they send a checkpoint to the first of them;
+    // null: training's gather it.
+    std::unique_ptr<Executor> saving_executor{};
+    std::unique_ptr<comm::Communicator> saving{};
 
     // Takes the ranks out of `runtime`.
     void open(const Config& config, Runtime& runtime);

@@ -71,23 +71,25 @@ public:
             drain();
             if (saving.started) saving.started();
             if (saving.begun) saving.begun();
-            const bool may = !ranks_ && !checkpoint_room_.empty() && reads_meanwhile(plan_);
+            const bool gathers = ranks_ && !saves_beside();
+            const bool may = !gathers && !checkpoint_room_.empty() && reads_meanwhile(plan_);
             Team* const copiers = may ? copiers_or_none() : nullptr;
             Team& team = copiers ? *copiers : stack_.teams().all();
             state_->begin_arrays(team);
-            const ReadArrays read = reader();
+            const ReadArrays read = gathers ? reader() : own_reader();
             whole.errors = has_errors(moment_updates_);
-            if (world_.rank != 0)
+            if (gathers && world_.rank != 0)
                 return read_checkpoint(
                     plan_, whole.errors, read, [](std::span<const std::span<const std::byte>>) {},
                     [] { return true; });
-            save_ = std::make_unique<BackgroundSave>(plan_, unwritten(saving), whole,
-                                                     checkpoint_room_, team, rows_->checkpoint);
+            save_ =
+                std::make_unique<BackgroundSave>(plan_, unwritten(saving), whole, checkpoint_room_,
+                                                 team, rows_->checkpoint, nullptr, joiner());
             waited_ = saving.waited;
             try {
-                if (!copiers || !save_->begin_reading(read)) save_->read(read, ranks_ != nullptr);
-            } catch (...) {
-                save_.reset();
+                if (!copiers || !save_->begin_reading(read)) save_->read(read, gathers);
+            } catch (const std::exception& error) {
+                drop_save(error.what());
                 throw;
             }
         });
@@ -281,8 +283,9 @@ private:
             for (const HeldBack& rank : gather(*ranks_, executor_, mine, "evaluation"))
                 all.add(rank);
         }
-        if (!all.finite()) throw diverged(all, plan_.layers, numerics_.compute);
-        return all.mean();
+        if (all.finite()) return all.mean();
+        finish_save_of_ranks();
+        throw diverged(all, plan_.layers, numerics_.compute);
     }
 
     // A tensor's values: this rank's, or its owners'; of slices, the whole tensor's.
@@ -300,6 +303,14 @@ private:
         join_slices(*ranks_, executor_, {shape_, world_.slicing()}, tensor, of_slice, sink);
     }
 
+    std::vector<Width> widths_of(int64_t layer, const model::Tensor& tensor) const {
+        std::vector<Width> widths;
+        for (const StateArray& array :
+             state_arrays_of(plan_, plan_.layers[static_cast<size_t>(layer)], tensor))
+            widths.push_back(array.width);
+        return widths;
+    }
+
     // The same of all arrays of its state.
     void read_arrays(int64_t layer, const model::Tensor& tensor, const ArraySink& sink) {
         const zero::Run whole{tensor.offset, tensor.count};
@@ -307,10 +318,7 @@ private:
             state_->read_arrays(layer, run.first, run.count, to);
         };
         if (!ranks_) return mine(whole, sink);
-        std::vector<Width> widths;
-        for (const StateArray& array :
-             state_arrays_of(plan_, plan_.layers[static_cast<size_t>(layer)], tensor))
-            widths.push_back(array.width);
+        const std::vector<Width> widths = widths_of(layer, tensor);
         const auto of_slice = [&](const zero::Run& run, const ArraySink& to) {
             if (!sharers_) return mine(run, to);
             share_arrays(*sharers_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
@@ -328,6 +336,42 @@ private:
             };
     }
 
+    // Whether each rank reads its part alone, and a thread of it sends that to the first rank's: of
+    // all ranks alike.
+    bool saves_beside() const { return context_->saving && reads_own_part(plan_); }
+
+    ReadArrays own_reader() {
+        return [this](int64_t layer, const model::Tensor& tensor, Kept, const ArraySink& sink) {
+            const zero::Run own = own_run(partition_, plan_.layers[static_cast<size_t>(layer)],
+                                          {tensor.offset, tensor.count});
+            if (own.count > 0) state_->read_arrays(layer, own.first, own.count, sink);
+        };
+    }
+
+    JoinParts joiner() {
+        if (!ranks_ || !saves_beside()) return {};
+        return [this](int64_t layer, const model::Tensor& tensor, const ArraySource& mine,
+                      const ArraySink& sink) {
+            share_arrays(*context_->saving, *context_->saving_executor, partition_,
+                         plan_.layers[static_cast<size_t>(layer)], {tensor.offset, tensor.count},
+                         widths_of(layer, tensor), mine, sink);
+        };
+    }
+
+    // The other ranks hear of it first: their threads wait for this rank's part.
+    void drop_save(const char* why) noexcept {
+        if (ranks_) context_->abandon(why);
+        save_->stop();
+        save_.reset();
+    }
+
+    // Where all ranks end by an error that is not the checkpoint's: it is written all the same, as
+    // one rank's is.
+    void finish_save_of_ranks() {
+        if (!ranks_ || !save_) return;
+        if (const auto failed = save_->end()) log_warn(failed->what());
+    }
+
     // Whether the updates that are still to come are those of all chunks.
     bool updates_all() const {
         return previous_ == Previous::not_speculative || previous_ == Previous::rolled_back;
@@ -336,32 +380,35 @@ private:
     // A checkpoint of state that lies in storage, all or some of it: the updates that finish its
     // step hand it over, so that nothing is read for it. False: it cannot be had so.
     bool begin_passing(const Saving& saving) {
-        if (ranks_ || executor_.simulated() || !updates_all() || !passes_by(plan_)) return false;
+        if (executor_.simulated() || !updates_all() || !passes_by(plan_)) return false;
+        // Of ranks whose updates wait for room each would wait for the others'.
+        if (ranks_ &&
+            (!saves_beside() || std::ssize(checkpoint_room_) < own_checkpoint_bytes(plan_)))
+            return false;
         Team* const copiers = copiers_or_none();
         if (!copiers) return false;
         const auto passing = std::make_shared<PassingState>(plan_);
         save_ = std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving, checkpoint_room_,
-                                                 *copiers, rows_->checkpoint, passing);
+                                                 *copiers, rows_->checkpoint, passing, joiner());
         state_->begin_arrays(*copiers, passing.get());
-        if (!save_->begin_reading(reader())) {
-            save_->stop();
-            save_.reset();
-            return false;
-        }
         try {
+            if (!save_->begin_reading(own_reader())) {  // not of ranks, which throw
+                save_->stop();
+                save_.reset();
+                return false;
+            }
             if (saving.started) saving.started();
             kernels().tell_of_updates(passing);
             finish_last_step();
-        } catch (...) {
-            save_->stop();
-            save_.reset();
+        } catch (const std::exception& error) {
+            drop_save(error.what());
             throw;
         }
         kernels().tell_of_updates(nullptr);
         passing->end();
         waited_ = saving.waited;
         if (saving.begun) saving.begun();
-        if (waited_) waited_(save_->held_back_seconds());
+        if (waited_) waited_(passing->held_back_seconds());
         return true;
     }
 
@@ -519,6 +566,7 @@ private:
         if (!loss_scale_.scales() && config_.on_nonfinite == OnNonfinite::skip &&
             ++skipped_in_a_row_ < kSkipsMost)
             return;
+        finish_save_of_ranks();
         throw diverged(
             config_, outcome,
             {.where = "step " + std::to_string(step_) + ", " + place_of(outcome, plan_.layers),

@@ -145,7 +145,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (world_.rank == 0 && world_.pipeline > 1) log_stages(stages_, plan_);
     prove_first_state();
     stack_.reserve({.host_budget_bytes = share_.budgets.host_bytes});
-    if (world_.rank == 0) reserve_checkpoint_room();
+    reserve_checkpoint_room();
     open(runtime);
     if (world_.rank == 0) warn_of_text(config_, described_);
     if (world_.rank == 0) warn_of_speculation(config_, world_);
@@ -345,10 +345,14 @@ int64_t StartedRun::memory_for_reading() const {
 // For what waits to be written; touched by the first checkpoint.
 void StartedRun::reserve_checkpoint_room() {
     const CheckpointConfig& saved = config_.checkpoint;
-    if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0)) return;
-    const int64_t bytes = checkpoint_bytes(plan_, {.errors = plan_.has_feedback()});
+    const bool own = ranks_ && context_->saving && reads_own_part(plan_);
+    if (!saves_on_the_way(config_) || (!own && world_.rank != 0)) return;
+    const int64_t bytes = own ? own_checkpoint_bytes(plan_)
+                              : checkpoint_bytes(plan_, {.errors = plan_.has_feedback()});
     const int64_t left = memory_beside(plan_, share_.budgets, stack_.machine(), device_);
-    const int64_t room = std::min(saved.memory_bytes.value_or(left), bytes);
+    const int64_t asked =
+        saved.memory_bytes.value_or(left) / (own && saved.memory_bytes ? world_.local_ranks : 1);
+    const int64_t room = std::min(asked, bytes);
     if (room > left)
         throw Error(Trouble::does_not_fit,
                     {.what = "host memory for checkpoints on their way does not fit",
@@ -361,11 +365,11 @@ void StartedRun::reserve_checkpoint_room() {
     } catch (const Error&) {
         if (saved.memory_bytes) throw;
     }
-    if (std::ssize(checkpoint_room_) < bytes)
-        log_info(
-            fmt::format("checkpoints of {}: host memory holds {} while it is written; "
-                        "training waits until the rest is (checkpoint.memory)",
-                        format_bytes(bytes), format_bytes(std::ssize(checkpoint_room_))));
+    if (world_.rank == 0 && std::ssize(checkpoint_room_) < bytes)
+        log_info(fmt::format(
+            "checkpoints of {}{}: host memory holds {} while it is written; "
+            "training waits until the rest is (checkpoint.memory)",
+            format_bytes(bytes), own ? " a rank" : "", format_bytes(std::ssize(checkpoint_room_))));
 }
 
 StateIo::Contents StartedRun::new_contents(const StateIo::Fill& fill,

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,18 +15,25 @@
 #include "save.h"
 #include "save_queue.h"
 #include "saving.h"
+#include "shared_values.h"
 #include "train/trace_rows.h"
 
 namespace ferry::train {
+
+// Gives the sink a tensor's arrays, of which `mine` has this rank's part, on all ranks alike: a
+// call blocks until they have made it.
+using JoinParts = std::function<void(int64_t layer, const model::Tensor& tensor,
+                                     const ArraySource& mine, const ArraySink& sink)>;
 
 class BackgroundSave {
 public:
     // Starts the thread that writes. `room` holds what waits for it, and the team's threads copy it
     // there; plan, room, team and rows must outlive this. `passing`: what is read, where that
-    // passes by. Throws does_not_fit where no thread can be made.
+    // passes by. `join`: each of several ranks reads its part, and those without a directory send
+    // theirs; empty: all is read here. Throws does_not_fit where no thread can be made.
     BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
                    std::span<std::byte> room, Team& team, CheckpointRows& rows,
-                   std::shared_ptr<PassingState> passing = nullptr);
+                   std::shared_ptr<PassingState> passing = nullptr, JoinParts join = {});
     ~BackgroundSave();  // waits until all is written
     BackgroundSave(const BackgroundSave&) = delete;
     BackgroundSave& operator=(const BackgroundSave&) = delete;
@@ -35,11 +43,10 @@ public:
     // then there is no checkpoint.
     void read(const ReadArrays& read, bool together);
     // The same by a thread of its own: until end_reading() the state stays as it is. False:
-    // there is no thread to be had, and nothing is read.
+    // there is no thread to be had, and nothing is read. Where parts are joined that is thrown, as
+    // does_not_fit: the other ranks count on this one's.
     bool begin_reading(ReadArrays read);
     bool reads() const { return reader_.joinable(); }
-    // That whoever reads has waited for room until now.
-    double held_back_seconds() const { return queue_.waited_seconds(); }
     // Neither thread waits any more: what is not whole by now goes again.
     void stop() noexcept;
     void end_reading();  // throws what `read` threw
@@ -50,6 +57,9 @@ public:
 
 private:
     void write();
+    void write_or_send();
+    void take(int64_t layer, const model::Tensor& tensor, const ArraySink& sink);
+    void take_rest() noexcept;
 
     const planner::Plan& plan_;
     const Unwritten unwritten_;
@@ -58,6 +68,8 @@ private:
     SaveQueue queue_;
     CheckpointRows& rows_;
     const std::shared_ptr<PassingState> passing_;
+    const JoinParts join_;
+    int64_t taken_ = 0;              // tensors, by the thread that writes
     std::optional<Error> failed_{};  // why the thread failed; read once it has ended
     std::exception_ptr not_read_{};  // why the state could not be read; read once that has ended
     std::atomic<bool> ended_ = false;

@@ -109,7 +109,7 @@ namespace {
 
 std::string text_of(const Config& config, const model::Shape& s, int64_t micro_batches, int ranks,
                     const std::string& operations) {
-    const model::Numerics n = numerics_of(config, s);
+    const model::Numerics n = numerics_of(without_idle_tiles(config, s), s);
     const zero::Codecs codecs = codecs_of(config);
     std::string coded;  // where no ranks have the same state nothing travels
     const bool travel = ranks > config.parallel.tensor * config.parallel.pipeline;

@@ -4,6 +4,7 @@
 
 #include "ferry/error.h"
 #include "saving.h"
+#include "train/stack/seconds_of.h"
 
 namespace ferry::train {
 
@@ -12,6 +13,10 @@ using swap::Tier;
 
 bool evaluates_behind(const Config& config, int64_t step) {
     return config.evaluate.every > 0 && step % config.evaluate.every == 0;
+}
+
+bool saves_on_the_way(const Config& config) {
+    return !config.checkpoint.dir.empty() && !config.checkpoint.every.never();
 }
 
 bool saves_behind(const Config& config, int64_t step) {
@@ -24,9 +29,10 @@ bool drains_before_checkpoint(const Config& config, int64_t step) {
 }
 
 bool passes_by(const planner::Plan& plan) {
-    if (!plan.partition.decides_alone()) return false;
+    if (!reads_own_part(plan)) return false;
     const auto home = [&](swap::ObjectId object) { return plan.objects[object].home; };
     const bool all = std::ranges::all_of(plan.chunks, [&](const Chunk& chunk) {
+        if (chunk.replica) return true;  // its owner's is read
         return chunk.trainable ? home(chunk.state) != Tier::device
                                : home(chunk.weight) == Tier::host;
     });
@@ -60,7 +66,13 @@ void PassingState::updated(const Chunk& chunk, const Place& place) noexcept {
     ready_ = index + 1;
     changed_.notify_all();
     if (stays(chunk)) return;
-    changed_.wait(lock, [&] { return closed_ || taken_ > index; });
+    held_back_ +=
+        seconds_of([&] { changed_.wait(lock, [&] { return closed_ || taken_ > index; }); });
+}
+
+double PassingState::held_back_seconds() const {
+    const std::lock_guard lock(mutex_);
+    return held_back_;
 }
 
 void PassingState::end() noexcept {

@@ -23,6 +23,8 @@ public:
     void updated(const planner::Chunk& chunk, const Place& place) noexcept override;
     // After the last of them.
     void end() noexcept;
+    // That the updates have waited until now: for copies, and for room.
+    double held_back_seconds() const;
 
     // Of the reader, which goes through the chunks in their order: where this one lies, once it is
     // as the step leaves it. Those before it are not needed any more. What was not updated has no
@@ -37,10 +39,11 @@ private:
     bool stays(const planner::Chunk& chunk) const;
 
     const planner::Plan& plan_;
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::vector<Place> places_;     // of the chunks
     size_t ready_ = 0, taken_ = 0;  // ready_: chunks before it are as the step leaves them
+    double held_back_ = 0;          // seconds
     bool closed_ = false;
 };
 

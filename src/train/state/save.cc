@@ -13,7 +13,9 @@
 #include "checkpoint/array_file.h"
 #include "checkpoint/steps.h"
 #include "numerics_record.h"
+#include "shared_values.h"
 #include "train/inside.h"
+#include "train/model_of.h"
 
 namespace ferry::train {
 
@@ -29,7 +31,7 @@ std::string checkpoint_identity_of(const Config& config, const model::Shape& sha
     for (std::string line; std::getline(lines, line);)
         if (!line.starts_with("device = ")) text += line + "\n";
     const bool masks = config.attention.pattern != AttentionPattern::dense;
-    for (const KeyValue& one : describe_values(config))
+    for (const KeyValue& one : describe_values(without_idle_tiles(config, shape)))
         if (one.key.starts_with("batch.") ||
             // The table's file may lie elsewhere; its hash is in the numerics record.
             (one.key.starts_with("numerics.") && one.key != "numerics.products") ||
@@ -272,11 +274,26 @@ int64_t stored_checkpoint_bytes(const Plan& plan) {
     return bytes;
 }
 
+bool reads_own_part(const Plan& plan) {
+    return plan.partition.ranks == plan.partition.of_run() && !plan.has_feedback();
+}
+
+int64_t own_checkpoint_bytes(const Plan& plan) {
+    int64_t bytes = 0;
+    for (const Entry& entry : entries_of(plan, false)) {
+        const zero::Run own = own_run(plan.partition, plan.layers[static_cast<size_t>(entry.layer)],
+                                      {entry.tensor->offset, entry.tensor->count});
+        for (const StateArray& array : entry.arrays) bytes += array.width.of(own.count);
+    }
+    return bytes;
+}
+
 bool reads_meanwhile(const Plan& plan) {
     const auto in_host = [&](swap::ObjectId object) {
         return plan.objects[object].home == swap::Tier::host;
     };
-    return plan.partition.alone() && std::ranges::all_of(plan.chunks, [&](const auto& chunk) {
+    return reads_own_part(plan) && std::ranges::all_of(plan.chunks, [&](const auto& chunk) {
+               if (chunk.replica) return true;  // its owner's is read
                if (chunk.trainable && !in_host(chunk.state)) return false;
                return (chunk.trainable && !plan.state.split) || in_host(chunk.weight);
            });

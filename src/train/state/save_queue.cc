@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "ferry/units.h"
-#include "train/stack/seconds_of.h"
 
 namespace ferry::train {
 
@@ -43,16 +42,6 @@ void SaveQueue::add(Part part) {
     changed_.notify_all();
 }
 
-template <class Until>
-void SaveQueue::wait_for_room(std::unique_lock<std::mutex>& lock, const Until& until) {
-    waited_ += seconds_of([&] { changed_.wait(lock, until); });
-}
-
-double SaveQueue::waited_seconds() const {
-    const std::lock_guard lock(mutex_);
-    return waited_;
-}
-
 void SaveQueue::put(std::span<const std::span<const std::byte>> arrays) {
     int64_t bytes = 0;
     for (const std::span<const std::byte> array : arrays) bytes += std::ssize(array);
@@ -61,11 +50,11 @@ void SaveQueue::put(std::span<const std::span<const std::byte>> arrays) {
     if (bytes > std::ssize(room_)) {
         if (closed_) return;
         add({.arrays = {arrays.begin(), arrays.end()}, .end = tail_});
-        wait_for_room(lock, [&] { return closed_ || parts_.empty(); });
+        changed_.wait(lock, [&] { return closed_ || parts_.empty(); });
         return;
     }
     int64_t first = -1;
-    wait_for_room(lock, [&] { return closed_ || (first = place_for(bytes)) >= 0; });
+    changed_.wait(lock, [&] { return closed_ || (first = place_for(bytes)) >= 0; });
     if (closed_) return;
     tail_ = first + bytes;
     lock.unlock();

@@ -32,7 +32,6 @@ public:
     // Of either side: nothing more is put or taken. Wakes the other one.
     void close() noexcept;
     bool closed() const;
-    double waited_seconds() const;  // that put() has waited for room
 
 private:
     struct Part {
@@ -43,8 +42,6 @@ private:
     int64_t place_for(int64_t bytes);
     void copy(std::span<const std::span<const std::byte>> arrays, std::byte* to);
     void add(Part part);
-    template <class Until>
-    void wait_for_room(std::unique_lock<std::mutex>& lock, const Until& until);
 
     const std::span<std::byte> room_;
     Team& team_;
@@ -53,7 +50,6 @@ private:
     std::deque<Part> parts_{};
     // Bytes put and taken since the room was last empty, with what was left out at its end.
     int64_t tail_ = 0, head_ = 0;
-    double waited_ = 0;  // seconds
     bool closed_ = false;
 };
 

@@ -33,12 +33,19 @@ struct Saving {
 // Of all its files but the manifest.
 int64_t checkpoint_bytes(const planner::Plan& plan, const Saving& saving);
 int64_t checkpoint_files(const planner::Plan& plan, const Saving& saving);
-// Whether all that is read of the state lies in host memory of one rank. It stays as it is until
-// the next step but one, whose schedule has the next updates: so it is read while the next step is
+// Whether checkpoints are due before the end of the run.
+bool saves_on_the_way(const Config& config);
+// Whether a rank reads no more than what it has, so that several send it to the first by threads of
+// their own; else all gather it together, while training waits: where they share tensors or layers,
+// or exchange momentum.
+bool reads_own_part(const planner::Plan& plan);
+int64_t own_checkpoint_bytes(const planner::Plan& plan);  // of that part, without files' headers
+// Whether all that this rank reads of the state lies in host memory. It stays as it is until the
+// next step but one, whose schedule has the next updates: so it is read while the next step is
 // taken, by as many threads.
 bool reads_meanwhile(const planner::Plan& plan);
 constexpr int kMeanwhileThreads = 4;
-// Whether some of it lies on NVMe, and the updates that finish a step pass by all of it, in a
+// Whether some of that lies on NVMe, and the updates that finish a step pass by all of it, in a
 // checkpoint's order, where every chunk has one (passing_state.h): storage is not read for it.
 bool passes_by(const planner::Plan& plan);
 // Which steps the program evaluates behind, and which have a checkpoint that is known before them:

@@ -134,7 +134,18 @@ private:
     std::atomic<uint64_t> done_ = 0;  // of them, in order
 };
 
+zero::Run both(const zero::Run& one, const zero::Run& other) {
+    const int64_t first = std::max(one.first, other.first);
+    const int64_t end = std::min(one.first + one.count, other.first + other.count);
+    return {first, std::max<int64_t>(end - first, 0)};
+}
+
 }  // namespace
+
+zero::Run own_run(const zero::Partition& partition, const model::Layer& layer,
+                  const zero::Run& run) {
+    return both(run, partition.shard(zero::segment_of(layer, run.first), partition.rank));
+}
 
 void share_arrays(comm::Communicator& ranks, Executor& executor, const zero::Partition& partition,
                   const model::Layer& layer, const zero::Run& run, std::span<const Width> widths,
@@ -142,17 +153,15 @@ void share_arrays(comm::Communicator& ranks, Executor& executor, const zero::Par
     const model::Segment& segment = zero::segment_of(layer, run.first);
     Broadcast broadcast(ranks, executor, widths, sink);
     for (int part = 0; part < partition.ranks; ++part) {
-        const zero::Run shard = partition.shard(segment, part);
+        const zero::Run shared = both(run, partition.shard(segment, part));
         const int owner = first_rank + part;
-        const int64_t first = std::max(run.first, shard.first),
-                      end = std::min(run.first + run.count, shard.first + shard.count);
-        if (first >= end) continue;
-        broadcast.begin(owner, end - first);
+        if (shared.count == 0) continue;
+        broadcast.begin(owner, shared.count);
         if (owner != ranks.rank()) {
             broadcast.take();
             continue;
         }
-        mine({first, end - first},
+        mine(shared,
              [&](std::span<const std::span<const std::byte>> arrays) { broadcast.give(arrays); });
     }
     broadcast.end();

@@ -19,6 +19,10 @@ using ArraySource = std::function<void(const zero::Run&, const ArraySink&)>;
 ArraySource as_arrays(const Source& values);
 ArraySink of_arrays(const Sink& values);
 
+// Of these elements of one segment of a layer, those in this rank's shard; perhaps none.
+zero::Run own_run(const zero::Partition& partition, const model::Layer& layer,
+                  const zero::Run& run);
+
 // Elements [first, first + count) of one segment of a layer: each owner reads what lies in its
 // shard by `mine`, and `sink` gets all of them on every rank. Blocking; all ranks alike. The owners
 // are `first` and the ranks behind it.
