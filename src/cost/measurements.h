@@ -29,7 +29,7 @@ struct KernelsOf {
 // Whose they are: all that a host has, or what one of its ranks has of it.
 enum class Of : uint8_t { host, rank };
 
-// Among ranks that share sequences or tensors; 0: as among the others.
+// Among ranks that share sequences, tensors or layers; 0: as among the others.
 struct GroupRate {
     double bytes_per_s = 0, overhead_s = 0;
 };
@@ -56,6 +56,7 @@ struct Measurements {
     double comm_overhead_s = 0;          // each exchange's between ranks, however small
     // The same of what blocks' kernels exchange, whose groups may be nearer.
     GroupRate with_sequence{}, with_slices{};
+    GroupRate between_stages{};      // of a pipeline
     double product_flops_per_s = 0;  // the best that a large product reaches
     KernelTimes kernels{};
 
@@ -88,7 +89,7 @@ double dram_bytes(double updated, double copied, double stored, const Measuremen
 double comm_rate(const Measurements& measured);
 // Seconds of so many operations that bring these bytes.
 double comm_seconds(double bytes, int64_t operations, const Measurements& measured);
-// The same from within the kernels of blocks.
+// The same of one of these groups.
 double group_seconds(double bytes, int64_t operations, const GroupRate& rate,
                      const Measurements& measured);
 

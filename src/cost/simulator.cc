@@ -105,8 +105,10 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
                                      measured),
                         {storage_cores, 1, of_storage}};
             case swap::Lane::comm: {
-                const double seconds = comm_seconds(bytes, 1, measured);
-                const double moving = bytes > 0 ? comm_seconds(bytes, 0, measured) / seconds : 0;
+                const GroupRate rate = passes(task) ? measured.between_stages : GroupRate{};
+                const double seconds = group_seconds(bytes, 1, rate, measured);
+                const double moving =
+                    bytes > 0 ? group_seconds(bytes, 0, rate, measured) / seconds : 0;
                 return {seconds, {comm_core * moving, 0, 0}};
             }
         }
