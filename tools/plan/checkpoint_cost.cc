@@ -168,11 +168,12 @@ struct Seconds {
 }  // namespace
 
 std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planner::Plan& plan,
+                                              const std::vector<model::Layer>& layers,
                                               const PredictionReport* report) {
     const CheckpointConfig& saved = config.checkpoint;
     if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0))
         return std::nullopt;
-    const int64_t bytes = train::checkpoint_bytes(plan, {.errors = plan.has_feedback()});
+    const int64_t bytes = train::checkpoint_bytes(plan, layers, {.errors = plan.has_feedback()});
     const int64_t left = std::max<int64_t>(config.budgets.host_bytes - plan.host_bytes, 0);
     // Of most checkpoints: by the clock, or behind an evaluation or a hash, none is handed over.
     const bool passes = train::passes_by(plan) && saved.every.steps > 0 &&
@@ -187,17 +188,18 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
                        (on_drives == 0 || report->found.measurements.nvme_bytes_per_s > 0);
     if (!knows) return cost;
     const bool meanwhile =
-        cost.held > 0 && config.parallel.tensor == 1 && train::reads_meanwhile(plan);
+        cost.held > 0 && plan.partition.decides_alone() && train::reads_meanwhile(plan);
     const int threads = config.threads.value_or(
         static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     Team team(meanwhile || passes ? std::min(threads, train::kMeanwhileThreads) : threads);
     const auto rate = rate_at(saved.dir, bytes, team);
     if (!rate) return cost;
     const auto all = static_cast<double>(bytes);
-    Seconds takes{.write = all / rate->bytes_per_s + static_cast<double>(train::checkpoint_files(
-                                                         plan, {.errors = plan.has_feedback()})) *
-                                                         rate->file_seconds,
-                  .rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s};
+    Seconds takes{
+        .write = all / rate->bytes_per_s + static_cast<double>(train::checkpoint_files(
+                                               plan, layers, {.errors = plan.has_feedback()})) *
+                                               rate->file_seconds,
+        .rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s};
     if (cost.held > 0 && !passes) takes.copy = all / copied_per_second(bytes, team);
     if (cost.stored > 0)
         takes.read = static_cast<double>(cost.stored) / report->found.measurements.nvme_bytes_per_s;

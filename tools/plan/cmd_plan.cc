@@ -16,6 +16,7 @@
 #include "ferry/train.h"
 #include "network.h"
 #include "pattern_picture.h"
+#include "pipeline_report.h"
 #include "prediction_report.h"
 #include "timeline_picture.h"
 #include "tools/commands.h"
@@ -248,8 +249,10 @@ void run_plan(const PlanOptions& options) {
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto predictor = predictor_for(config, count, machine);
     const std::string planned_by = plan_by(machine, config, *predictor);
-    const planner::Plan plan = predictor->plan(train::request_of(config));
+    const std::vector<planner::Plan> plans = predictor->plans(train::request_of(config));
+    const planner::Plan& plan = plans.front();
     warn_of_hosts(plan, count);
+    warn_of_bubble(plans);
     const optim::LrSchedule schedule = train::schedule_of(config);
     const std::optional<train::PatternShare> share = train::pattern_share(config);
     if (!options.pattern_svg.empty()) draw_pattern(options.pattern_svg, share, config);
@@ -260,7 +263,10 @@ void run_plan(const PlanOptions& options) {
     if (report && !options.svg.empty()) require_step(*report);
     const std::optional<NetworkReport> over_network =
         network ? over(*network, config, count, machine, *report) : std::nullopt;
-    const auto checkpoint = checkpoint_cost(config, plan, report ? &*report : nullptr);
+    const auto checkpoint =
+        checkpoint_cost(config, plan, predictor->layers(), report ? &*report : nullptr);
+    const train::Prediction* const step =
+        report && report->found.missing.empty() ? &report->prediction : nullptr;
     const Wear wear = wear_of(config, *predictor, plan, count,
                               report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())
@@ -268,6 +274,7 @@ void run_plan(const PlanOptions& options) {
     const int64_t longest = options.longest ? predictor->longest_sequence() : 0;
     if (!options.json) {
         print_plan(plan, config);
+        print("{}", pipeline_text(plans, step));
         print("planned by {}\n\n", planned_by);
         if (!tokens_checked)
             print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
@@ -303,6 +310,7 @@ void run_plan(const PlanOptions& options) {
         {"attention", to_json(share, config)},
         {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};
+    if (plans.size() > 1) line["pipeline"] = pipeline_json(plans, step);
     if (options.longest) line["longest_sequence"] = longest;
     if (checkpoint) line["checkpoint"] = to_json(*checkpoint);
     if (report) line["prediction"] = to_json(*report);

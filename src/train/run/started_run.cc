@@ -258,13 +258,9 @@ void StartedRun::refuse_of_pipeline(const Runtime& runtime) const {
                      .measured = fmt::format("parallel.pipeline {}", world_.pipeline),
                      .remedy = remedy});
     };
-    refuse(config_.zero.stage == 3 && world_.sharers() > 1,
-           "a pipeline would gather its weights again for each of its groups of micro-batches",
-           "zero.stage", "set zero.stage to 2 or less: a stage has few layers");
+    require_weights_of_stages(config_, world_);
     refuse(runtime.resume, "a pipeline does not go on from the files of a killed run", "--resume",
            "start it anew, or set parallel.pipeline to 1");
-    refuse(saved_ != nullptr, "a pipeline does not start from checkpoints yet",
-           runtime.checkpoint.c_str(), "start from exported weights (model.path)");
     refuse(imported_ != nullptr, "a pipeline imports no state", runtime.imported.directory.c_str(),
            "set parallel.pipeline to 1");
 }
@@ -345,7 +341,7 @@ int64_t StartedRun::memory_for_reading() const {
 void StartedRun::reserve_checkpoint_room() {
     const CheckpointConfig& saved = config_.checkpoint;
     if (saved.dir.empty() || (saved.every.steps == 0 && saved.every.seconds == 0)) return;
-    const int64_t bytes = checkpoint_bytes(plan_, {.errors = plan_.has_feedback()});
+    const int64_t bytes = checkpoint_bytes(plan_, layers_, {.errors = plan_.has_feedback()});
     const int64_t left = memory_beside(plan_, share_.budgets, stack_.machine(), device_);
     const int64_t room = std::min(saved.memory_bytes.value_or(left), bytes);
     if (room > left)

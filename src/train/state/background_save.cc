@@ -20,10 +20,12 @@ int64_t bytes_of(std::span<const std::span<const std::byte>> arrays) {
 
 }  // namespace
 
-BackgroundSave::BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
-                               std::span<std::byte> room, Team& team, CheckpointRows& rows,
+BackgroundSave::BackgroundSave(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                               Unwritten unwritten, Saving saving, std::span<std::byte> room,
+                               Team& team, CheckpointRows& rows,
                                std::shared_ptr<PassingState> passing)
     : plan_(plan),
+      layers_(layers),
       unwritten_(std::move(unwritten)),
       saving_(std::move(saving)),
       threads_(team.threads()),
@@ -49,7 +51,7 @@ void BackgroundSave::write() {
         // Its own: a loop of training's would wait for a place in the team.
         Team team(std::min(kFiles, threads_));
         rows_.begin(CheckpointRows::Row::write);
-        write_checkpoint(plan_, unwritten_, saving_, team,
+        write_checkpoint(plan_, layers_, unwritten_, saving_, team,
                          [&](int64_t layer, const model::Tensor&, Kept, const ArraySink& sink) {
                              const bool whole = queue_.take_tensor(
                                  [&](std::span<const std::span<const std::byte>> arrays) {
@@ -90,7 +92,7 @@ void BackgroundSave::read(const ReadArrays& read, bool together) {
     try {
         rows_.begin(CheckpointRows::Row::read);
         read_checkpoint(
-            plan_, saving_.errors, noted,
+            plan_, layers_, saving_.errors, noted,
             [&](std::span<const std::span<const std::byte>> arrays) {
                 rows_.note(CheckpointRows::Row::read, "read", bytes_of(arrays), step, layer);
                 queue_.put(arrays);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <vector>
 
 #include "ferry/error.h"
 #include "ferry/team.h"
@@ -21,11 +22,12 @@ namespace ferry::train {
 class BackgroundSave {
 public:
     // Starts the thread that writes. `room` holds what waits for it, and the team's threads copy it
-    // there; plan, room, team and rows must outlive this. `passing`: what is read, where that
-    // passes by. Throws does_not_fit where no thread can be made.
-    BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
-                   std::span<std::byte> room, Team& team, CheckpointRows& rows,
-                   std::shared_ptr<PassingState> passing = nullptr);
+    // there; plan, layers, room, team and rows must outlive this. `layers`: the whole model's.
+    // `passing`: what is read, where that passes by. Throws does_not_fit where no thread can be
+    // made.
+    BackgroundSave(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                   Unwritten unwritten, Saving saving, std::span<std::byte> room, Team& team,
+                   CheckpointRows& rows, std::shared_ptr<PassingState> passing = nullptr);
     ~BackgroundSave();  // waits until all is written
     BackgroundSave(const BackgroundSave&) = delete;
     BackgroundSave& operator=(const BackgroundSave&) = delete;
@@ -52,6 +54,7 @@ private:
     void write();
 
     const planner::Plan& plan_;
+    const std::vector<model::Layer>& layers_;
     const Unwritten unwritten_;
     const Saving saving_;
     const int threads_;

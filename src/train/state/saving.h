@@ -5,9 +5,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/steps.h"
 #include "ferry/config.h"
+#include "model/model.h"
 #include "planner/planner.h"
 
 namespace ferry::train {
@@ -30,9 +32,11 @@ struct Saving {
     int64_t shard_bytes = 16LL << 30;  // the most that the files of one number hold together
 };
 
-// Of all its files but the manifest.
-int64_t checkpoint_bytes(const planner::Plan& plan, const Saving& saving);
-int64_t checkpoint_files(const planner::Plan& plan, const Saving& saving);
+// Of all its files but the manifest. `layers`: the whole model's, of which a plan may have a stage.
+int64_t checkpoint_bytes(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                         const Saving& saving);
+int64_t checkpoint_files(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                         const Saving& saving);
 // Whether all that is read of the state lies in host memory of one rank. It stays as it is until
 // the next step but one, whose schedule has the next updates: so it is read while the next step is
 // taken, by as many threads.
