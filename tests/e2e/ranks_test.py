@@ -549,14 +549,36 @@ class Ranks(FerryTest):
         self.assertIn("1 group of 1 micro-batch for 2 stages: each stage waits 50 % of a step", planned.err)
         self.assertIn("a pipeline of 2 stages of 1 rank", planned.out)
 
+    def test_groups_that_cannot_be_planned_are_refused(self):
+        """As `train` refuses them, before anything is measured."""
+        heads = {"model__heads": 4, "model__kv_heads": 2}
+        for ranks, changes, words in (
+                (3, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 3 ranks", "start 4 ranks")),
+                (4, {"parallel__pipeline": 3}, ("parallel.pipeline", "groups of 3, 4 ranks")),
+                (6, {"parallel__tensor": 4}, ("parallel.tensor", "groups of 4, 6 ranks")),
+                (8, {"parallel__tensor": 8, **heads}, ("more ranks share a block's tensors than it has heads",
+                                                       "set parallel.tensor to 4")),
+                (3, {"parallel__pipeline": 3, "model__layers": 2}, ("3 stages", "2 blocks", "set it to 2 or less")),
+                (4, {"parallel__pipeline": 2, "zero__stage": 3}, ("zero.stage", "set zero.stage to 2 or less"))):
+            with self.subTest(ranks=ranks, **changes):
+                planned = self.ferry("plan", self.command(self.config(**changes))[1], "--ranks", str(ranks))
+                self.assertEqual(planned.code, USAGE, planned.err)
+                self.assertEqual(planned.out, "")
+                for word in words:
+                    self.assertIn(word, planned.err)
+
     def test_the_plan_of_a_pipeline_is_that_of_training(self):
         tight = {**self.tight(4), "budgets__host": "8MiB"}
         config = self.config(parallel__pipeline=2, model__layers=5, zero__stage=1, **tight)
         run = self.ranks(4, config)
         self.assert_trained(run)
-        planned = self.ferry("plan", self.command(config)[1], "--ranks", "4", "--json")
+        picture = self.path("step.svg")
+        planned = self.ferry("plan", self.command(config)[1], "--ranks", "4", "--json", "--svg", picture)
         self.assertEqual(planned.code, 0, planned.err)
         plan = json.loads(planned.out)
+        drawn = pathlib.Path(picture).read_text()
+        for row in ("0 compute", "0 comm", "1 compute", "1 comm", "take over"):
+            self.assertIn(row, drawn)
         for key in ("device_bytes", "host_bytes", "nvme_bytes", "groups", "chunk_elements"):
             self.assertEqual(plan[key], run.summary[key], key)
         stages, steps = plan["pipeline"]["stages"], run.summary["steps"]
