@@ -14,6 +14,7 @@
 #include "ferry/config.h"
 #include "ferry/optim.h"
 #include "ferry/train.h"
+#include "layouts_report.h"
 #include "network.h"
 #include "pattern_picture.h"
 #include "pipeline_report.h"
@@ -37,9 +38,9 @@ namespace {
 struct PlanOptions {
     std::string config{};
     Overrides overrides{};
-    std::string machine{}, svg{}, pattern_svg{}, network{}, network_latency = "0us";
+    std::string machine{}, svg{}, pattern_svg{}, network{}, network_latency = "0us", gpu{};
     train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
-    bool schedule = false, json = false, prediction = true, longest = false;
+    bool schedule = false, json = false, prediction = true, longest = false, layouts = false;
 };
 
 // At most about 25 steps: the first and the last, evenly spaced ones, and where the rate turns.
@@ -236,9 +237,16 @@ void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
                     tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
 }
 
+void run_layouts(const PlanOptions& options, const Config& config) {
+    const LayoutsReport report =
+        layouts_report(config, count_of(options), options.gpu, network_of(options));
+    print("{}", options.json ? json_line(to_json(report)) : text_of(report));
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
+    if (options.layouts) return run_layouts(options, config);
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     if (!options.pattern_svg.empty()) check_picture_file("--pattern-svg", options.pattern_svg);
     const bool tokens_checked = train::check_token_header(config);
@@ -350,6 +358,14 @@ void add_plan_command(CLI::App& app) {
         ->add_option("--network-latency", options->network_latency,
                      "what an exchange between hosts takes longer, such as 50us")
         ->needs(network);
+    CLI::Option* layouts = command->add_flag(
+        "--layouts", options->layouts,
+        "nothing but the best ways for so many ranks to share tensors, layers and state, by "
+        "arithmetic");
+    command
+        ->add_option("--gpu", options->gpu,
+                     "the GPU that --layouts reckons with: a100, h100 or h200")
+        ->needs(layouts);
     command
         ->add_flag("!--no-prediction", options->prediction,
                    "only where everything goes: measure nothing, predict nothing")

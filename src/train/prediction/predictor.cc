@@ -571,6 +571,32 @@ std::optional<PatternShare> pattern_share(const Config& config) {
     return share;
 }
 
+cost::ModelSizes model_sizes(const Config& config) {
+    const model::Shape shape = model_of(config).shape;
+    const auto layers = model::layers_of(shape, {}, false);
+    cost::ModelSizes found{
+        .hidden = shape.hidden,
+        .blocks = shape.layers,
+        .heads = shape.heads,
+        .kv_heads = shape.kv_heads,
+        .table_elements = static_cast<double>(shape.vocab * shape.hidden),
+        .tied = shape.tie_embeddings,
+        .sequence = config.batch.sequence,
+        .sequences = config.batch.micro_batches * config.batch.micro_batch,
+        .element = cost::element_bytes(format_of(config), config.precision,
+                                       config.numerics.wire.value_or(config.precision))};
+    const auto blocks = static_cast<double>(shape.layers);
+    for (const model::Layer& layer : layers) {
+        if (layer.kind != model::LayerKind::block) continue;
+        const double keys = cost::keys_seen(shape, config.batch.sequence, layer.index);
+        found.block_elements += static_cast<double>(layer.elements) / blocks;
+        // Two products, each of two operations a key and element.
+        found.attention_flops +=
+            4 * keys * static_cast<double>(shape.heads * shape.head_dim) / blocks;
+    }
+    return found;
+}
+
 void check_reserved_cores(const Config& config) { require_a_core(machine_for(config)); }
 
 }  // namespace ferry::train

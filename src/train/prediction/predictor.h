@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cost/bound.h"
+#include "cost/layouts.h"
 #include "cost/measurements.h"
 #include "ferry/config.h"
 #include "ops/block_lists.h"
@@ -92,6 +93,8 @@ struct PatternShare {
     std::shared_ptr<const ops::BlockLists> lists{};  // the first of these layers'
 };
 std::optional<PatternShare> pattern_share(const Config& config);
+// What cost::best_layouts() asks of the model and a step's batch.
+cost::ModelSizes model_sizes(const Config& config);
 // Refuses reserved cores that a run on this machine would refuse.
 void check_reserved_cores(const Config& config);
 
