@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -131,5 +132,22 @@ struct Timeline {
 // Running tasks that need more of a resource than there is slow down alike.
 Timeline predict(const Schedule& first, const Schedule& steady, uint32_t resources,
                  const CostModel& cost);
+
+// One rank of several whose exchanges wait for each other.
+struct RankSteps {
+    const Schedule* first = nullptr;
+    const Schedule* steady = nullptr;
+    uint32_t resources = 0;
+    CostModel cost{};
+};
+// The point where a rank's exchange meets those of others: it runs from when all of the point's
+// ranks have come there as often. kAlone: it waits for nobody.
+constexpr int kAlone = -1;
+using Meets = std::function<int(size_t rank, const Task& exchange)>;
+// The same of all of them. `points`: the ranks that meet at each. Of one rank the exchanges at each
+// point go in their order, and end in the order of the lane.
+std::vector<Timeline> predict_together(std::span<const RankSteps> ranks,
+                                       std::span<const std::vector<size_t>> points,
+                                       const Meets& meets);
 
 }  // namespace ferry::swap

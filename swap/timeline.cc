@@ -1,7 +1,8 @@
-// The simulated replay of schedules: the same waits as the store's, seconds instead of work.
+// The simulated replay of schedules: the same waits as the store's, seconds instead of work. Of
+// several ranks some tasks wait for each other, too.
 #include <algorithm>
 #include <limits>
-#include <optional>
+#include <utility>
 
 #include "ferry/error.h"
 #include "scoreboard.h"
@@ -11,39 +12,109 @@ namespace {
 
 constexpr int64_t kSteps = 5;  // the last one is the answer: what the first left has finished
 
+// How often each rank has come to each point.
+class Arrivals {
+public:
+    explicit Arrivals(std::span<const std::vector<size_t>> points)
+        : points_(points), counts_(points.size()) {
+        for (size_t p = 0; p < points.size(); ++p) counts_[p].resize(points[p].size());
+    }
+    // The number of this one.
+    int64_t arrive(int point, size_t rank) { return ++count(point, rank); }
+    // Whether all that meet there have come as often.
+    bool met(int point, int64_t turn) const {
+        return std::ranges::all_of(counts_[static_cast<size_t>(point)],
+                                   [turn](int64_t count) { return count >= turn; });
+    }
+
+private:
+    int64_t& count(int point, size_t rank) {
+        const std::vector<size_t>& members = points_[static_cast<size_t>(point)];
+        const auto member = std::ranges::find(members, rank);
+        FERRY_CHECK(member != members.end(), "a rank at a point of others");
+        return counts_[static_cast<size_t>(point)][static_cast<size_t>(member - members.begin())];
+    }
+
+    std::span<const std::vector<size_t>> points_;
+    std::vector<std::vector<int64_t>> counts_;
+};
+
 struct Running {
     double begin_s = 0, left_s = 0;  // left: as if alone
     Cost cost{};
     int64_t step = 0;
     size_t task = 0;
+    int point = kAlone;
+    int64_t turn = 0;  // of this rank at that point
+    bool begun = true, ended = false;
 };
 
-class Prediction {
+// One rank's steps.
+class Replay {
 public:
-    Prediction(const Schedule& first, const Schedule& steady, uint32_t resources,
-               const CostModel& cost)
-        : first_(first), steady_(steady), cost_(cost), board_(resources) {}
-
-    Timeline run() {
+    Replay(const RankSteps& of, size_t rank, size_t ranks, const Meets& meets, Arrivals& arrivals)
+        : first_(*of.first),
+          steady_(*of.steady),
+          cost_(of.cost),
+          rank_(rank),
+          // Exchanges with several groups of ranks are under way at once.
+          exchanges_most_(ranks > 1 ? 64 : 1),
+          meets_(meets),
+          arrivals_(arrivals),
+          board_(of.resources) {
         result_.tasks.resize(steady_.tasks.size());
         append();
-        while (true) {
-            while (start_ready()) {
-            }
-            if (idle()) break;
-            advance();
-            if (step_ < kSteps && board_.reached(board_.newest(), schedule().outcome)) append();
+    }
+
+    // Whether a task could be started.
+    bool start_ready() {
+        bool any = false;
+        for (size_t lane = 0; lane < kLanes; ++lane) {
+            const size_t most = static_cast<Lane>(lane) == Lane::comm ? exchanges_most_ : 1;
+            if (running_[lane].size() < most) any = start(lane) || any;
         }
+        return begin_met() || any;
+    }
+
+    // Seconds to the next completion; infinite: nothing runs.
+    double next_s() const {
+        const Wanted wanted = wanted_by_all();
+        double next = std::numeric_limits<double>::infinity();
+        for (const auto& lane : running_) {
+            for (const Running& task : lane)
+                if (runs(task)) next = std::min(next, task.left_s / rate(task, wanted));
+        }
+        return next;
+    }
+
+    void advance(double step_s) {
+        const Wanted wanted = wanted_by_all();
+        now_s_ += step_s;
+        for (size_t lane = 0; lane < kLanes; ++lane) {
+            for (Running& task : running_[lane]) {
+                if (!runs(task)) continue;
+                const double share = rate(task, wanted);
+                task.ended = task.left_s / share <= step_s * (1 + 1e-12);
+                task.left_s -= step_s * share;
+                if (task.ended) note(lane, task);
+            }
+        }
+        for (size_t lane = 0; lane < kLanes; ++lane) complete(lane);
+    }
+
+    void append_next() {
+        if (step_ < kSteps && board_.reached(board_.newest(), schedule().outcome)) append();
+    }
+    Timeline result() {
         FERRY_CHECK(board_.all_complete(), "a schedule that cannot end");
         return std::move(result_);
     }
 
 private:
+    using Wanted = std::array<double, kShared>;
+
     const Schedule& schedule() const { return step_ == 1 ? first_ : steady_; }
-    bool idle() const {
-        return std::none_of(running_.begin(), running_.end(),
-                            [](const auto& task) { return task.has_value(); });
-    }
+    static bool runs(const Running& task) { return task.begun && !task.ended; }
 
     void append() {
         result_.step_seconds = now_s_ - outcome_s_;
@@ -52,23 +123,46 @@ private:
         board_.append(schedule(), step_);
     }
 
-    bool start_ready() {
+    bool start(size_t lane) {
+        const Active* active = nullptr;
+        const Task* task = board_.next(static_cast<Lane>(lane), &active);
+        if (!task || !board_.ready(*task, *active)) return false;
+        const Cost cost = cost_(*task);
+        Running next{.begin_s = now_s_,
+                     .left_s = cost.seconds,
+                     .cost = cost,
+                     .step = active->sequence,
+                     .task = static_cast<size_t>(task - active->schedule->tasks.data())};
+        if (exchanges_most_ > 1 && static_cast<Lane>(lane) == Lane::comm) {
+            next.begun = false;
+            next.point = meets_(rank_, *task);
+            if (next.point != kAlone) next.turn = arrivals_.arrive(next.point, rank_);
+        }
+        board_.take(static_cast<Lane>(lane));
+        running_[lane].push_back(next);
+        return true;
+    }
+
+    // Exchanges at one point go in their order.
+    bool begin_met() {
         bool any = false;
-        for (size_t lane = 0; lane < kLanes; ++lane) {
-            const Active* active = nullptr;
-            const Task* task =
-                running_[lane] ? nullptr : board_.next(static_cast<Lane>(lane), &active);
-            if (!task || !board_.ready(*task, *active)) continue;
-            const Cost cost = cost_(*task);
-            const auto index = static_cast<size_t>(task - active->schedule->tasks.data());
-            board_.take(static_cast<Lane>(lane));
-            running_[lane] = Running{now_s_, cost.seconds, cost, active->sequence, index};
-            any = true;
+        std::vector<Running>& exchanges = running_[static_cast<size_t>(Lane::comm)];
+        for (size_t e = 0; e < exchanges.size(); ++e) {
+            Running& task = exchanges[e];
+            const auto before = [&](const Running& other) {
+                return !other.ended && other.point == task.point;
+            };
+            if (task.begun ||
+                std::any_of(exchanges.begin(), exchanges.begin() + static_cast<std::ptrdiff_t>(e),
+                            before))
+                continue;
+            if (task.point != kAlone && !arrivals_.met(task.point, task.turn)) continue;
+            task.begun = any = true;
+            task.begin_s = now_s_;
         }
         return any;
     }
 
-    using Wanted = std::array<double, kShared>;
     static double part_of(const Running& task, Shared resource) {
         return task.cost.part[static_cast<size_t>(resource)];
     }
@@ -84,51 +178,48 @@ private:
         }
         return rate * on_disk(task, wanted[static_cast<size_t>(Shared::disk)]);
     }
+    template <class Body>
+    void for_running(const Body& body) const {
+        for (const auto& lane : running_) {
+            for (const Running& task : lane)
+                if (runs(task)) body(task);
+        }
+    }
     Wanted wanted_by_all() const {
         double disk = 0;
-        for (const auto& task : running_) disk += task ? part_of(*task, Shared::disk) : 0;
+        for_running([&](const Running& task) { disk += part_of(task, Shared::disk); });
         Wanted wanted{};
-        for (const auto& task : running_) {
-            for (size_t r = 0; task && r < kShared; ++r)
-                wanted[r] += task->cost.part[r] * on_disk(*task, disk);
-        }
+        for_running([&](const Running& task) {
+            for (size_t r = 0; r < kShared; ++r)
+                wanted[r] += task.cost.part[r] * on_disk(task, disk);
+        });
         wanted[static_cast<size_t>(Shared::disk)] = disk;
         return wanted;
     }
 
-    // To the next completion.
-    void advance() {
-        const Wanted wanted = wanted_by_all();
-        double step_s = std::numeric_limits<double>::infinity();
-        for (const auto& task : running_) {
-            if (task) step_s = std::min(step_s, task->left_s / rate(*task, wanted));
-        }
-        now_s_ += step_s;
-        for (size_t lane = 0; lane < kLanes; ++lane) {
-            if (!running_[lane]) continue;
-            Running& task = *running_[lane];
-            const double share = rate(task, wanted);
-            const bool done = task.left_s / share <= step_s * (1 + 1e-12);
-            task.left_s -= step_s * share;
-            if (done) finish(lane, task);
-        }
+    void note(size_t lane, const Running& task) {
+        if (task.step != kSteps) return;
+        result_.tasks[task.task] = {task.begin_s - outcome_s_, now_s_ - outcome_s_};
+        result_.busy_seconds[lane] += now_s_ - task.begin_s;
     }
 
-    void finish(size_t lane, const Running& task) {
-        if (task.step == kSteps) {
-            result_.tasks[task.task] = {task.begin_s - outcome_s_, now_s_ - outcome_s_};
-            result_.busy_seconds[lane] += now_s_ - task.begin_s;
-        }
-        running_[lane].reset();
+    // In the lane's order, whichever ended first.
+    void complete(size_t lane) {
+        std::vector<Running>& tasks = running_[lane];
+        const auto end = std::ranges::find(tasks, false, &Running::ended);
         const auto id = static_cast<Lane>(lane);
-        board_.complete(id, board_.completed(id) + 1);
+        if (end != tasks.begin()) board_.complete(id, board_.completed(id) + (end - tasks.begin()));
+        tasks.erase(tasks.begin(), end);
     }
 
     const Schedule& first_;
     const Schedule& steady_;
     const CostModel& cost_;
+    const size_t rank_, exchanges_most_;
+    const Meets& meets_;
+    Arrivals& arrivals_;
     Scoreboard board_;
-    std::array<std::optional<Running>, kLanes> running_{};
+    std::array<std::vector<Running>, kLanes> running_{};  // in their order
     double now_s_ = 0, outcome_s_ = 0;
     int64_t step_ = 0;
     Timeline result_;
@@ -136,10 +227,37 @@ private:
 
 }  // namespace
 
+std::vector<Timeline> predict_together(std::span<const RankSteps> ranks,
+                                       std::span<const std::vector<size_t>> points,
+                                       const Meets& meets) {
+    Arrivals arrivals(points);
+    std::vector<Replay> replays;
+    replays.reserve(ranks.size());
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        FERRY_CHECK(ranks[rank].first->has_outcome && ranks[rank].steady->has_outcome,
+                    "a step has an outcome");
+        replays.emplace_back(ranks[rank], rank, ranks.size(), meets, arrivals);
+    }
+    while (true) {
+        for (bool any = true; any;) {
+            any = false;
+            for (Replay& replay : replays) any = replay.start_ready() || any;
+        }
+        double step_s = std::numeric_limits<double>::infinity();
+        for (const Replay& replay : replays) step_s = std::min(step_s, replay.next_s());
+        if (step_s == std::numeric_limits<double>::infinity()) break;
+        for (Replay& replay : replays) replay.advance(step_s);
+        for (Replay& replay : replays) replay.append_next();
+    }
+    std::vector<Timeline> found;
+    for (Replay& replay : replays) found.push_back(replay.result());
+    return found;
+}
+
 Timeline predict(const Schedule& first, const Schedule& steady, uint32_t resources,
                  const CostModel& cost) {
-    FERRY_CHECK(first.has_outcome && steady.has_outcome, "a step has an outcome");
-    return Prediction(first, steady, resources, cost).run();
+    const RankSteps alone{&first, &steady, resources, cost};
+    return predict_together({&alone, 1}, {}, {}).front();
 }
 
 }  // namespace ferry::swap

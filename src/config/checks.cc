@@ -421,8 +421,6 @@ void check_pipeline(const Config& c, const Given& given) {
              "a pipeline's stages do not have its matrices or exchanges yet",
              std::string(word_of(kMethods, method)) + ", " + pipeline,
              "set optimizer.method to \"adamw\", or parallel.pipeline to 1"},
-            {c.checkpoint.dir.empty(), "checkpoint.dir", "a pipeline writes no checkpoints yet",
-             pipeline, "leave it out, or set parallel.pipeline to 1; exports are written"},
             {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
              "steps of a pipeline are not kept yet", pipeline,
              "set it to false, or parallel.pipeline to 1"}});

@@ -42,6 +42,11 @@ bool is_update(const swap::Task& task) {
     return task.verb == swap::Verb::kernel && row_of(task).timed_by == TimedBy::update;
 }
 
+bool passes(const swap::Task& task) {
+    const auto op = static_cast<Op>(task.op);
+    return task.lane == swap::Lane::comm && (op == Op::pass_on || op == Op::take_over);
+}
+
 double bytes_of_update(const swap::Task& task, const WorkOf& work_of) {
     return is_update(task) ? static_cast<double>(row_of(task).bytes(work_of(task))) : 0;
 }

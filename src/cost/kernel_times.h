@@ -20,6 +20,8 @@ using WorkOf = std::function<Work(const swap::Task& kernel)>;
 bool is_timed(const swap::Task& task);
 // An update of the optimizer, on the host or, on the compute lane, on the device.
 bool is_update(const swap::Task& task);
+// Between the stages of a pipeline, at either end.
+bool passes(const swap::Task& task);
 // Bytes that an update reads and writes in the memory it runs on; 0 for any other task.
 double bytes_of_update(const swap::Task& task, const WorkOf& work_of);
 

@@ -30,7 +30,7 @@ struct KernelsOf {
 // Whose they are: all that a host has, or what one of its ranks has of it.
 enum class Of : uint8_t { host, rank };
 
-// Among ranks that share sequences or tensors; 0: as among the others.
+// Among ranks that share sequences, tensors or layers; 0: as among the others.
 struct GroupRate {
     double bytes_per_s = 0, overhead_s = 0;
 };
@@ -59,6 +59,7 @@ struct Measurements {
     // The same of what blocks' kernels exchange, whose groups may be nearer; of what the ranks of a
     // host exchange among themselves first, and of what then crosses between hosts alone.
     GroupRate with_sequence{}, with_slices{}, in_host{}, across_hosts{};
+    GroupRate between_stages{};      // of a pipeline
     double product_flops_per_s = 0;  // the best that a large product reaches
     KernelTimes kernels{};
 

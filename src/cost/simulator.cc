@@ -135,7 +135,8 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
                                      measured),
                         {storage_cores, 1, of_storage}};
             case swap::Lane::comm: {
-                const GroupRate& rate = rate_among(among(task), measured);
+                const GroupRate& rate =
+                    passes(task) ? measured.between_stages : rate_among(among(task), measured);
                 const double seconds = group_seconds(bytes, 1, rate, measured);
                 const double moving =
                     bytes > 0 ? group_seconds(bytes, 0, rate, measured) / seconds : 0;

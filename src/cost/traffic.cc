@@ -15,7 +15,8 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
                              int64_t step_tokens, DType type, const zero::Partition& partition) {
     WeightTraffic found;
     const auto bytes_of = [type](int64_t elements) { return double(elements * size_of(type)); };
-    bool trains_below = false;
+    const zero::Stage& stage = partition.stage;
+    bool trains_below = stage.trains_below;
     for (const model::Layer& layer : layers) {
         if (layer.elements == 0) continue;  // another stage's
         const double bytes = bytes_of(layer.elements);
@@ -28,10 +29,12 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
             partition.shares_updates()
                 ? static_cast<double>(zero::gathered_bytes(partition, layer, type))
                 : 0;
-        if (layer.kind == model::LayerKind::embedding) {
+        if (layer.kind == model::LayerKind::embedding && stage.copies_table()) {
+            if (!trains) found.read_bytes += bytes;
+        } else if (layer.kind == model::LayerKind::embedding) {
             const double rows = bytes_of(std::min(step_tokens, shape.vocab) * shape.hidden);
             found.read_bytes += std::max(0.0, rows - from_others);
-            if (shape.tie_embeddings && again) found.read_bytes += bytes;
+            if (shape.tie_embeddings && stage.all() && again) found.read_bytes += bytes;
         } else {
             const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
             found.read_bytes += bytes * (backward && again ? 2 : 1) - from_others;
@@ -76,8 +79,10 @@ CommTraffic comm_traffic(const std::vector<model::Layer>& layers, const zero::Pa
                          DType compute, DType wire, zero::Exchanged what) {
     CommTraffic found;
     if (partition.alone()) return found;
-    bool trains_below = false;
-    for (const model::Layer& layer : layers) {
+    bool trains_below = partition.stage.trains_below;
+    for (size_t l = 0; l < layers.size(); ++l) {
+        const model::Layer& layer = layers[l];
+        if (!partition.stage.has(static_cast<int64_t>(l))) continue;  // a table's copy
         const bool trains = layer.trainable_elements > 0;
         const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
         const auto gathered = static_cast<double>(zero::gathered_bytes(partition, layer, compute));

@@ -36,7 +36,8 @@ struct WeightTraffic {
 // Blocks are visited forward, and backward where a gradient passes through them. The head is
 // visited once. Of the embedding only the rows of a step's tokens are, and all of it when it is
 // tied. Where every rank keeps all weights, forward takes what others updated as it comes from
-// them.
+// them. A stage of a pipeline multiplies by a tied table where it has the head, and a copy of the
+// table comes from the stage that updates it.
 WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
                              int64_t step_tokens, DType type,
                              const zero::Partition& partition = {});
@@ -56,7 +57,8 @@ struct CommTraffic {
 
 // Bytes that must reach a rank from the others in a step, wherever its state and weights lie. Stage
 // 3 sends a layer's weights at each visit, stages 1 and 2 those that were updated, once. Gradients
-// go to the rank that updates by them, or momentum to its owner and back.
+// go to the rank that updates by them, or momentum to its owner and back. What passes between the
+// stages of a pipeline is left out.
 CommTraffic comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
                          DType compute, DType wire, zero::Exchanged what);
 

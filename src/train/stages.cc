@@ -129,6 +129,18 @@ std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& sha
     return found;
 }
 
+void require_weights_of_stages(const Config& config, const World& world) {
+    if (world.pipeline == 1 || config.zero.stage < 3 || world.sharers() == 1) return;
+    throw Error(Trouble::usage,
+                {.what = "a pipeline would gather its weights again for each of "
+                         "its groups of micro-batches",
+                 .where = "zero.stage",
+                 .measured = fmt::format("3, parallel.pipeline {}, {} ranks a stage",
+                                         world.pipeline, world.of_a_stage()),
+                 .limit = "2, or one rank a stage",
+                 .remedy = "set zero.stage to 2 or less: a stage has few layers"});
+}
+
 int stage_with(const std::vector<zero::Stage>& stages, int64_t layer) {
     for (const zero::Stage& stage : stages)
         if (stage.has(layer)) return stage.index;

@@ -349,6 +349,17 @@ class ScriptsTest(FerryTest):
         self.assertGreater(rows["200 Mbit/s: ZeRO++, predicted"]["reference"], 0)
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_layouts(self):
+        """Large models by arithmetic, small ones run and planned."""
+        rows, notes = self.script("layouts", "--models", "13B", "1T", "--steps", "3")
+        for model in ("13B on 64", "1T on 3072"):
+            fast, slow = (rows[f"{model} h100, {network}: a step"]["value"] for network in ("400Gbit", "10Gbit"))
+            self.assertLess(fast, slow)
+        for way in ("T 1, P 1", "T 2, P 1", "T 1, P 2"):
+            self.assertGreater(rows[f"2 ranks, {way}: a step"]["ratio"], 0)
+        self.assertIn("bubble", notes[0])
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_slow_network_that_ferry_emulates(self):
         """No step is faster than the rate lets it be, and the delay is each exchange's."""
         picture = self.path("step.svg")

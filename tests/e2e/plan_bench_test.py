@@ -49,6 +49,41 @@ class PlanTest(FerryTest):
                           for step in over("1Gbit", "--set", "zero.stage=1")["network"]["steps"]],
                          [("none", "none"), ("int8", "none"), ("int4", "none")])
 
+    def test_the_best_layouts_of_many_ranks(self):
+        """Nothing is measured, and there is neither such a GPU nor the tokens."""
+        path = self.command(self.config(
+            model={"hidden": 12288, "layers": 96, "heads": 96, "kv_heads": 96, "head_dim": 128, "intermediate": 32768,
+                   "vocab": 51200},
+            precision="bf16", batch={"sequence": 2048, "micro_batch": 1, "micro_batches": 1536},
+            data__tokens=self.path("nowhere.bin")))[1]
+        def layouts(*more):
+            return self.ferry("plan", path, "--layouts", "--ranks", "1024", "--ranks-per-host", "8", *more)
+        done = layouts("--network", "400Gbit", "--gpu", "h100", "--json")
+        self.assertEqual(done.code, 0, done.err)
+        report = json.loads(done.out)
+        self.assertEqual((report["ranks"], len(report["layouts"])), (1024, 4))
+        self.assertAlmostEqual(report["parameters"] / 175e9, 1, delta=0.15)
+        seconds = [one["seconds"] for one in report["layouts"]]
+        self.assertEqual(seconds, sorted(seconds))
+        for one in report["layouts"]:
+            self.assertEqual(one["tensor"] * one["pipeline"] * one["replicas"], 1024)
+            self.assertEqual(8 % one["tensor"], 0)
+            self.assertLess(one["device_bytes"], 80e9)
+        slower = json.loads(layouts("--network", "10Gbit", "--gpu", "h100", "--json").out)
+        self.assertGreater(slower["layouts"][0]["seconds"], seconds[0])
+        text = layouts("--network", "400Gbit", "--gpu", "h100")
+        self.assertEqual(text.code, 0, text.err)
+        self.assertIn("data sheet of an h100", text.out)
+        self.assertIn("best: parallel.tensor=", text.out)
+        for more, code, words in ((("--network", "400Gbit", "--gpu", "abacus"), USAGE, ("--gpu", "abacus")),
+                                  (("--gpu", "h100"), USAGE, ("--layouts", "1024 ranks, 8 a host", "--network")),
+                                  (("--network", "400Gbit", "--gpu", "h100", "--set", "batch.micro_batches=3"),
+                                   DOES_NOT_FIT, ("no layout of these ranks fits", "3 sequences a step"))):
+            refused = layouts(*more)
+            self.assertEqual(refused.code, code, refused.err)
+            for word in words:
+                self.assertIn(word, refused.err)
+
     def test_ranks_that_share_tensors_belong_on_one_host(self):
         command = self.command(self.config(parallel__tensor=2))
         def over(ranks_per_host):

@@ -195,11 +195,12 @@ struct Seconds {
 }  // namespace
 
 std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planner::Plan& plan,
+                                              const std::vector<model::Layer>& layers,
                                               const train::RankCount& count,
                                               const PredictionReport* report) {
     const CheckpointConfig& saved = config.checkpoint;
     if (!train::saves_on_the_way(config)) return std::nullopt;
-    const int64_t bytes = train::checkpoint_bytes(plan, {.errors = plan.has_feedback()});
+    const int64_t bytes = train::checkpoint_bytes(plan, layers, {.errors = plan.has_feedback()});
     const int64_t held = held_of(config, plan, count, bytes);
     // Of most checkpoints: by the clock, or behind an evaluation or a hash, none is handed over.
     const bool passes = train::passes_by(plan) && saved.every.steps > 0 &&
@@ -219,10 +220,11 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
     const auto rate = rate_at(saved.dir, bytes, team);
     if (!rate) return cost;
     const auto all = static_cast<double>(bytes);
-    Seconds takes{.write = all / rate->bytes_per_s + static_cast<double>(train::checkpoint_files(
-                                                         plan, {.errors = plan.has_feedback()})) *
-                                                         rate->file_seconds,
-                  .rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s};
+    Seconds takes{
+        .write = all / rate->bytes_per_s + static_cast<double>(train::checkpoint_files(
+                                               plan, layers, {.errors = plan.has_feedback()})) *
+                                               rate->file_seconds,
+        .rest = static_cast<double>(bytes - cost.held) / rate->bytes_per_s};
     // By the ranks of a host at once.
     const double copied = train::reads_own_part(plan) ? all * count.on_a_host / count.ranks : all;
     if (cost.held > 0)

@@ -5,8 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ferry/config.h"
+#include "model/model.h"
 #include "planner/planner.h"
 #include "prediction_report.h"
 #include "train/prediction/predictor.h"
@@ -23,8 +25,9 @@ struct CheckpointCost {
 };
 // None where the run writes none but at its end. With a prediction a few files are written to the
 // file system of checkpoint.dir for at most two seconds, and removed.
-// `plan` is the first rank's, of so many.
+// `plan` is the first rank's, of so many; `layers`: the whole model's.
 std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planner::Plan& plan,
+                                              const std::vector<model::Layer>& layers,
                                               const train::RankCount& count,
                                               const PredictionReport* report);
 std::string text_of(const CheckpointCost& cost);

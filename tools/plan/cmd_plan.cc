@@ -14,8 +14,10 @@
 #include "ferry/config.h"
 #include "ferry/optim.h"
 #include "ferry/train.h"
+#include "layouts_report.h"
 #include "network.h"
 #include "pattern_picture.h"
+#include "pipeline_report.h"
 #include "prediction_report.h"
 #include "timeline_picture.h"
 #include "tools/commands.h"
@@ -36,9 +38,9 @@ namespace {
 struct PlanOptions {
     std::string config{};
     Overrides overrides{};
-    std::string machine{}, svg{}, pattern_svg{}, network{}, network_latency = "0us";
+    std::string machine{}, svg{}, pattern_svg{}, network{}, network_latency = "0us", gpu{};
     train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
-    bool schedule = false, json = false, prediction = true, longest = false;
+    bool schedule = false, json = false, prediction = true, longest = false, layouts = false;
 };
 
 // At most about 25 steps: the first and the last, evenly spaced ones, and where the rate turns.
@@ -235,9 +237,16 @@ void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
                     tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
 }
 
+void run_layouts(const PlanOptions& options, const Config& config) {
+    const LayoutsReport report =
+        layouts_report(config, count_of(options), options.gpu, network_of(options));
+    print("{}", options.json ? json_line(to_json(report)) : text_of(report));
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
+    if (options.layouts) return run_layouts(options, config);
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     if (!options.pattern_svg.empty()) check_picture_file("--pattern-svg", options.pattern_svg);
     const bool tokens_checked = train::check_token_header(config);
@@ -248,8 +257,10 @@ void run_plan(const PlanOptions& options) {
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto predictor = predictor_for(config, count, machine);
     const std::string planned_by = plan_by(machine, config, *predictor);
-    const planner::Plan plan = predictor->plan(train::request_of(config));
+    const std::vector<planner::Plan> plans = predictor->plans(train::request_of(config));
+    const planner::Plan& plan = plans.front();
     warn_of_hosts(plan, count);
+    warn_of_bubble(plans);
     const optim::LrSchedule schedule = train::schedule_of(config);
     const std::optional<train::PatternShare> share = train::pattern_share(config);
     if (!options.pattern_svg.empty()) draw_pattern(options.pattern_svg, share, config);
@@ -260,7 +271,10 @@ void run_plan(const PlanOptions& options) {
     if (report && !options.svg.empty()) require_step(*report);
     const std::optional<NetworkReport> over_network =
         network ? over(*network, config, count, machine, *report) : std::nullopt;
-    const auto checkpoint = checkpoint_cost(config, plan, count, report ? &*report : nullptr);
+    const auto checkpoint =
+        checkpoint_cost(config, plan, predictor->layers(), count, report ? &*report : nullptr);
+    const train::Prediction* const step =
+        report && report->found.missing.empty() ? &report->prediction : nullptr;
     const Wear wear = wear_of(config, *predictor, plan, count,
                               report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())
@@ -268,6 +282,7 @@ void run_plan(const PlanOptions& options) {
     const int64_t longest = options.longest ? predictor->longest_sequence() : 0;
     if (!options.json) {
         print_plan(plan, config);
+        print("{}", pipeline_text(plans, step));
         print("planned by {}\n\n", planned_by);
         if (!tokens_checked)
             print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
@@ -303,6 +318,7 @@ void run_plan(const PlanOptions& options) {
         {"attention", to_json(share, config)},
         {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};
+    if (plans.size() > 1) line["pipeline"] = pipeline_json(plans, step);
     if (options.longest) line["longest_sequence"] = longest;
     if (checkpoint) line["checkpoint"] = to_json(*checkpoint);
     if (report) line["prediction"] = to_json(*report);
@@ -342,6 +358,14 @@ void add_plan_command(CLI::App& app) {
         ->add_option("--network-latency", options->network_latency,
                      "what an exchange between hosts takes longer, such as 50us")
         ->needs(network);
+    CLI::Option* layouts = command->add_flag(
+        "--layouts", options->layouts,
+        "nothing but the best ways for so many ranks to share tensors, layers and state, by "
+        "arithmetic");
+    command
+        ->add_option("--gpu", options->gpu,
+                     "the GPU that --layouts reckons with: a100, h100 or h200")
+        ->needs(layouts);
     command
         ->add_flag("!--no-prediction", options->prediction,
                    "only where everything goes: measure nothing, predict nothing")

@@ -121,11 +121,19 @@ cost::Measurements over(const Network& network, const train::RankCount& count,
         measured.with_sequence =
             group_rate(groups.sequence, std::max(1, both_here / groups.tensor));
     }
-    // State and gradients are exchanged by ranks that have the same slice of the tensors.
+    // Stages are runs of neighbours. Where a host has several of them, ranks of one cross at a
+    // time.
+    const int of_a_stage = count.ranks / groups.pipeline;
+    if (groups.pipeline > 1 && count.ranks > count.on_a_host) {
+        const int at_once = std::min(of_a_stage, count.on_a_host);
+        measured.between_stages = {network.bits_per_s / 8 / at_once, overhead + latency};
+    }
+    // State and gradients are exchanged by ranks that have the same slice of the tensors of a
+    // stage.
+    const int sharers = of_a_stage / groups.tensor;
     measured.comm_bytes_per_s =
-        rate(count.ranks / groups.tensor, std::max(1, count.on_a_host / groups.tensor));
-    if (count.ranks > count.on_a_host && count.ranks > groups.tensor)
-        measured.comm_overhead_s += latency;
+        rate(sharers, std::clamp(count.on_a_host / groups.tensor, 1, sharers));
+    if (of_a_stage > count.on_a_host && sharers > 1) measured.comm_overhead_s += latency;
     measured.in_host = {inside_rate, overhead};
     measured.across_hosts = {of_a_rank, overhead + latency};
     return measured;

@@ -71,8 +71,10 @@ std::string text_of(const PredictionReport& report) {
         return out + "no prediction: " + report.found.missing + "\n\n";
     const train::Prediction& prediction = report.prediction;
     const double step_s = prediction.timeline.step_seconds;
-    out += fmt::format("one step as planned{}: {:.4f} s\n\n",
-                       prediction.speculative ? ", speculative updates committed" : "", step_s);
+    out += fmt::format("one step as planned{}{}: {:.4f} s\n\n",
+                       prediction.speculative ? ", speculative updates committed" : "",
+                       prediction.stages.empty() ? "" : ", of the stage that computes longest",
+                       step_s);
     out += timeline_text(prediction) + "\n" + links_text(prediction);
     out += fmt::format(
         "\n  the plan's own bound {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n"

@@ -35,6 +35,8 @@ Look look_of(const std::string& name) {
                                                     {"verify", {'v', 2}},
                                                     {"seal", {'s', 4}},
                                                     {"gather weights", {'g', 0}},
+                                                    {"pass on", {'p', 0}},
+                                                    {"take over", {'t', 1}},
                                                     {"exchange gradients", {'x', 1}},
                                                     {"gather gradients", {'g', 1}},
                                                     {"sum, round and norm", {'r', 4}},
@@ -121,11 +123,15 @@ double busy_share(const train::Prediction& prediction, size_t lane) {
 }  // namespace
 
 std::vector<Bar> bars_of(const train::Prediction& prediction, double gap) {
-    const double step_s = prediction.timeline.step_seconds;
+    return bars_of(prediction.schedule, prediction.timeline, gap);
+}
+
+std::vector<Bar> bars_of(const swap::Schedule& step, const swap::Timeline& timeline, double gap) {
+    const double step_s = timeline.step_seconds;
     std::vector<Bar> bars;
-    for (size_t t = 0; t < prediction.schedule.tasks.size(); ++t) {
-        const swap::Task& task = prediction.schedule.tasks[t];
-        const swap::Timeline::Slice& slice = prediction.timeline.tasks[t];
+    for (size_t t = 0; t < step.tasks.size(); ++t) {
+        const swap::Task& task = step.tasks[t];
+        const swap::Timeline::Slice& slice = timeline.tasks[t];
         if (slice.end_s <= slice.begin_s) continue;
         wrapped(slice, step_s, [&](double begin, double end) {
             const double share = (end - begin) / (slice.end_s - slice.begin_s);
@@ -158,10 +164,27 @@ std::string timeline_text(const train::Prediction& prediction) {
            "update,\n  U speculative update; the other lanes are shaded by how busy they are\n";
 }
 
-std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::string& title,
+namespace {
+
+struct PictureRow {
+    std::string name{};
+    std::vector<Bar> bars{};
+};
+
+std::string bar_svg(const Bar& bar, double x, double y, double width, double height) {
+    const std::string bytes = bar.bytes > 0 ? ", " + format_bytes(bar.bytes) : "";
+    const std::string tasks = bar.tasks > 1 ? fmt::format(" ({} tasks)", bar.tasks) : "";
+    return fmt::format(
+        "  <rect x=\"{:.2f}\" y=\"{:.0f}\" width=\"{:.2f}\" height=\"{:.0f}\" fill=\"{}\">"
+        "<title>{}{}: {:.3f} to {:.3f} ms{}</title></rect>\n",
+        x, y, width, height, kColours[look_of(bar.name).colour], bar.name, tasks, bar.begin_s * 1e3,
+        bar.end_s * 1e3, bytes);
+}
+
+std::string rows_svg(const std::vector<PictureRow>& rows, double seconds, const std::string& title,
                      const std::string& caption) {
     constexpr double kLeft = 90, kTop = 56, kRow = 34, kBar = 24, kWidth = 1000, kRight = 60;
-    const double bottom = kTop + kRow * static_cast<double>(rows_of(bars));
+    const double bottom = kTop + kRow * static_cast<double>(rows.size());
     std::string out = svg_beginning(kLeft + kWidth + kRight, bottom + 64, kLeft, title, caption);
     const auto x_of = [&](double at_s) { return kLeft + kWidth * at_s / seconds; };
     const double tick = tick_for(seconds * 1e3);
@@ -171,31 +194,58 @@ std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::st
             "x=\"{0:.1f}\" y=\"{3:.0f}\" text-anchor=\"middle\">{4:g} ms</text>\n",
             x_of(ms * 1e-3), kTop - 6, bottom, bottom + 16, ms);
     }
-    std::array<double, swap::kLanes> busy_s{};
-    for (const Bar& bar : merged(bars, seconds / kWidth)) {
-        busy_s[static_cast<size_t>(bar.lane)] += bar.busy_s;
-        const std::string bytes = bar.bytes > 0 ? ", " + format_bytes(bar.bytes) : "";
-        const std::string tasks = bar.tasks > 1 ? fmt::format(" ({} tasks)", bar.tasks) : "";
-        out += fmt::format(
-            "  <rect x=\"{:.2f}\" y=\"{:.0f}\" width=\"{:.2f}\" height=\"{:.0f}\" fill=\"{}\">"
-            "<title>{}{}: {:.3f} to {:.3f} ms{}</title></rect>\n",
-            x_of(bar.begin_s), kTop + kRow * static_cast<double>(bar.lane),
-            std::max(0.3, x_of(bar.end_s) - x_of(bar.begin_s)), kBar,
-            kColours[look_of(bar.name).colour], bar.name, tasks, bar.begin_s * 1e3, bar.end_s * 1e3,
-            bytes);
+    std::vector<double> busy_s(rows.size());
+    for (size_t row = 0; row < rows.size(); ++row) {
+        for (const Bar& bar : merged(rows[row].bars, seconds / kWidth)) {
+            busy_s[row] += bar.busy_s;
+            out += bar_svg(bar, x_of(bar.begin_s), kTop + kRow * static_cast<double>(row),
+                           std::max(0.3, x_of(bar.end_s) - x_of(bar.begin_s)), kBar);
+        }
     }
-    for (size_t lane = 0; lane < rows_of(bars); ++lane) {
-        const double y = kTop + kRow * static_cast<double>(lane) + kBar - 7;
+    for (size_t row = 0; row < rows.size(); ++row) {
+        const double y = kTop + kRow * static_cast<double>(row) + kBar - 7;
         out += fmt::format(
             "  <text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"end\">{}</text>\n"
             "  <text class=\"faint\" x=\"{:.0f}\" y=\"{:.0f}\">{:.0f} %</text>\n",
-            kLeft - 8, y, swap::name_of(static_cast<Lane>(lane)), kLeft + kWidth + 8, y,
-            100 * busy_s[lane] / seconds);
+            kLeft - 8, y, rows[row].name, kLeft + kWidth + 8, y, 100 * busy_s[row] / seconds);
     }
     return out + "</svg>\n";
 }
 
+std::string stages_svg(const train::Prediction& prediction, const std::string& caption) {
+    std::vector<PictureRow> rows;
+    for (const train::StagePrediction& stage : prediction.stages) {
+        const std::string name = fmt::format("{} ", stage.stage.index);
+        PictureRow computes{.name = name + "compute"}, exchanges{.name = name + "comm"};
+        for (Bar& bar : bars_of(stage.schedule, stage.timeline, 0)) {
+            if (bar.lane == Lane::compute)
+                computes.bars.push_back(std::move(bar));
+            else if (bar.lane == Lane::comm)
+                exchanges.bars.push_back(std::move(bar));
+        }
+        rows.push_back(std::move(computes));
+        rows.push_back(std::move(exchanges));
+    }
+    const double step_s = prediction.timeline.step_seconds;
+    return rows_svg(
+        rows, step_s,
+        fmt::format("One step of {} stages as planned: {:.4g} s", prediction.stages.size(), step_s),
+        caption);
+}
+
+}  // namespace
+
+std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::string& title,
+                     const std::string& caption) {
+    std::vector<PictureRow> rows(rows_of(bars));
+    for (size_t lane = 0; lane < rows.size(); ++lane)
+        rows[lane].name = swap::name_of(static_cast<Lane>(lane));
+    for (const Bar& bar : bars) rows[static_cast<size_t>(bar.lane)].bars.push_back(bar);
+    return rows_svg(rows, seconds, title, caption);
+}
+
 std::string timeline_svg(const train::Prediction& prediction, const std::string& caption) {
+    if (!prediction.stages.empty()) return stages_svg(prediction, caption);
     const double step_s = prediction.timeline.step_seconds;
     return bars_svg(bars_of(prediction, 0), step_s,
                     fmt::format("One step as planned: {:.4g} s", step_s), caption);

@@ -18,6 +18,7 @@ struct Bar {
     int64_t tasks = 0, bytes = 0;
 };
 // `gap` of the step between two tasks does not separate them.
+std::vector<Bar> bars_of(const swap::Schedule& step, const swap::Timeline& timeline, double gap);
 std::vector<Bar> bars_of(const train::Prediction& prediction, double gap);
 
 // The picture in a terminal: letters where kernels run, shades where bytes move; with its legend.
@@ -25,6 +26,7 @@ std::string timeline_text(const train::Prediction& prediction);
 // Any lanes over so many seconds.
 std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::string& title,
                      const std::string& caption);
+// Of a pipeline what each stage computes, and what it exchanges.
 std::string timeline_svg(const train::Prediction& prediction, const std::string& caption);
 
 }  // namespace ferry::tools

@@ -26,6 +26,7 @@
 #include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
+#include "train/stages.h"
 #include "train/state/numerics_record.h"
 #include "train/step.h"
 
@@ -70,14 +71,16 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
     const cost::WorkOf work_of = planner::work_of(plan);
     const swap::CostModel cost = cost::cost_model(work_of, speeds);
     std::array<int64_t, swap::kLanes> bytes{};
-    double compute_s = 0, cores_s = 0, update_bytes = 0, begins_s = 0;
+    double compute_s = 0, cores_s = 0, update_bytes = 0, begins_s = 0, passing_s = 0;
     cost::CommTraffic comm;
     for (const swap::Task& task : step.tasks) {
         bytes[static_cast<size_t>(task.lane)] += task.lane == Lane::compute ? 0 : task.bytes;
         const swap::Cost taken = cost(task);
         cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
         if (task.lane == Lane::compute) compute_s += taken.seconds;
-        if (task.lane == Lane::comm) {
+        if (cost::passes(task)) {
+            passing_s += taken.seconds;
+        } else if (task.lane == Lane::comm) {
             comm.of(cost::among(task)) += static_cast<double>(task.bytes);
             begins_s +=
                 cost::group_seconds(0, 1, cost::rate_among(cost::among(task), speeds), speeds);
@@ -99,7 +102,8 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
         {Link::dram, static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
         {Link::cores, 0, cores_s}};
     if (!plan.partition.decides_alone())
-        links.push_back({Link::comm, on(Lane::comm), begins_s + cost::comm_seconds(comm, speeds)});
+        links.push_back(
+            {Link::comm, on(Lane::comm), passing_s + begins_s + cost::comm_seconds(comm, speeds)});
     return links;
 }
 
@@ -111,27 +115,19 @@ struct Predictor::ModelOnDevice {
                   const std::optional<AbsentDevice>& not_here)
         : world(world_of(of_run, 0, count.ranks, count.on_a_host)),
           gpu(count.gpu),
-          partition(zero::partition_of(of_run.zero.stage, 0, world.sharers(), codecs_of(of_run),
-                                       world.slicing(), {}, hosts_of(of_run))),
           config(of_run),
           absent(not_here),
           executor(make_thread_executor()),
           device(Device::open(absent ? DeviceKind::cpu : config.device, *executor, gpu)),
           ops(ops_on(*device, config, team)),
           decoder(decoder_of(config, world.ranks, *ops)),
+          stages(stages_of(config, model_of(config).shape, decoder.layers())),
           needs(absent ? needs_of_absent(*absent, decoder) : needs_of(*device, decoder)),
           device_most(!absent                    ? device_bytes_within(kUnlimited, *device)
                       : absent->memory_bytes > 0 ? absent->memory_bytes
                                                  : kUnlimited) {
         require_ranks(config, world.ranks);
-        if (world.pipeline > 1)
-            throw Error(Trouble::usage,
-                        {.what = "a pipeline is not planned ahead yet",
-                         .where = "parallel.pipeline",
-                         .measured = std::to_string(world.pipeline),
-                         .limit = "1",
-                         .remedy = "ferry train prints the first stage's plan as it starts; or set "
-                                   "parallel.pipeline to 1"});
+        require_weights_of_stages(config, world);
         schedule_of(config);  // refuses one that makes no sense
         device_bytes_within(config.budgets.device_bytes, *device);  // warns of what it has not got
     }
@@ -170,9 +166,21 @@ struct Predictor::ModelOnDevice {
         return layers_of(others, model_of(config).shape, world.ranks);
     }
 
+    // Of the first rank of a stage.
+    zero::Partition partition_of(const zero::Stage& stage) const {
+        return zero::partition_of(config.zero.stage, 0, world.sharers(), codecs_of(config),
+                                  world.slicing(), stage, hosts_of(config));
+    }
+    // `request`: of a rank.
+    Plan plan_of(const planner::PlanRequest& request, const zero::Stage& stage,
+                 const cost::Measurements& machine) const {
+        return planner::make_plan(
+            request, zero::layers_of_stage(layers_with(request.state.moment_type), stage),
+            decoder.numerics(), needs, machine, partition_of(stage));
+    }
+
     const World world;
     const decltype(RankCount::gpu) gpu;
-    const zero::Partition partition;
     const Config config;  // the whole run's
     const std::optional<AbsentDevice> absent;
     Team team{1};  // for operations that only say how much scratch they need
@@ -180,6 +188,7 @@ struct Predictor::ModelOnDevice {
     std::unique_ptr<Device> device;
     std::unique_ptr<ops::Ops> ops;
     model::Decoder decoder;
+    const std::vector<zero::Stage> stages;
     // As it was before anything was measured there.
     const planner::DeviceNeeds needs;
     const int64_t device_most;
@@ -189,6 +198,8 @@ const LinkPrediction& Prediction::binding() const {
     return *std::max_element(links.begin(), links.end(),
                              [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
 }
+
+double bubble_of(const Plan& plan) { return bubble_of(plan.groups, plan.partition.stage.count); }
 
 std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
     std::vector<ScheduleBytes> all;
@@ -225,12 +236,58 @@ std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount
 }
 
 Plan Predictor::plan(const planner::PlanRequest& of_run) const {
-    const planner::PlanRequest request = model_->possible(of_run);
-    return planner::make_plan(
-        request, model_->layers_with(request.state.moment_type), model_->decoder.numerics(),
-        model_->needs,
-        planning_measurements(request, known_ ? &*known_ : nullptr, model_->world.local_ranks),
-        model_->partition);
+    return std::move(plans(of_run).front());
+}
+
+namespace {
+
+// Says which stage it is that does not fit.
+[[noreturn]] void refuse_stage(const planner::DoesNotFit& refusal, const zero::Stage& stage) {
+    Problem problem = refusal.problem();
+    problem.what += fmt::format(" (stage {} of {})", stage.index, stage.count);
+    throw planner::DoesNotFit(std::move(problem), refusal.tier(), refusal.smallest(),
+                              refusal.larger());
+}
+
+}  // namespace
+
+// As RankPlanner does among ranks: by the chunks of the tightest.
+std::vector<Plan> Predictor::plans(const planner::PlanRequest& of_run) const {
+    planner::PlanRequest request = model_->possible(of_run);
+    const cost::Measurements machine =
+        planning_measurements(request, known_ ? &*known_ : nullptr, model_->world.local_ranks);
+    std::vector<Plan> found;
+    const auto plan_all = [&] {
+        found.clear();
+        for (const zero::Stage& stage : model_->stages) {
+            try {
+                found.push_back(model_->plan_of(request, stage, machine));
+            } catch (const planner::DoesNotFit& refusal) {
+                if (stage.all()) throw;
+                refuse_stage(refusal, stage);
+            }
+        }
+    };
+    plan_all();
+    if (found.size() == 1) return found;
+    request.swap.chunk_elements =
+        std::ranges::min_element(found, {}, &Plan::chunk_elements)->chunk_elements;
+    plan_all();
+    return found;
+}
+
+const std::vector<model::Layer>& Predictor::layers() const { return model_->decoder.layers(); }
+
+Plan Predictor::with_all_layers(const Plan& plan) const {
+    planner::PlanRequest request =
+        model_->possible(request_of_buffers(request_of(model_->config), plan));
+    const zero::Stage all{.end = std::ssize(plan.layers)};
+    const cost::Measurements machine =
+        planning_measurements(request, known_ ? &*known_ : nullptr, model_->world.local_ranks);
+    request.budgets.device_bytes = kUnlimited;
+    const Plan roomy = model_->plan_of(request, all, machine);
+    request.budgets.device_bytes = roomy.device_overhead_bytes + device_buffer_bytes(roomy);
+    return model_->plan_of(request, all, machine);  // no weights live there
 }
 
 void Predictor::plan_by(const cost::Measurements& known) { known_ = known; }
@@ -253,7 +310,9 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
                      .ranks = model_->world.ranks},
                     TierStack::Model{model_->decoder.shape(), model_->decoder.numerics(),
                                      model_->decoder.layers()});
-    Plan buffers = this->plan(request_of_buffers(request_of(config), plan));
+    Plan buffers = plan.partition.stage.all()
+                       ? this->plan(request_of_buffers(request_of(config), plan))
+                       : with_all_layers(plan);
     buffers.host_bytes = buffers.io_bytes;
     stack.plan(std::move(buffers));
     const Plan& sample = stack.plan();
@@ -277,6 +336,12 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
 
 Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& plan,
                               const cost::Measurements& measured, Exchanged what) const {
+    return plan.partition.stage.all() ? predict_one(request, plan, measured, what)
+                                      : predict_pipeline(request, measured);
+}
+
+Prediction Predictor::predict_one(const planner::PlanRequest& request, const Plan& plan,
+                                  const cost::Measurements& measured, Exchanged what) const {
     cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
     Prediction found;
     found.speculative = plan.speculative && what == Exchanged::gradients;
@@ -308,7 +373,89 @@ Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& p
     return found;
 }
 
+namespace {
+
+StagePrediction stage_of(const Plan& plan, swap::Schedule schedule, swap::Timeline timeline) {
+    using cost::StageLink;
+    constexpr auto kCompute = static_cast<size_t>(Lane::compute);
+    StagePrediction found{.stage = plan.partition.stage,
+                          .blocks = plan.blocks(),
+                          .device_bytes = plan.device_bytes + plan.device_overhead_bytes,
+                          .host_bytes = plan.host_bytes,
+                          .nvme_bytes = plan.nvme_bytes,
+                          .compute_seconds = timeline.busy_seconds[kCompute]};
+    found.waits = 1 - found.compute_seconds / timeline.step_seconds;
+    for (const swap::Task& task : schedule.tasks) {
+        if (task.lane != Lane::comm) continue;
+        if (!cost::passes(task)) found.to_sharers += task.bytes;
+        if (static_cast<cost::Op>(task.op) != cost::Op::pass_on) continue;
+        const auto link = static_cast<StageLink>(task.flags);
+        (link == StageLink::next       ? found.to_next
+         : link == StageLink::previous ? found.to_previous
+                                       : found.of_table) += task.bytes;
+    }
+    found.schedule = std::move(schedule);
+    found.timeline = std::move(timeline);
+    return found;
+}
+
+}  // namespace
+
+// Each stage's schedule, simulated together. What a stage shows alone is that of the longest.
+Prediction Predictor::predict_pipeline(const planner::PlanRequest& request,
+                                       const cost::Measurements& measured) const {
+    cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
+    const std::vector<Plan> plans = this->plans(request);
+    const bool speculative = std::ranges::all_of(plans, &Plan::speculative);
+    std::vector<swap::Schedule> first, steady;
+    for (const Plan& plan : plans) {
+        first.push_back(record_step(plan, Previous::none, speculative));
+        steady.push_back(record_step(
+            plan, speculative ? Previous::committed : Previous::not_speculative, speculative));
+        if (measurements.kernels.covers(steady.back(), planner::work_of(plan))) continue;
+        for (const auto& [kind, seconds] :
+             model_->assumed_times_of(steady.back(), plan, measurements.assumed_flops_per_s)
+                 .seconds)
+            measurements.kernels.seconds.try_emplace(kind, seconds);
+    }
+    std::vector<swap::Timeline> timelines = predict_stages(plans, first, steady, measurements);
+    Prediction found{.speculative = speculative};
+    double most_s = -1;
+    for (size_t s = 0; s < plans.size(); ++s) {
+        const Plan& plan = plans[s];
+        const BudgetConfig budgets = model_->possible(request).budgets;
+        const cost::Bound bound =
+            bound_of(budgets, plan, model_->decoder.shape(), steady[s], measurements);
+        found.peak_bound_seconds = std::max(
+            found.peak_bound_seconds,
+            bound_by_peaks(budgets, plan, model_->decoder, steady[s], measurements).seconds);
+        if (bound.seconds > found.bound_seconds) {
+            found.bound_seconds = bound.seconds;
+            found.bound_link = bound.binding;
+            found.bound = {bound.state_on_device, bound.state_in_host,
+                           1 - bound.state_on_device - bound.state_in_host};
+            found.bound_saved = bound.saved;
+        }
+        const std::vector<LinkPrediction> links = links_of(steady[s], plan, measurements);
+        found.stages.push_back(stage_of(plan, std::move(steady[s]), std::move(timelines[s])));
+        const StagePrediction& stage = found.stages.back();
+        if (stage.compute_seconds <= most_s) continue;
+        most_s = stage.compute_seconds;
+        found.schedule = stage.schedule;
+        found.timeline = stage.timeline;
+        found.links = links;
+        found.planned = shares_of(plan);
+        for (const model::Saved saved : model::kAllSaved) {
+            if (plan.blocks_at_most() > 0)
+                found.planned_saved[at(saved)] = static_cast<double>(plan.blocks_saving(saved)) /
+                                                 static_cast<double>(plan.blocks_at_most());
+        }
+    }
+    return found;
+}
+
 bool Predictor::covers(const Plan& plan, const cost::KernelTimes& times) const {
+    if (!plan.partition.stage.all()) return covers(with_all_layers(plan), times);
     return times.covers(record_step(plan, Previous::not_speculative, false),
                         planner::work_of(plan));
 }
@@ -349,6 +496,8 @@ cost::Measurements Predictor::assumed(const Plan& plan) const {
 
 cost::Measurements Predictor::with_assumed_kernels(cost::Measurements found,
                                                    const Plan& plan) const {
+    if (!plan.partition.stage.all())
+        return with_assumed_kernels(std::move(found), with_all_layers(plan));
     found.kernels = model_->assumed_times_of(record_step(plan, Previous::not_speculative, false),
                                              plan, found.assumed_flops_per_s);
     return found;
@@ -426,6 +575,32 @@ std::optional<PatternShare> pattern_share(const Config& config) {
     share.pairs /= static_cast<double>(std::max<int64_t>(1, share.layers));
     share.blocks /= static_cast<double>(std::max<int64_t>(1, share.layers));
     return share;
+}
+
+cost::ModelSizes model_sizes(const Config& config) {
+    const model::Shape shape = model_of(config).shape;
+    const auto layers = model::layers_of(shape, {}, false);
+    cost::ModelSizes found{
+        .hidden = shape.hidden,
+        .blocks = shape.layers,
+        .heads = shape.heads,
+        .kv_heads = shape.kv_heads,
+        .table_elements = static_cast<double>(shape.vocab * shape.hidden),
+        .tied = shape.tie_embeddings,
+        .sequence = config.batch.sequence,
+        .sequences = config.batch.micro_batches * config.batch.micro_batch,
+        .element = cost::element_bytes(format_of(config), config.precision,
+                                       config.numerics.wire.value_or(config.precision))};
+    const auto blocks = static_cast<double>(shape.layers);
+    for (const model::Layer& layer : layers) {
+        if (layer.kind != model::LayerKind::block) continue;
+        const double keys = cost::keys_seen(shape, config.batch.sequence, layer.index);
+        found.block_elements += static_cast<double>(layer.elements) / blocks;
+        // Two products, each of two operations a key and element.
+        found.attention_flops +=
+            4 * keys * static_cast<double>(shape.heads * shape.head_dim) / blocks;
+    }
+    return found;
 }
 
 void check_reserved_cores(const Config& config) { require_a_core(machine_for(config)); }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cost/bound.h"
+#include "cost/layouts.h"
 #include "cost/measurements.h"
 #include "ferry/config.h"
 #include "ops/block_lists.h"
@@ -35,8 +36,21 @@ struct StateShares {
     double device = 0, host = 0, nvme = 0;
 };
 
+// What a rank of one stage of a pipeline has and does in a step.
+struct StagePrediction {
+    zero::Stage stage{};
+    int64_t blocks = 0;
+    int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
+    // Sent to the next stage and the one before, of a tied table, and to ranks of its own stage.
+    int64_t to_next = 0, to_previous = 0, of_table = 0, to_sharers = 0;
+    double compute_seconds = 0;  // that its kernels run
+    double waits = 0;            // the rest of the step, a part of it
+    swap::Schedule schedule{};
+    swap::Timeline timeline{};
+};
+
 struct Prediction {
-    swap::Schedule schedule{};  // a step's, with steps before and after it
+    swap::Schedule schedule{};  // a step's, with steps before and after it; of stages the longest's
     swap::Timeline timeline{};  // its `step_seconds` is the prediction
     bool speculative = false;   // speculative updates that are committed; else none
     std::vector<LinkPrediction> links{};
@@ -47,8 +61,12 @@ struct Prediction {
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
     // How many of the blocks that backward visits save each activation for it.
     model::OfSaved<double> planned_saved{}, bound_saved{};
+    std::vector<StagePrediction> stages{};  // of a pipeline, in their order
     const LinkPrediction& binding() const;  // the link that takes longest: the plan's own bound
 };
+
+// The part of a step that a stage of its pipeline waits, where all take as long. 0: of no pipeline.
+double bubble_of(const planner::Plan& plan);
 
 // Bytes that a schedule moves on each lane, exactly.
 struct ScheduleBytes {
@@ -75,6 +93,8 @@ struct PatternShare {
     std::shared_ptr<const ops::BlockLists> lists{};  // the first of these layers'
 };
 std::optional<PatternShare> pattern_share(const Config& config);
+// What cost::best_layouts() asks of the model and a step's batch.
+cost::ModelSizes model_sizes(const Config& config);
 // Refuses reserved cores that a run on this machine would refuse.
 void check_reserved_cores(const Config& config);
 
@@ -113,6 +133,10 @@ public:
     // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
     // knobs, state and micro-batches. Throws does_not_fit.
     planner::Plan plan(const planner::PlanRequest& request) const;
+    // The same of a rank of each stage, in their order, all in the same chunks; plan() gives the
+    // first.
+    std::vector<planner::Plan> plans(const planner::PlanRequest& request) const;
+    const std::vector<model::Layer>& layers() const;  // of the whole model
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
     // or as a large model does. Once; blocks for seconds. Throws Error.
@@ -149,6 +173,12 @@ private:
     explicit Predictor(std::unique_ptr<ModelOnDevice> model);
     enum class Length : uint8_t { too_short, fits, too_long };
     Length length_of(int64_t sequence) const;
+    // With the kernels of all stages, of a plan of one of them.
+    planner::Plan with_all_layers(const planner::Plan& plan) const;
+    Prediction predict_one(const planner::PlanRequest& request, const planner::Plan& plan,
+                           const cost::Measurements& measured, Exchanged what) const;
+    Prediction predict_pipeline(const planner::PlanRequest& request,
+                                const cost::Measurements& measured) const;
 
     const std::unique_ptr<ModelOnDevice> model_;
     std::optional<cost::Measurements> known_{};

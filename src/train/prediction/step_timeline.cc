@@ -28,6 +28,54 @@ swap::Timeline predict_steps(const planner::Plan& plan, const swap::Schedule& fi
 
 namespace {
 
+// The places where ranks of stages meet: between neighbours, for a tied table, and at the end.
+class MeetingPoints {
+public:
+    explicit MeetingPoints(size_t stages) : stages_(stages) {
+        for (size_t s = 0; s + 1 < stages; ++s) all_.push_back({s, s + 1});
+        all_.push_back({0, stages - 1});
+        all_.emplace_back();
+        for (size_t s = 0; s < stages; ++s) all_.back().push_back(s);
+    }
+    std::span<const std::vector<size_t>> all() const { return all_; }
+    int of(size_t stage, const Task& task) const {
+        if (static_cast<cost::Op>(task.op) == cost::Op::agree)
+            return static_cast<int>(all_.size()) - 1;
+        if (!cost::passes(task)) return swap::kAlone;
+        switch (static_cast<cost::StageLink>(task.flags)) {
+            case cost::StageLink::previous:
+                return static_cast<int>(stage) - 1;
+            case cost::StageLink::next:
+                return static_cast<int>(stage);
+            case cost::StageLink::table:  // of two stages by the same way as all else
+                return stages_ == 2 ? 0 : static_cast<int>(stages_) - 1;
+        }
+        bug("no such link");
+    }
+
+private:
+    const size_t stages_;
+    std::vector<std::vector<size_t>> all_{};
+};
+
+}  // namespace
+
+std::vector<swap::Timeline> predict_stages(std::span<const planner::Plan> plans,
+                                           std::span<const swap::Schedule> first,
+                                           std::span<const swap::Schedule> steady,
+                                           const cost::Measurements& measured) {
+    std::vector<swap::RankSteps> ranks;
+    for (size_t s = 0; s < plans.size(); ++s)
+        ranks.push_back({&first[s], &steady[s], plans[s].resources,
+                         cost::cost_model(planner::work_of(plans[s]), measured)});
+    const MeetingPoints points(plans.size());
+    return swap::predict_together(ranks, points.all(), [&points](size_t rank, const Task& task) {
+        return points.of(rank, task);
+    });
+}
+
+namespace {
+
 // In which a placement may run the step; of several ranks the plan's, which all of them have.
 std::vector<int64_t> groups_of(const planner::Plan& plan) {
     if (!plan.partition.decides_alone()) return {plan.groups};

@@ -2,6 +2,9 @@
 // configuration.
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "cost/bound.h"
 #include "cost/simulator.h"
 #include "train/step.h"
@@ -11,6 +14,13 @@ namespace ferry::train {
 // Steps of that kind one after another, after a first one that had nothing to finish.
 swap::Timeline predict_steps(const planner::Plan& plan, const swap::Schedule& first,
                              const swap::Schedule& steady, const cost::Measurements& measured);
+
+// The same of a rank of each stage of a pipeline, with what they wait for each other. `first` and
+// `steady`: by stage.
+std::vector<swap::Timeline> predict_stages(std::span<const planner::Plan> plans,
+                                           std::span<const swap::Schedule> first,
+                                           std::span<const swap::Schedule> steady,
+                                           const cost::Measurements& measured);
 
 // `step` is the steady one of those that exchange gradients, or of those that exchange momentum: a
 // local step, which leaves the state as it is, has no bound. The host memory and the drives are the

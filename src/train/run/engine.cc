@@ -80,11 +80,11 @@ public:
             whole.errors = has_errors(moment_updates_);
             if (gathers && world_.rank != 0)
                 return read_checkpoint(
-                    plan_, whole.errors, read, [](std::span<const std::span<const std::byte>>) {},
-                    [] { return true; });
-            save_ =
-                std::make_unique<BackgroundSave>(plan_, unwritten(saving), whole, checkpoint_room_,
-                                                 team, rows_->checkpoint, nullptr, joiner());
+                    plan_, layers_, whole.errors, read,
+                    [](std::span<const std::span<const std::byte>>) {}, [] { return true; });
+            save_ = std::make_unique<BackgroundSave>(plan_, layers_, unwritten(saving), whole,
+                                                     checkpoint_room_, team, rows_->checkpoint,
+                                                     nullptr, joiner());
             waited_ = saving.waited;
             try {
                 if (!copiers || !save_->begin_reading(read)) save_->read(read, gathers);
@@ -288,6 +288,11 @@ private:
         throw diverged(all, plan_.layers, numerics_.compute);
     }
 
+    // Of the stage that updates a layer.
+    int first_rank_with(int64_t layer) const {
+        return world_.of_a_stage() * stage_with(stages_, layer);
+    }
+
     // A tensor's values: this rank's, or its owners'; of slices, the whole tensor's.
     void read(int64_t layer, const model::Tensor& tensor, const ValueSink& sink,
               const Source& mine) {
@@ -295,7 +300,7 @@ private:
             const model::Layer& shape = layers_[static_cast<size_t>(layer)];
             if (world_.pipeline > 1)
                 return share_values(*ranks_, executor_, partition_, shape, run, mine, to,
-                                    world_.of_a_stage() * stage_with(stages_, layer));
+                                    first_rank_with(layer));
             if (!sharers_) return mine(run, to);
             share_values(*sharers_, executor_, partition_, shape, run, mine, to);
         };
@@ -318,11 +323,14 @@ private:
             state_->read_arrays(layer, run.first, run.count, to);
         };
         if (!ranks_) return mine(whole, sink);
+        const model::Layer& shape = layers_[static_cast<size_t>(layer)];
         const std::vector<Width> widths = widths_of(layer, tensor);
         const auto of_slice = [&](const zero::Run& run, const ArraySink& to) {
+            if (world_.pipeline > 1)
+                return share_arrays(*ranks_, executor_, partition_, shape, run, widths, mine, to,
+                                    first_rank_with(layer));
             if (!sharers_) return mine(run, to);
-            share_arrays(*sharers_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
-                         run, widths, mine, to);
+            share_arrays(*sharers_, executor_, partition_, shape, run, widths, mine, to);
         };
         if (!tensor.is_slice()) return of_slice(whole, sink);
         join_arrays(*ranks_, executor_, {shape_, world_.slicing()}, tensor, widths, of_slice, sink);
@@ -388,8 +396,9 @@ private:
         Team* const copiers = copiers_or_none();
         if (!copiers) return false;
         const auto passing = std::make_shared<PassingState>(plan_);
-        save_ = std::make_unique<BackgroundSave>(plan_, unwritten(saving), saving, checkpoint_room_,
-                                                 *copiers, rows_->checkpoint, passing, joiner());
+        save_ = std::make_unique<BackgroundSave>(plan_, layers_, unwritten(saving), saving,
+                                                 checkpoint_room_, *copiers, rows_->checkpoint,
+                                                 passing, joiner());
         state_->begin_arrays(*copiers, passing.get());
         try {
             if (!save_->begin_reading(own_reader())) {  // not of ranks, which throw

@@ -258,13 +258,9 @@ void StartedRun::refuse_of_pipeline(const Runtime& runtime) const {
                      .measured = fmt::format("parallel.pipeline {}", world_.pipeline),
                      .remedy = remedy});
     };
-    refuse(config_.zero.stage == 3 && world_.sharers() > 1,
-           "a pipeline would gather its weights again for each of its groups of micro-batches",
-           "zero.stage", "set zero.stage to 2 or less: a stage has few layers");
+    require_weights_of_stages(config_, world_);
     refuse(runtime.resume, "a pipeline does not go on from the files of a killed run", "--resume",
            "start it anew, or set parallel.pipeline to 1");
-    refuse(saved_ != nullptr, "a pipeline does not start from checkpoints yet",
-           runtime.checkpoint.c_str(), "start from exported weights (model.path)");
     refuse(imported_ != nullptr, "a pipeline imports no state", runtime.imported.directory.c_str(),
            "set parallel.pipeline to 1");
 }
@@ -348,7 +344,7 @@ void StartedRun::reserve_checkpoint_room() {
     const bool own = ranks_ && context_->saving && reads_own_part(plan_);
     if (!saves_on_the_way(config_) || (!own && world_.rank != 0)) return;
     const int64_t bytes = own ? own_checkpoint_bytes(plan_)
-                              : checkpoint_bytes(plan_, {.errors = plan_.has_feedback()});
+                              : checkpoint_bytes(plan_, layers_, {.errors = plan_.has_feedback()});
     const int64_t left = memory_beside(plan_, share_.budgets, stack_.machine(), device_);
     const int64_t asked =
         saved.memory_bytes.value_or(left) / (own && saved.memory_bytes ? world_.local_ranks : 1);

@@ -20,10 +20,12 @@ int64_t bytes_of(std::span<const std::span<const std::byte>> arrays) {
 
 }  // namespace
 
-BackgroundSave::BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
-                               std::span<std::byte> room, Team& team, CheckpointRows& rows,
+BackgroundSave::BackgroundSave(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                               Unwritten unwritten, Saving saving, std::span<std::byte> room,
+                               Team& team, CheckpointRows& rows,
                                std::shared_ptr<PassingState> passing, JoinParts join)
     : plan_(plan),
+      layers_(layers),
       unwritten_(std::move(unwritten)),
       saving_(std::move(saving)),
       threads_(team.threads()),
@@ -66,7 +68,7 @@ void BackgroundSave::write_or_send() {
     if (!saving_.directory) {
         const auto nowhere = [](std::span<const std::span<const std::byte>>) {};
         return read_checkpoint(
-            plan_, false,
+            plan_, layers_, false,
             [this](int64_t layer, const model::Tensor& tensor, Kept, const ArraySink& sink) {
                 take(layer, tensor, sink);
             },
@@ -77,7 +79,7 @@ void BackgroundSave::write_or_send() {
     Team team(std::min(kFiles, threads_));
     rows_.begin(CheckpointRows::Row::write);
     write_checkpoint(
-        plan_, unwritten_, saving_, team,
+        plan_, layers_, unwritten_, saving_, team,
         [&](int64_t layer, const model::Tensor& tensor, Kept, const ArraySink& sink) {
             take(layer, tensor, [&](std::span<const std::span<const std::byte>> arrays) {
                 rows_.begin(CheckpointRows::Row::write);
@@ -123,7 +125,7 @@ void BackgroundSave::take_rest() noexcept {
     const auto nowhere = [](std::span<const std::span<const std::byte>>) {};
     try {
         read_checkpoint(
-            plan_, false,
+            plan_, layers_, false,
             [&](int64_t layer, const model::Tensor& tensor, Kept, const ArraySink& sink) {
                 if (tensors++ >= done) take(layer, tensor, sink);
             },
@@ -149,7 +151,7 @@ void BackgroundSave::read(const ReadArrays& read, bool together) {
     try {
         rows_.begin(CheckpointRows::Row::read);
         read_checkpoint(
-            plan_, saving_.errors, noted,
+            plan_, layers_, saving_.errors, noted,
             [&](std::span<const std::span<const std::byte>> arrays) {
                 rows_.note(CheckpointRows::Row::read, "read", bytes_of(arrays), step, layer);
                 queue_.put(arrays);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <vector>
 
 #include "ferry/error.h"
 #include "ferry/team.h"
@@ -28,12 +29,14 @@ using JoinParts = std::function<void(int64_t layer, const model::Tensor& tensor,
 class BackgroundSave {
 public:
     // Starts the thread that writes. `room` holds what waits for it, and the team's threads copy it
-    // there; plan, room, team and rows must outlive this. `passing`: what is read, where that
-    // passes by. `join`: each of several ranks reads its part, and those without a directory send
-    // theirs; empty: all is read here. Throws does_not_fit where no thread can be made.
-    BackgroundSave(const planner::Plan& plan, Unwritten unwritten, Saving saving,
-                   std::span<std::byte> room, Team& team, CheckpointRows& rows,
-                   std::shared_ptr<PassingState> passing = nullptr, JoinParts join = {});
+    // there; plan, layers, room, team and rows must outlive this. `layers`: the whole model's.
+    // `passing`: what is read, where that passes by. `join`: each of several ranks reads its part,
+    // and those without a directory send theirs; empty: all is read here. Throws does_not_fit where
+    // no thread can be made.
+    BackgroundSave(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                   Unwritten unwritten, Saving saving, std::span<std::byte> room, Team& team,
+                   CheckpointRows& rows, std::shared_ptr<PassingState> passing = nullptr,
+                   JoinParts join = {});
     ~BackgroundSave();  // waits until all is written
     BackgroundSave(const BackgroundSave&) = delete;
     BackgroundSave& operator=(const BackgroundSave&) = delete;
@@ -62,6 +65,7 @@ private:
     void take_rest() noexcept;
 
     const planner::Plan& plan_;
+    const std::vector<model::Layer>& layers_;
     const Unwritten unwritten_;
     const Saving saving_;
     const int threads_;

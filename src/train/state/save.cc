@@ -99,7 +99,8 @@ struct Entry {
 };
 
 // Everything that is written, in its order.
-std::vector<Entry> entries_of(const Plan& plan, bool errors) {
+std::vector<Entry> entries_of(const Plan& plan, const std::vector<model::Layer>& layers,
+                              bool errors) {
     std::vector<Entry> entries;
     const auto add = [&](size_t layer, const model::Tensor& tensor, Kept kept,
                          std::vector<StateArray> arrays) {
@@ -111,12 +112,12 @@ std::vector<Entry> entries_of(const Plan& plan, bool errors) {
             entry.bytes += array.width.of(tensor.whole_count());
         entries.push_back(std::move(entry));
     };
-    for (size_t l = 0; l < plan.layers.size(); ++l) {
-        for (const model::Tensor& tensor : plan.layers[l].tensors)
-            add(l, tensor, Kept::state, state_arrays_of(plan, plan.layers[l], tensor));
+    for (size_t l = 0; l < layers.size(); ++l) {
+        for (const model::Tensor& tensor : layers[l].tensors)
+            add(l, tensor, Kept::state, state_arrays_of(plan, layers[l], tensor));
     }
-    for (size_t l = 0; errors && l < plan.layers.size(); ++l) {
-        for (const model::Tensor& tensor : plan.layers[l].tensors)
+    for (size_t l = 0; errors && l < layers.size(); ++l) {
+        for (const model::Tensor& tensor : layers[l].tensors)
             if (tensor.trainable) add(l, tensor, Kept::errors, error_arrays(plan.partition));
     }
     return entries;
@@ -158,8 +159,8 @@ Arrays arrays_of(Group group) {
 // All of a checkpoint's files but the manifest, in a directory of its own.
 class Writer {
 public:
-    Writer(const Plan& plan, const Saving& saving)
-        : entries_(entries_of(plan, saving.errors)),
+    Writer(const Plan& plan, const std::vector<model::Layer>& layers, const Saving& saving)
+        : entries_(entries_of(plan, layers, saving.errors)),
           groups_(groups_of(entries_, saving.shard_bytes)),
           saving_(saving) {
         for (const Group group : groups_) {
@@ -252,13 +253,15 @@ void require_room(const checkpoint::Steps& directory, int64_t bytes, int64_t ste
 
 }  // namespace
 
-int64_t checkpoint_bytes(const Plan& plan, const Saving& saving) {
-    return Writer(plan, saving).bytes();
+int64_t checkpoint_bytes(const Plan& plan, const std::vector<model::Layer>& layers,
+                         const Saving& saving) {
+    return Writer(plan, layers, saving).bytes();
 }
 
-int64_t checkpoint_files(const Plan& plan, const Saving& saving) {
+int64_t checkpoint_files(const Plan& plan, const std::vector<model::Layer>& layers,
+                         const Saving& saving) {
     constexpr int64_t kTexts = 2;  // the model's description and the manifest
-    return Writer(plan, saving).files() + kTexts;
+    return Writer(plan, layers, saving).files() + kTexts;
 }
 
 int64_t stored_checkpoint_bytes(const Plan& plan) {
@@ -299,9 +302,10 @@ bool reads_meanwhile(const Plan& plan) {
            });
 }
 
-void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& saving, Team& team,
+void write_checkpoint(const Plan& plan, const std::vector<model::Layer>& layers,
+                      Unwritten unwritten, const Saving& saving, Team& team,
                       const ReadArrays& read) {
-    Writer writer(plan, saving);
+    Writer writer(plan, layers, saving);
     checkpoint::Steps& steps = *saving.directory;
     require_room(steps, writer.bytes(), unwritten.manifest.step);
     try {
@@ -326,9 +330,10 @@ void write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& savin
     if (saving.progress) saving.progress(writer.bytes(), writer.bytes());
 }
 
-void read_checkpoint(const Plan& plan, bool errors, const ReadArrays& read, const ArraySink& sink,
+void read_checkpoint(const Plan& plan, const std::vector<model::Layer>& layers, bool errors,
+                     const ReadArrays& read, const ArraySink& sink,
                      const std::function<bool()>& next) {
-    for (const Entry& entry : entries_of(plan, errors)) {
+    for (const Entry& entry : entries_of(plan, layers, errors)) {
         read(entry.layer, *entry.tensor, entry.kept, sink);
         if (!next()) return;
     }

@@ -40,12 +40,14 @@ struct Unwritten {
 };
 // Writes the checkpoint of the manifest's step, durably; the team's threads copy and sum. Whatever
 // was there before is as it was where io is thrown, which also says how many bytes have no room.
-// Throws what `read` throws.
-void write_checkpoint(const planner::Plan& plan, Unwritten unwritten, const Saving& saving,
-                      Team& team, const ReadArrays& read);
+// Throws what `read` throws. `layers`: the whole model's, here as below.
+void write_checkpoint(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                      Unwritten unwritten, const Saving& saving, Team& team,
+                      const ReadArrays& read);
 // Reads all of it, in the order in which it is written: what every rank but the first does.
 // `next` is called behind each tensor; false: no more is wanted. `errors`: as Saving has it.
-void read_checkpoint(const planner::Plan& plan, bool errors, const ReadArrays& read,
-                     const ArraySink& sink, const std::function<bool()>& next);
+void read_checkpoint(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                     bool errors, const ReadArrays& read, const ArraySink& sink,
+                     const std::function<bool()>& next);
 
 }  // namespace ferry::train

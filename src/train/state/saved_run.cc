@@ -178,7 +178,7 @@ void SavedRun::want(const Plan& plan, const StateIo::Part& part) {
             const bool is_moment =
                 array.what != StateArray::What::weight && array.what != StateArray::What::master;
             const bool loads = !is_cast && (!is_moment || chunk.trainable);
-            if (!loads && !plan.owns(chunk)) continue;
+            if (!loads && !(plan.owns(chunk) && plan.partition.stage.has(chunk.layer))) continue;
             const auto& source = saved_->find(tensor.name + std::string(array.suffix))->source();
             for (const model::SliceRun& run :
                  model::runs_of(tensor, from - tensor.offset, to - from)) {

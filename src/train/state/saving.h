@@ -5,9 +5,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/steps.h"
 #include "ferry/config.h"
+#include "model/model.h"
 #include "planner/planner.h"
 
 namespace ferry::train {
@@ -30,9 +32,11 @@ struct Saving {
     int64_t shard_bytes = 16LL << 30;  // the most that the files of one number hold together
 };
 
-// Of all its files but the manifest.
-int64_t checkpoint_bytes(const planner::Plan& plan, const Saving& saving);
-int64_t checkpoint_files(const planner::Plan& plan, const Saving& saving);
+// Of all its files but the manifest. `layers`: the whole model's, of which a plan may have a stage.
+int64_t checkpoint_bytes(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                         const Saving& saving);
+int64_t checkpoint_files(const planner::Plan& plan, const std::vector<model::Layer>& layers,
+                         const Saving& saving);
 // Whether checkpoints are due before the end of the run.
 bool saves_on_the_way(const Config& config);
 // Whether a rank reads no more than what it has, so that several send it to the first by threads of

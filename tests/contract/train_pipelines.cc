@@ -1,0 +1,400 @@
+// Pipelines of ranks: what is planned of them before they run, and checkpoints that go on with
+// other numbers of stages and ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <filesystem>
+#include <functional>
+#include <map>
+
+#include "checkpoint/saved.h"
+#include "checkpoint/steps.h"
+#include "cost/traffic.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_run.h"
+#include "train/from_config.h"
+#include "train/inside.h"
+#include "train/prediction/predictor.h"
+#include "train/state/saving.h"
+
+namespace ferry::train {
+namespace {
+
+// So many ranks, in so many stages.
+struct Cut {
+    int ranks = 1, stages = 1;
+    int of_a_stage() const { return ranks / stages; }
+    friend void PrintTo(const Cut& cut, std::ostream* out) {
+        *out << cut.ranks << "By" << cut.stages;
+    }
+};
+
+Config staged(Config config, const Cut& cut) {
+    config.parallel.pipeline = cut.stages;
+    return config;
+}
+
+// `with` is done with the engine of each rank.
+using With = std::function<void(Engine&, int rank)>;
+void on_ranks(const Config& config, const Cut& cut, const std::string& checkpoint,
+              const With& with) {
+    const auto go = [&](Runtime runtime, int rank) {
+        runtime.checkpoint = checkpoint;
+        const auto engine = Engine::make(staged(config, cut), std::move(runtime));
+        with(*engine, rank);
+    };
+    if (cut.ranks == 1) {
+        const auto executor = make_thread_executor();
+        return go({.executor = executor.get()}, 0);
+    }
+    comm::on_run_ranks(
+        cut.ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+            const int rank = others->rank();
+            go(train::with({.executor = &executor}, {.ranks = std::move(others)}), rank);
+        });
+}
+
+// ---------------------------------------------------------------- checkpoints
+
+struct Kind {
+    const char* name;
+    std::function<void(Config&)> set;
+};
+const std::array kKinds{
+    Kind{"TiedInFp32", [](Config& config) { config.model.tie_embeddings = true; }},
+    Kind{"SplitMasterWithBf16Moments",
+         [](Config& config) {
+             config.precision = DType::bf16;
+             config.optimizer.master = MasterFormat::split;
+             config.optimizer.moments = MomentType::bf16;
+         }},
+    Kind{"TiedHalfWithFrozenLayers",
+         [](Config& config) {
+             config.precision = DType::f16;
+             config.model.tie_embeddings = true;
+             config.freeze = {"*layers.1.*", "*layers.2.*norm*"};
+         }},
+    Kind{"FrozenTable",
+         [](Config& config) {
+             config.precision = DType::bf16;
+             config.model.tie_embeddings = true;
+             config.freeze = {"*embed_tokens*"};
+         }},
+    Kind{"Int8Moments", [](Config& config) {
+             config = with_coded_moments(config);
+             config.precision = DType::bf16;
+         }}};
+
+class Resumed : public testing::TestWithParam<size_t> {
+protected:
+    void SetUp() override {
+        if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
+    }
+
+    Config config() const {
+        Config config = tiny_config(data_);
+        kKinds[GetParam()].set(config);
+        config.model.layers = 4;
+        config.batch = {.sequence = 8, .micro_batch = 1, .micro_batches = 4};
+        config.clip_norm = 0;  // its norm would be added in another order
+        config.zero.stage = 1;
+        config.steps = 4;
+        return config;
+    }
+    Config on_nvme() const {
+        Config config = this->config();
+        config.budgets.nvme = {{.path = storage_.path(), .size_bytes = 64 * kMiB}};
+        config.swap.state_on_nvme = 1;
+        config.io.direct = false;
+        return config;
+    }
+
+    using Weights = std::map<std::string, std::vector<uint32_t>>;
+    static Weights weights_of(Engine& engine) {
+        Weights weights;
+        const auto& layers = Inside(engine).layers();
+        for (size_t l = 0; l < layers.size(); ++l)
+            for (const model::Tensor& tensor : layers[l].tensors)
+                Inside(engine).read_tensor(
+                    static_cast<int64_t>(l), tensor, [&](std::span<const float> values) {
+                        for (const float value : values)
+                            weights[tensor.name].push_back(std::bit_cast<uint32_t>(value));
+                    });
+        return weights;
+    }
+    // Trains to the last step; saves behind each where there is a directory for it.
+    static Weights train(const Config& config, const Cut& cut, const std::string& from,
+                         const std::string& directory) {
+        Weights weights;
+        on_ranks(config, cut, from, [&](Engine& engine, int rank) {
+            std::optional<checkpoint::Steps> steps;
+            if (rank == 0 && !directory.empty()) steps.emplace(directory);
+            while (engine.last_step() < config.steps) {
+                engine.step();
+                if (directory.empty()) continue;
+                const auto failed = Inside(engine).save({.directory = steps ? &*steps : nullptr});
+                ASSERT_FALSE(failed) << failed->what();
+            }
+            Weights mine = weights_of(engine);
+            if (rank == 0) weights = std::move(mine);
+        });
+        return weights;
+    }
+    static std::string at(const TemporaryDirectory& directory, int64_t step) {
+        return std::filesystem::path(directory.path()) / checkpoint::name_of_step(step);
+    }
+    static void expect_same_arrays(const std::string& mine, const std::string& theirs) {
+        const checkpoint::Saved a(mine), b(theirs);
+        EXPECT_EQ(a.arrays().size(), b.arrays().size());
+        for (const auto& [name, array] : b.arrays()) {
+            ASSERT_NE(a.find(name), nullptr) << name;
+            EXPECT_EQ(a.find(name)->checksum, array.checksum) << name;
+        }
+        EXPECT_EQ(a.manifest().training, b.manifest().training);
+    }
+
+    const TinyData data_;
+    const TemporaryDirectory storage_{"/var/tmp"};
+};
+
+// The same number of ranks a stage: what is written has the bytes of a run with all layers on each
+// rank, and every run that goes on from it has that one's bits.
+TEST_P(Resumed, WithAnotherNumberOfStages) {
+    for (const int each : {1, 2}) {
+        const TemporaryDirectory of_whole;
+        const Cut whole{each, 1};
+        const Weights expected = train(config(), whole, "", of_whole.path());
+        for (const int stages : {2, 3}) {
+            SCOPED_TRACE(testing::Message() << stages << " stages of " << each);
+            const Cut cut{each * stages, stages};
+            const TemporaryDirectory directory;
+            ASSERT_EQ(train(on_nvme(), cut, "", directory.path()), expected);
+            for (const int64_t step : {1, 4})
+                expect_same_arrays(at(directory, step), at(of_whole, step));
+            EXPECT_EQ(train(config(), whole, at(directory, 2), ""), expected);
+            EXPECT_EQ(train(config(), cut, at(of_whole, 3), ""), expected);
+            EXPECT_EQ(train(on_nvme(), {each * 4, 4}, at(directory, 1), ""), expected);
+            EXPECT_EQ(train(config(), cut, at(directory, 4), ""), expected);  // ends at once
+            if (HasFailure()) return;
+        }
+    }
+}
+
+// What ranks that share tensors have written; written again it has the same bytes.
+TEST_P(Resumed, WithSlicesOfTensors) {
+    Config sliced = config();
+    if (sliced.optimizer.moments == MomentType::int8) GTEST_SKIP() << "slices keep none";
+    sliced.steps = 1;
+    const TemporaryDirectory from_slices, again;
+    sliced.parallel.tensor = 2;
+    sliced.model.kv_heads = 2;
+    train(sliced, {2, 1}, "", from_slices.path());
+    Config config = sliced;
+    config.parallel.tensor = 1;
+    Weights slices, stages;
+    on_ranks(sliced, {2, 1}, at(from_slices, 1), [&](Engine& engine, int rank) {
+        Weights mine = weights_of(engine);
+        if (rank == 0) slices = std::move(mine);
+    });
+    on_ranks(config, {3, 3}, at(from_slices, 1), [&](Engine& engine, int rank) {
+        std::optional<checkpoint::Steps> steps;
+        if (rank == 0) steps.emplace(again.path());
+        ASSERT_FALSE(Inside(engine).save({.directory = steps ? &*steps : nullptr}));
+        Weights mine = weights_of(engine);
+        if (rank == 0) stages = std::move(mine);
+    });
+    EXPECT_EQ(stages, slices);
+    expect_same_arrays(at(again, 1), at(from_slices, 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(kinds, Resumed, testing::Range<size_t>(0, kKinds.size()),
+                         [](const auto& kind) { return kKinds[kind.param].name; });
+
+// ---------------------------------------------------------------- before they run
+
+class Planned : public testing::Test {
+protected:
+    void SetUp() override {
+        if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
+    }
+    Config config(bool tied, int64_t layers = 5) const {
+        Config config = tiny_config(data_);
+        config.model.layers = layers;
+        config.model.tie_embeddings = tied;
+        config.batch = {.sequence = 8, .micro_batch = 1, .micro_batches = 8};
+        config.zero.stage = 1;
+        config.steps = 3;
+        return config;
+    }
+    static std::unique_ptr<Predictor> predictor(const Config& config, const Cut& cut) {
+        return Predictor::make(staged(config, cut), {.ranks = cut.ranks, .on_a_host = cut.ranks});
+    }
+
+    const TinyData data_;
+    const TemporaryDirectory storage_{"/var/tmp"};
+};
+
+// To the byte, of every rank: its memory, and what it passes on in a step.
+TEST_F(Planned, AsTheyRun) {
+    for (const Cut cut : {Cut{2, 2}, Cut{4, 2}, Cut{3, 3}}) {
+        for (const bool tight : {false, true}) {
+            SCOPED_TRACE(testing::Message() << testing::PrintToString(cut) << " tight " << tight);
+            Config config = this->config(true);
+            if (tight) {
+                config.budgets.nvme = {{.path = storage_.path(), .size_bytes = 64 * kMiB}};
+                config.budgets.host_bytes = cut.ranks * 4 * kMiB;
+                config.swap.state_on_nvme = 0.5;
+                config.swap.groups = 2;
+                config.io.direct = false;
+            }
+            const auto planned = predictor(config, cut);
+            const auto plans = planned->plans(request_of(staged(config, cut)));
+            ASSERT_EQ(std::ssize(plans), cut.stages);
+            const Prediction step = planned->predict(request_of(staged(config, cut)), plans[0],
+                                                     planned->assumed(plans[0]));
+            on_ranks(config, cut, "", [&](Engine& engine, int rank) {
+                const auto stage = static_cast<size_t>(rank / cut.of_a_stage());
+                const planner::Plan &mine = Inside(engine).plan(), &expected = plans[stage];
+                EXPECT_EQ(mine.partition.stage.first, expected.partition.stage.first);
+                EXPECT_EQ(mine.device_bytes, expected.device_bytes);
+                EXPECT_EQ(mine.host_bytes, expected.host_bytes);
+                EXPECT_EQ(mine.nvme_bytes, expected.nvme_bytes);
+                EXPECT_EQ(mine.groups, expected.groups);
+                EXPECT_EQ(mine.chunk_elements, expected.chunk_elements);
+                engine.step();
+                int64_t sent = 0;
+                for (const CollectiveReport& of : engine.report().collectives)
+                    if (of.collective == "pass on") sent += of.sent_bytes;
+                const StagePrediction& expects = step.stages[stage];
+                EXPECT_EQ(sent, expects.to_next + expects.to_previous + expects.of_table);
+            });
+            if (HasFailure()) return;
+        }
+    }
+}
+
+// The bound's arithmetic, which knows no schedule, against what is recorded: the copy of a tied
+// table is no layer whose gradients or updates the last stage shares.
+TEST_F(Planned, MoveInAStepWhatTheBoundCounts) {
+    for (const bool tied : {false, true}) {
+        Config config = this->config(tied);
+        config.freeze = {"*layers.3.*"};
+        for (const int64_t stage : {0, 1, 2}) {
+            config.zero.stage = stage;
+            const Cut cut{6, 3};
+            for (const planner::Plan& plan :
+                 predictor(config, cut)->plans(request_of(staged(config, cut)))) {
+                int64_t bytes = 0;
+                for (const swap::Task& task :
+                     record_step(plan, Previous::not_speculative, false).tasks)
+                    if (task.lane == swap::Lane::comm && !cost::passes(task)) bytes += task.bytes;
+                EXPECT_EQ(bytes, cost::comm_traffic(plan.layers, plan.partition, plan.compute,
+                                                    plan.wire, Exchanged::gradients))
+                    << "tied " << tied << ", zero.stage " << stage << ", stage "
+                    << plan.partition.stage.index;
+            }
+        }
+    }
+}
+
+// The stage with the head multiplies by a tied table, which comes to it after each update, and from
+// where it lies where it is frozen.
+TEST_F(Planned, ReadATiedTableOnce) {
+    const Cut cut{2, 2};
+    const auto read_by = [&](const Config& config) {
+        const model::Shape shape{.hidden = config.model.hidden,
+                                 .vocab = config.model.vocab,
+                                 .tie_embeddings = config.model.tie_embeddings};
+        std::vector<double> found;
+        for (const planner::Plan& plan :
+             predictor(config, cut)->plans(request_of(staged(config, cut))))
+            found.push_back(
+                cost::weight_traffic(plan.layers, shape, 8, plan.compute, plan.partition)
+                    .read_bytes);
+        return found;
+    };
+    Config config = this->config(true, 4);
+    const auto plans = predictor(config, cut)->plans(request_of(staged(config, cut)));
+    const auto table = static_cast<double>(4 * plans[1].layers[0].elements);
+    const std::vector<double> tied = read_by(config), apart = read_by(this->config(false, 4));
+    config.freeze = {"*embed_tokens*"};
+    const std::vector<double> frozen = read_by(config);
+    EXPECT_DOUBLE_EQ(tied[0], apart[0]);
+    EXPECT_DOUBLE_EQ(frozen[0], tied[0]);
+    EXPECT_DOUBLE_EQ(frozen[1] - tied[1], table);
+}
+
+// Where blocks are all that takes time, a step is as long as theory says, whatever the numbers of
+// stages and groups.
+TEST_F(Planned, WaitAsTheorySays) {
+    const Config config = this->config(false, 4);
+    for (const int stages : {2, 4}) {
+        for (const int64_t groups : {2, 4, 8}) {
+            SCOPED_TRACE(testing::Message() << stages << " stages, " << groups << " groups");
+            Config grouped = config;
+            grouped.swap.groups = groups;
+            const Cut cut{stages, stages};
+            const auto planned = predictor(grouped, cut);
+            const planner::PlanRequest request = request_of(staged(grouped, cut));
+            const planner::Plan plan = planned->plan(request);
+            cost::Measurements only = planned->assumed(plan);
+            only.copy_bytes_per_s = only.dram_bytes_per_s = only.device_bytes_per_s = 1e18;
+            only.comm_bytes_per_s = only.check_bytes_per_s = 1e18;
+            only.update_overhead_s = only.comm_overhead_s = 0;
+            only.computes_on_host = false;
+            only.kernels.saved_s = {};
+            for (auto& [kind, seconds] : only.kernels.seconds) {
+                const auto op = static_cast<cost::Op>(kind[0]);
+                seconds = op == cost::Op::forward ? 1 : op == cost::Op::backward ? 2 : 0;
+            }
+            const Prediction step = planned->predict(request, plan, only);
+            const double each = 3.0 * 4 / stages * static_cast<double>(8 / groups);
+            const double expected = static_cast<double>(groups + stages - 1) * each;
+            EXPECT_NEAR(step.timeline.step_seconds, expected, 1e-3 * expected);
+            for (const StagePrediction& stage : step.stages) {
+                EXPECT_NEAR(stage.waits, bubble_of(plan), 1e-3);
+                EXPECT_NEAR(stage.compute_seconds, each * static_cast<double>(groups),
+                            1e-3 * expected);
+            }
+        }
+    }
+}
+
+// A network between the stages that binds.
+TEST_F(Planned, TakeAsLongAsWhatTheyPass) {
+    const Config config = this->config(false, 4);
+    const Cut cut{2, 2};
+    const auto planned = predictor(config, cut);
+    const planner::PlanRequest request = request_of(staged(config, cut));
+    const planner::Plan plan = planned->plan(request);
+    cost::Measurements slow = planned->assumed(plan);
+    const double fast_s = planned->predict(request, plan, slow).timeline.step_seconds;
+    slow.between_stages = {.bytes_per_s = 1e4, .overhead_s = 0};
+    const Prediction step = planned->predict(request, plan, slow);
+    const StagePrediction &first = step.stages[0], &second = step.stages[1];
+    EXPECT_EQ(first.to_next, 8 * plan.input_bytes);
+    EXPECT_EQ(second.to_previous, first.to_next);
+    // Both ways share one order.
+    const double passing_s = static_cast<double>(first.to_next + second.to_previous) / 1e4;
+    EXPECT_GE(step.timeline.step_seconds, passing_s);
+    EXPECT_LE(step.timeline.step_seconds, 1.2 * passing_s + fast_s);
+    EXPECT_EQ(step.binding().link, cost::Link::comm);
+    EXPECT_GT(first.waits, 0.9);
+}
+
+TEST_F(Planned, WhereAStageDoesNotFitItIsNamed) {
+    Config config = this->config(false);
+    config.budgets.device_bytes = 4096;
+    try {
+        predictor(config, {2, 2})->plan(request_of(staged(config, {2, 2})));
+        FAIL() << "it fits";
+    } catch (const planner::DoesNotFit& refusal) {
+        EXPECT_THAT(refusal.what(), testing::HasSubstr("stage 0 of 2"));
+        EXPECT_GT(refusal.smallest(), 4096);
+    }
+}
+
+}  // namespace
+}  // namespace ferry::train

@@ -1,0 +1,98 @@
+#include "pipeline_report.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "base/text.h"
+
+namespace ferry::tools {
+namespace {
+
+// "embedding, 0-3": the blocks by their numbers.
+std::string layers_of(const planner::Plan& plan) {
+    const zero::Stage& stage = plan.partition.stage;
+    const int64_t first = std::max<int64_t>(stage.first, 1) - 1, last = first + plan.blocks() - 1;
+    return fmt::format("{}{}{}", stage.is_first() ? "embedding, " : "",
+                       first == last ? std::to_string(first) : fmt::format("{}-{}", first, last),
+                       stage.is_last() ? ", head" : "");
+}
+
+std::string groups_text(const planner::Plan& plan) {
+    return fmt::format("{} group{} of {} micro-batch{}", plan.groups, plan.groups == 1 ? "" : "s",
+                       plan.group_size(), plan.group_size() == 1 ? "" : "es");
+}
+
+double waits_most(const train::Prediction& prediction) {
+    return std::ranges::max(prediction.stages, {}, &train::StagePrediction::waits).waits;
+}
+
+std::string sent_text(const train::Prediction& prediction) {
+    std::string text =
+        fmt::format("\n  {:>5} {:>12} {:>12} {:>12} {:>14} {:>12} {:>7}\n", "stage", "to the next",
+                    "back", "of a table", "in its stage", "computes, s", "waits");
+    for (const train::StagePrediction& stage : prediction.stages)
+        text +=
+            fmt::format("  {:>5} {:>12} {:>12} {:>12} {:>14} {:>12.4f} {:>6.1f}%\n",
+                        stage.stage.index, format_bytes(stage.to_next),
+                        format_bytes(stage.to_previous), format_bytes(stage.of_table),
+                        format_bytes(stage.to_sharers), stage.compute_seconds, 100 * stage.waits);
+    return text;
+}
+
+}  // namespace
+
+void warn_of_bubble(const std::vector<planner::Plan>& plans) {
+    const planner::Plan& first = plans.front();
+    if (first.groups >= std::ssize(plans)) return;
+    log_warn(fmt::format(
+        "{} for {} stages: each stage waits {:.0f} % of a step where all are as fast; raise "
+        "batch.micro_batches{}, or lower parallel.pipeline",
+        groups_text(first), plans.size(), 100 * train::bubble_of(first),
+        first.group_size() > 1 ? " or swap.groups" : ""));
+}
+
+std::string pipeline_text(const std::vector<planner::Plan>& plans,
+                          const train::Prediction* prediction) {
+    if (plans.size() == 1) return {};
+    const planner::Plan& first = plans.front();
+    std::string text = fmt::format(
+        "a pipeline of {} stages of {} rank{}, through which {} pass: each waits {:.1f} % of a "
+        "step where all are as fast{}\n\n  {:>5} {:<20} {:>12} {:>12} {:>12}\n",
+        plans.size(), first.partition.ranks, first.partition.ranks == 1 ? "" : "s",
+        groups_text(first), 100 * train::bubble_of(first),
+        prediction ? fmt::format(", as planned up to {:.1f} %", 100 * waits_most(*prediction)) : "",
+        "stage", "blocks", "device", "host", "NVMe");
+    for (const planner::Plan& plan : plans)
+        text += fmt::format("  {:>5} {:<20} {:>12} {:>12} {:>12}\n", plan.partition.stage.index,
+                            layers_of(plan),
+                            format_bytes(plan.device_bytes + plan.device_overhead_bytes),
+                            format_bytes(plan.host_bytes), format_bytes(plan.nvme_bytes));
+    return text + (prediction ? sent_text(*prediction) : "") + "\n";
+}
+
+nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
+                             const train::Prediction* prediction) {
+    nlohmann::json stages = nlohmann::json::array();
+    for (size_t s = 0; s < plans.size(); ++s) {
+        const planner::Plan& plan = plans[s];
+        stages.push_back({{"first_layer", plan.partition.stage.first},
+                          {"end_layer", plan.partition.stage.end},
+                          {"blocks", plan.blocks()},
+                          {"device_bytes", plan.device_bytes},
+                          {"host_bytes", plan.host_bytes},
+                          {"nvme_bytes", plan.nvme_bytes}});
+        if (!prediction) continue;
+        const train::StagePrediction& of = prediction->stages[s];
+        stages.back().update({{"to_next_bytes", of.to_next},
+                              {"to_previous_bytes", of.to_previous},
+                              {"of_table_bytes", of.of_table},
+                              {"to_sharers_bytes", of.to_sharers},
+                              {"compute_seconds", of.compute_seconds},
+                              {"waits", of.waits}});
+    }
+    return {{"stages", stages}, {"bubble", train::bubble_of(plans.front())}};
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,21 @@
+// The stages of a pipeline that is planned: what a rank of each has, sends and waits.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "planner/planner.h"
+#include "train/prediction/predictor.h"
+
+namespace ferry::tools {
+
+// Of several stages: warns where there are fewer groups of micro-batches. `plans`: of each stage.
+void warn_of_bubble(const std::vector<planner::Plan>& plans);
+// Nothing of one stage. `prediction` may be null.
+std::string pipeline_text(const std::vector<planner::Plan>& plans,
+                          const train::Prediction* prediction);
+nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
+                             const train::Prediction* prediction);
+
+}  // namespace ferry::tools
