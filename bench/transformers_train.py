@@ -135,17 +135,21 @@ class Trainer:
         return run
 
     def compile(self):
-        def once_more():
-            self.torch._dynamo.reset()
+        def begin():
             self.forward["compiled"] = self.torch.compile(self.model, backend=self.gated)
             self.gate.open()
-        once_more()
-        self.fitting("compiled", once_more)
+        begin()
+        self.fitting("compiled", lambda: self.anew(begin))
+
+    def anew(self, begin):
+        """After memory was too short. What another side compiled is lost, and compiled again when it runs."""
+        self.torch._dynamo.reset()
+        begin()
 
     def compile_layers(self):
         self.torch._dynamo.config.recompile_limit = 64  # beyond it a layer would go on eagerly, and say nothing
 
-        def once_more():
+        def begin():
             self.compiled_graphs = 0
             for index, layer in enumerate(self.layers):
                 layer.compile(backend=self.gated)
@@ -153,8 +157,8 @@ class Trainer:
             self.compiled_loss = self.torch.compile(self.eager_loss, backend=self.gated)
             self.use("layers")
             self.gate.open()
-        once_more()
-        self.fitting("layers", once_more)
+        begin()
+        self.fitting("layers", lambda: self.anew(begin))
         if self.compiled_graphs >= len(self.layers):
             raise RuntimeError(f"{self.compiled_graphs} graphs of {len(self.layers)} layers: they are not compiled once")
 
