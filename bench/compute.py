@@ -172,8 +172,8 @@ class Peers:
     def wait_until_ready(self, until):
         line = self._line(until)
         self._failures = line["failures"]
-        print(f"{self.shape.name}: transformers is ready after {line['ready']:.0f} s {self._failures or ''}", file=sys.stderr,
-              flush=True)
+        print(f"{self.shape.name}: transformers is ready after {line['ready']:.0f} s {self._failures or ''}",
+              file=sys.stderr, flush=True)
 
     def run(self, side):
         if side in self._failures:

@@ -59,7 +59,8 @@ class Trainer:
         self.checkpointed = {}  # by side: whether a step fits only with checkpointing
         self.forward = {"eager": self.model, "layers": self.model}
         self.eager_loss = self.compiled_loss = self.model.loss_function
-        self.layers = [module for module in self.model.modules() if type(module).__name__ in self.model._no_split_modules]
+        kinds = self.model._no_split_modules
+        self.layers = [module for module in self.model.modules() if type(module).__name__ in kinds]
         self.compiled_calls = [None] * len(self.layers)
 
     def to(self, device):
@@ -160,7 +161,7 @@ class Trainer:
         begin()
         self.fitting("layers", lambda: self.anew(begin))
         if self.compiled_graphs >= len(self.layers):
-            raise RuntimeError(f"{self.compiled_graphs} graphs of {len(self.layers)} layers: they are not compiled once")
+            raise RuntimeError(f"{self.compiled_graphs} graphs of {len(self.layers)} layers, which are not alike")
 
     def run(self, side):
         self.to(self.device)
