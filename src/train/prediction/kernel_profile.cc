@@ -234,8 +234,8 @@ private:
                                          at + 4 * count,
                                          reinterpret_cast<float*>(at + (4 + wire) * count));
         };
-        if (kernel.calls.empty()) {
-            kernel.count *= ceil_div(elements, count);
+        if (kernel.seconds.empty()) kernel.count *= ceil_div(elements, count);
+        if (kernel.calls.empty() && device_->kind() == DeviceKind::cuda) {
             compute_.launch([&] {
                 round();
                 timed_->begin(TimedOps::Mode::count);
