@@ -32,6 +32,7 @@ from training import GIB, NEVER_CLIPPED, GpuWatch, Timing, train
 
 CHILD = common.ROOT / "bench/transformers_train.py"
 PEERS = ("eager", "compiled")
+ALL_PEERS = (*PEERS, "layers")  # compiled one by one: minutes less, where the whole takes too long
 BESIDE = 1.10  # of the best of transformers
 BESIDE_LLMQ = 1.0
 BESIDE_LLMQ_SHAPE, MICRO_BATCHES = "3b", 4
@@ -137,11 +138,12 @@ class Peers:
     """transformers' process of one shape: it begins to build and compile its model at once; run() then has it train."""
 
     def __init__(self, shape, sides, gate, threads):
-        self.shape, self.checkpointed, self._failure = shape, {}, ""  # by side; of the compiler
+        self.shape, self.checkpointed, self._failures = shape, {}, {}  # by side; of the compiler
         self._lines = queue.Queue()
         workload = shape.directory / "peer.json"
         workload.write_text(json.dumps({"model": str(shape.directory), "sequences": shape.sequences, "gate": str(gate),
-                                        "sequence": shape.sequence, "steps": shape.options.steps, "sides": sides}))
+                                        "sequence": shape.sequence, "steps": shape.options.steps, "sides": sides,
+                                        "device": "cpu" if shape.options.tiny else "cuda"}))
         self._said = tempfile.TemporaryFile("w+", errors="replace")
         self.process = subprocess.Popen([sys.executable, str(CHILD), str(workload)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self._said, text=True,
@@ -169,13 +171,13 @@ class Peers:
 
     def wait_until_ready(self, until):
         line = self._line(until)
-        self._failure = line["failure"]
-        print(f"{self.shape.name}: transformers is ready after {line['ready']:.0f} s {self._failure}", file=sys.stderr,
-              flush=True)
+        self._failures = line["failures"]
+        print(f"{self.shape.name}: transformers is ready after {line['ready']:.0f} s {self._failures or ''}",
+              file=sys.stderr, flush=True)
 
     def run(self, side):
-        if side == "compiled" and self._failure:
-            raise SideFailed(f"{self.shape.name}: torch.compile: {self._failure}")
+        if side in self._failures:
+            raise SideFailed(f"{self.shape.name}: torch.compile: {self._failures[side]}")
         timing = Timing(self.shape.tokens, warmup=self.shape.options.warmup)
         until = time.monotonic() + self.shape.options.side_seconds
         with GpuWatch() as watch:
@@ -202,8 +204,8 @@ def peak_of(shape):
 
 
 def why_no_peers(options):
-    if options.tiny:
-        return "transformers is left out with --tiny"
+    if options.tiny and not options.peers:
+        return "transformers is left out"
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     return f"transformers is not here: python3 cannot import {', '.join(missing)}" if missing else ""
 
@@ -233,7 +235,8 @@ def rows_of(shape, runs, peak):
 def main():
     parser = common.parser_of(__doc__)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(WANTED), help="models of the table")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="beside ferry")
+    parser.add_argument("--peers", nargs="*", choices=ALL_PEERS, default=list(PEERS),
+                        help="beside ferry; layers: each of them compiled, in place of the whole model")
     parser.add_argument("--steps", type=common.at_least(2), default=10, help="of each run")
     parser.add_argument("--warmup", type=common.at_least(1), default=4, help="first steps left out")
     parser.add_argument("--host", default="96GiB", help="ferry's host budget, where the GPU does not hold everything")

@@ -3,8 +3,12 @@
     python3 bench/transformers_train.py WORKLOAD.json      (bench/compute.py writes it)
 
 Builds the model, compiles it where the workload asks for that, and says {"ready"}. Then it runs the steps of each
-side that a line of standard input names, eager or compiled, and prints a JSON line a step and one at the end. Between
-them its weights wait in the host's memory, so that other processes have the GPU's for themselves.
+side that a line of standard input names and prints a JSON line a step and one at the end. Between them its weights wait
+in the host's memory, so that other processes have the GPU's for themselves. The sides:
+
+    eager      nothing is compiled
+    compiled   the whole model, which of many layers takes minutes
+    layers     a layer and the loss, each compiled once; the layers are alike
 """
 
 import contextlib
@@ -44,20 +48,40 @@ class Trainer:
         torch.set_float32_matmul_precision("high")
         config = AutoConfig.from_pretrained(workload["model"])
         config.use_cache = False
+        self.device, self.compiled_graphs = workload["device"], 0
         torch.set_default_dtype(torch.bfloat16)
-        with torch.device("cuda"):
+        with torch.device(self.device):
             self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
         torch.set_default_dtype(torch.float32)
         self.model.train()
         self.vocabulary = config.vocab_size
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.checkpointed = {}  # by side: whether a step fits only with checkpointing
-        self.forward = {"eager": self.model}
+        self.forward = {"eager": self.model, "layers": self.model}
+        self.eager_loss = self.compiled_loss = self.model.loss_function
+        kinds = self.model._no_split_modules
+        self.layers = [module for module in self.model.modules() if type(module).__name__ in kinds]
+        self.compiled_calls = [None] * len(self.layers)
 
     def to(self, device):
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             tensor.data = tensor.data.to(device)
-        self.torch.cuda.empty_cache()
+        self.free_cache()
+
+    def free_cache(self):
+        if self.device == "cuda":
+            self.torch.cuda.empty_cache()
+
+    def synchronize(self):
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+    def use(self, side):
+        """Of the other sides the layers and the loss are as they were written."""
+        by_layer = side == "layers"
+        for layer, compiled in zip(self.layers, self.compiled_calls):
+            layer._compiled_call_impl = compiled if by_layer else None  # what nn.Module.compile() sets
+        self.model.loss_function = self.compiled_loss if by_layer else self.eager_loss
 
     def checkpoint(self, wanted):
         """By its flags alone: another function of checkpointing would have the model compiled anew."""
@@ -72,15 +96,15 @@ class Trainer:
         shape = (self.workload["sequences"], self.workload["sequence"])
         try:
             for _ in range(count):
-                tokens = torch.randint(self.vocabulary, shape, device="cuda")
-                torch.cuda.synchronize()
+                tokens = torch.randint(self.vocabulary, shape, device=self.device)
+                self.synchronize()
                 start = time.perf_counter()
                 loss = self.forward[side](input_ids=tokens, labels=tokens).loss
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1e6, foreach=True)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-                torch.cuda.synchronize()
+                self.synchronize()
                 yield time.perf_counter() - start, loss.item()
         finally:
             self.model.zero_grad(set_to_none=True)
@@ -88,6 +112,7 @@ class Trainer:
     def fitting(self, side, again=lambda: None):
         """Two steps, as the second has the optimizer's state from its start, with checkpointing where they do not fit
         without. `again`: before the second try."""
+        self.use(side)
         for wanted in (False, True):
             self.checkpoint(wanted)
             with contextlib.suppress(self.torch.cuda.OutOfMemoryError):
@@ -95,34 +120,56 @@ class Trainer:
                     pass
                 self.checkpointed[side] = wanted
                 return
-            self.torch.cuda.empty_cache()
+            self.free_cache()
             again()
         raise RuntimeError(f"{side}: a step does not fit this GPU, not even with checkpointing")
 
-    def compile(self):
+    def gated(self, graph, inputs):
+        """A backend that closes the gate before what it compiled runs."""
         from torch._inductor.compile_fx import compile_fx
+        compiled = compile_fx(graph, inputs)
+        self.compiled_graphs += 1
 
-        def gated(graph, inputs):
-            compiled = compile_fx(graph, inputs)
+        def run(*arguments):
+            self.gate.close()
+            return compiled(*arguments)
+        return run
 
-            def run(*arguments):
-                self.gate.close()
-                return compiled(*arguments)
-            return run
-
-        def once_more():
-            self.torch._dynamo.reset()
-            self.forward["compiled"] = self.torch.compile(self.model, backend=gated)
+    def compile(self):
+        def begin():
+            self.forward["compiled"] = self.torch.compile(self.model, backend=self.gated)
             self.gate.open()
-        once_more()
-        self.fitting("compiled", once_more)
+        begin()
+        self.fitting("compiled", lambda: self.anew(begin))
+
+    def anew(self, begin):
+        """After memory was too short. What another side compiled is lost, and compiled again when it runs."""
+        self.torch._dynamo.reset()
+        begin()
+
+    def compile_layers(self):
+        self.torch._dynamo.config.recompile_limit = 64  # beyond it a layer would go on eagerly, and say nothing
+
+        def begin():
+            self.compiled_graphs = 0
+            for index, layer in enumerate(self.layers):
+                layer.compile(backend=self.gated)
+                self.compiled_calls[index] = layer._compiled_call_impl
+            self.compiled_loss = self.torch.compile(self.eager_loss, backend=self.gated)
+            self.use("layers")
+            self.gate.open()
+        begin()
+        self.fitting("layers", lambda: self.anew(begin))
+        if self.compiled_graphs >= len(self.layers):
+            raise RuntimeError(f"{self.compiled_graphs} graphs of {len(self.layers)} layers, which are not alike")
 
     def run(self, side):
-        self.to("cuda")
+        self.to(self.device)
         if side not in self.checkpointed:
             self.fitting(side)
+        self.use(side)
         self.checkpoint(self.checkpointed[side])
-        self.torch.cuda.empty_cache()
+        self.free_cache()
         for step, (seconds, loss) in enumerate(self.steps(side, self.workload["steps"]), 1):
             say({"step": step, "seconds": seconds, "loss": loss})
         self.to("cpu")
@@ -137,15 +184,16 @@ def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         workload = json.load(file)
     trainer = Trainer(workload)
-    start, failure = time.monotonic(), ""
-    try:
-        if "compiled" in workload["sides"]:
-            trainer.compile()
-    except Exception as error:  # the compiler's own, of any kind
-        failure = str(error)[-1000:] or type(error).__name__
+    start, failures = time.monotonic(), {}
+    for side, compile_it in (("layers", trainer.compile_layers), ("compiled", trainer.compile)):
+        try:
+            if side in workload["sides"]:
+                compile_it()
+        except Exception as error:  # the compiler's own, of any kind
+            failures[side] = str(error)[-1000:] or type(error).__name__
     trainer.to("cpu")
     trainer.gate.open()
-    say({"ready": time.monotonic() - start, "failure": failure})
+    say({"ready": time.monotonic() - start, "failures": failures})
     trainer.gate.close = lambda: None  # from here on it runs when it is told to
     for line in sys.stdin:
         trainer.run(line.strip())

@@ -202,7 +202,7 @@ const Key kKeys[] = {
     {FERRY_CHOICE(numerics.residual, kNarrow), choice, "type of the residual stream, fp32 or the compute type. `auto`: the compute type, with fp16 fp32"},
     {FERRY_CHOICE(numerics.wire, kNarrow), choice, "type in which gradients travel. `auto`: the compute type"},
     {FERRY_CHOICE(numerics.attention, kAttentions), choice, "`auto`: cuDNN's on a GPU where ferry is built with it and it has a deterministic kernel (16-bit types, heads of 64 or 128 elements), else ferry's own. `ferry`: always its own, which never rounds probabilities"},
-    {FERRY_KEY(numerics.head_tile), integer, "tokens whose logits exist at once. `auto`: 1024; on a GPU up to 4096 while their logits are at most 2^27 (5 * 2^26 where the table of words is an eighth of the model or more), or as many as the MLP's activations of a micro-batch (`mlp_tile`)", kPositive, true},
+    {FERRY_KEY(numerics.head_tile), integer, "tokens whose logits exist at once. `auto`: 1024; on a GPU up to 4096 while their logits are at most 2^27 (5 * 2^26 where the table of words is a twelfth of the model or more), or as many as the MLP's activations of a micro-batch (`mlp_tile`)", kPositive, true},
     {FERRY_KEY(numerics.mlp_tile), integer, "tokens of a block whose norms and MLP activations exist at once. `auto`: a whole micro-batch of up to 16384 tokens; a longer one in equal tiles of no more", kPositive, true},
     {FERRY_KEY(numerics.products), text, "on a GPU: a file that `ferry bench kernels --tune` writes of the algorithms that do this configuration's products fastest. Products that are not in it, and all of them without one, are done by cuBLASLt's first choice. Another table rounds otherwise: its hash is in the record"},
 };

@@ -16,8 +16,6 @@ using model::Saved;
 
 namespace {
 
-// Rates of a GPU's memory.
-
 TimedBy timed_by(const KernelTimes::Kind& kind) {
     return row_of(static_cast<Op>(kind[0])).timed_by;
 }

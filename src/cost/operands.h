@@ -48,7 +48,7 @@ struct Head {
     MaybeIn<As, Content::table> table{};
     In<As, Content::input> x;
     In<As, Content::tokens> tokens;
-    Out<As, Content::input_gradient> dx;
+    MaybeOut<As, Content::input_gradient> dx{};  // where something below trains
     MaybeInOut<As, Content::gradient> gradient{};
     MaybeInOut<As, Content::table_gradient> table_gradient{};
     Scratch<As> scratch;

@@ -35,6 +35,7 @@ int64_t none(const Work&) { return 0; }
 int64_t own(const Work& w) { return w.bytes; }
 int64_t tokens(const Work& w) { return w.tokens_bytes; }
 
+bool needs_dx(const Work& w) { return (w.flags & kNeedsDx) != 0; }
 int64_t weights(const Work& w) {
     const int64_t table = w.table ? w.table->elements : 0;
     return (w.layer->elements + table) * size_of(w.compute);
@@ -61,32 +62,22 @@ int64_t of_update(const Work& w) {
 
 // ---------------------------------------------------------------- FLOPs
 
-// Multiplications and additions of every token with the layer's weights, once; a tied head
-// multiplies by the table.
-double once(const Work& w) {
-    return static_cast<double>(w.tokens) * 2 *
-           static_cast<double>((w.table ? w.table : w.layer)->elements);
-}
+LayerFlops flops_of(const Work& w) { return layer_flops(*w.layer, w.table, needs_dx(w)); }
+double of_tokens(const Work& w, double each) { return static_cast<double>(w.tokens) * each; }
 double saved(const Work& w, model::Saved what) { return w.saved_flops[at(what)]; }
 bool saves(const Work& w, model::Saved what) { return (w.flags & flag_of(what)) != 0; }
 
-// The gradients of the weights that train: as many again for each of them.
-double of_weights(const Work& w) {
-    return static_cast<double>(w.tokens) * 2 *
-           static_cast<double>((w.table ? w.table : w.layer)->trainable_elements);
+double forward(const Work& w) {
+    return of_tokens(w, flops_of(w).forward) + saved(w, model::Saved::attention);
 }
-// A block's last product, whose result only the next block's forward reads.
-double last(const Work& w) {
-    const model::Tensor* down = w.layer->find(model::Role::down);
-    return down ? static_cast<double>(w.tokens) * 2 * static_cast<double>(down->count) : 0;
-}
-
-// The gradients of its input and weights, and forward again as far as nothing of it was saved; but
-// for the last product, which backward does not need.
+double loss(const Work& w) { return of_tokens(w, flops_of(w).forward); }
+double head(const Work& w) { return of_tokens(w, flops_of(w).forward + flops_of(w).gradients); }
+// Forward again as far as nothing of it was saved, and the gradients.
 double backward(const Work& w) {
     using model::Saved;
-    return 2 * once(w) + of_weights(w) - last(w) +
-           (saves(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -
+    const LayerFlops flops = flops_of(w);
+    const double attentions = (saves(w, Saved::attention) ? 0 : 1) + flops.attention_passes();
+    return of_tokens(w, flops.again + flops.gradients) + attentions * saved(w, Saved::attention) -
            (saves(w, Saved::mlp) ? saved(w, Saved::mlp) : 0) -
            (saves(w, Saved::projections) ? saved(w, Saved::projections) : 0);
 }
@@ -107,26 +98,26 @@ constexpr std::array kRows{
                     .item = kMicroBatch,
                     .timed_by = TimedBy::layer,
                     .bytes = [](const Work& w) { return w.tokens_bytes + 2 * w.input_bytes; }}),
-    row<op::Forward>(
-        {.name = "forward",
-         .item = kMicroBatch,
-         .timed_by = TimedBy::layer,
-         .bytes = [](const Work& w) { return weights(w) + 2 * w.input_bytes; },
-         .flops = [](const Work& w) { return once(w) + saved(w, model::Saved::attention); }}),
+    row<op::Forward>({.name = "forward",
+                      .item = kMicroBatch,
+                      .timed_by = TimedBy::layer,
+                      .bytes = [](const Work& w) { return weights(w) + 2 * w.input_bytes; },
+                      .flops = forward}),
     row<op::Head>({.name = "head and loss",
                    .item = kMicroBatch,
                    .timed_by = TimedBy::layer,
                    .bytes =
                        [](const Work& w) {
-                           return weights(w) + w.tokens_bytes + 2 * w.input_bytes + gradients(w);
+                           return weights(w) + w.tokens_bytes +
+                                  (needs_dx(w) ? 2 : 1) * w.input_bytes + gradients(w);
                        },
-                   .flops = [](const Work& w) { return 2 * once(w) + of_weights(w); }}),
+                   .flops = head}),
     row<op::HeadLoss>(
         {.name = "loss",
          .item = kMicroBatch,
          .timed_by = TimedBy::layer,
          .bytes = [](const Work& w) { return weights(w) + w.tokens_bytes + w.input_bytes; },
-         .flops = once}),
+         .flops = loss}),
     row<op::Backward>(
         {.name = "backward",
          .item = kMicroBatch,

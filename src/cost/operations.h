@@ -83,7 +83,7 @@ enum class StageLink : uint8_t {
 };  // table: the first stage and the last one
 constexpr int kStageLinks = 3;
 
-// Flags of a block's backward.
+// Flags of a block's backward, and the first of them of the head: something below trains.
 constexpr uint8_t kNeedsDx = 1;
 constexpr uint8_t flag_of(model::Saved what) { return static_cast<uint8_t>(2U << model::at(what)); }
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "ferry/error.h"
+#include "model/gradients.h"
+
 namespace ferry::cost {
 
 ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire) {
@@ -115,29 +118,81 @@ double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block) {
     return w - w * w / (2 * s);
 }
 
+namespace {
+
+bool multiplies(const model::Tensor& tensor) { return tensor.shape.size() > 1; }
+double once(const model::Tensor& tensor) { return 2 * static_cast<double>(tensor.count); }
+
+bool has_input_gradient(model::Role matrix, const model::InputGradients& asked) {
+    switch (matrix) {
+        case model::Role::down:
+            return asked.down;
+        case model::Role::gate:
+        case model::Role::up:
+            return asked.up;
+        case model::Role::output:
+            return asked.output;
+        default:
+            return asked.qkv;
+    }
+}
+
+LayerFlops block_flops(const model::Layer& layer, bool needs_dx) {
+    LayerFlops found;
+    const model::InputGradients asked = model::input_gradients_of(layer, needs_dx);
+    const bool goes_back = needs_dx || layer.trainable_elements > 0;
+    for (const model::Tensor& matrix : layer.tensors) {
+        if (!multiplies(matrix)) continue;
+        const double flops = once(matrix);
+        found.forward += flops;
+        // Of the last product the next block's forward alone reads what it gives.
+        if (goes_back && matrix.role != model::Role::down) found.again += flops;
+        found.gradients +=
+            (has_input_gradient(matrix.role, asked) ? flops : 0) + (matrix.trainable ? flops : 0);
+    }
+    found.through_attention = asked.output;
+    return found;
+}
+
+LayerFlops head_flops(const model::Layer& layer, const model::Layer* table, bool needs_dx) {
+    const model::Tensor* matrix =
+        table ? table->find(model::Role::token_table) : layer.find(model::Role::head_table);
+    if (layer.elements == 0 || matrix == nullptr) return {};  // another stage's
+    const bool norm_trains = std::ranges::any_of(
+        layer.tensors, [](const model::Tensor& t) { return !multiplies(t) && t.trainable; });
+    const double flops = once(*matrix);
+    return {.forward = flops,
+            .gradients = (needs_dx || norm_trains ? flops : 0) + (matrix->trainable ? flops : 0)};
+}
+
+}  // namespace
+
+LayerFlops layer_flops(const model::Layer& layer, const model::Layer* table, bool needs_dx) {
+    switch (layer.kind) {
+        case model::LayerKind::embedding:
+            return {};
+        case model::LayerKind::block:
+            return block_flops(layer, needs_dx);
+        case model::LayerKind::head:
+            return head_flops(layer, table, needs_dx);
+    }
+    bug("no such kind of layer");
+}
+
 double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,
                    int64_t sequence, int64_t step_tokens) {
+    const model::Layer* table = shape.tie_embeddings ? &layers.front() : nullptr;
     double per_token = 0;
     bool trains_below = false;
     for (const model::Layer& layer : layers) {
-        const bool trains = layer.trainable_elements > 0;
-        const double passes = trains || trains_below ? 4 : 2;  // forward, and its input's gradient
-        for (const model::Tensor& t : layer.tensors) {
-            const bool multiplies = t.shape.size() > 1 && layer.kind != model::LayerKind::embedding;
-            if (multiplies) per_token += double(t.count) * (passes + (t.trainable ? 2 : 0));
-        }
-        if (layer.kind == model::LayerKind::head && layer.elements > 0 && shape.tie_embeddings) {
-            const double table = double(shape.vocab * shape.hidden);
-            per_token +=
-                table *
-                (passes + (layers.front().find(model::Role::token_table)->trainable ? 2 : 0));
-        }
+        const LayerFlops flops = layer_flops(layer, table, trains_below);
+        per_token += flops.forward + flops.gradients;
         if (layer.kind == model::LayerKind::block && layer.elements > 0) {
             const double keys = keys_seen(shape, sequence, layer.index);
-            // Two products forward, four backward, each of 2 operations a key and element.
-            per_token += (passes > 2 ? 12 : 4) * keys * double(shape.heads * shape.head_dim);
+            per_token +=
+                4 * keys * double(shape.heads * shape.head_dim) * (1 + flops.attention_passes());
         }
-        trains_below = trains_below || trains;
+        trains_below = trains_below || layer.trainable_elements > 0;
     }
     return per_token * double(step_tokens);
 }

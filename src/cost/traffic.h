@@ -65,10 +65,23 @@ CommTraffic comm_traffic(const std::vector<model::Layer>& layers, const zero::Pa
 // Keys that a query of this block sees, on average over a sequence.
 double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block);
 
-// Floating-point operations that the model asks for in a step, without recomputation. A matrix
-// takes 2 a token and element forward, 2 for its input's gradient where there is one, and 2 for its
-// own where it trains: 6 N T in all. Attention takes the scores and the weighted sums over the keys
-// that a query sees: 6 s d a token and block without a window.
+// Floating-point operations of a layer's products for one token, each multiplication and addition.
+// Backward computes the gradients of inputs that something asks for, and those of what trains.
+struct LayerFlops {
+    double forward = 0;
+    double again = 0;      // of forward's, what backward computes again where nothing is saved
+    double gradients = 0;  // of inputs and weights
+    // Whether backward passes through attention, whose own products are not among these: two
+    // forward, of 2 operations a token, key and element each, and four backward.
+    bool through_attention = false;
+    double attention_passes() const { return through_attention ? 2 : 0; }  // forward's, backward
+};
+// `table`: the embedding, where the head multiplies by it. `needs_dx`: the layer below asks for the
+// gradient of its output.
+LayerFlops layer_flops(const model::Layer& layer, const model::Layer* table, bool needs_dx);
+
+// Floating-point operations that the model asks for in a step, without recomputation: 6 N T where
+// all of it trains, and of attention 6 s d a token and block without a window.
 double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,
                    int64_t sequence, int64_t step_tokens);
 

@@ -28,7 +28,8 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
       rope_(rope),
       ops_(ops),
       mask_(mask),
-      index_(memory.layer().index),
+      layer_(memory.layer()),
+      index_(layer_.index),
       all_(heads(shape.kv_heads)),
       own_(heads_of(head_share(shape.kv_heads, numerics.parts, numerics.part))),
       most_(heads_of({0, ceil_div(shape.kv_heads, int64_t{numerics.parts})})),
@@ -502,28 +503,23 @@ void Block::forward(ConstView x_in, View x_out) {
 }
 
 void Block::backward(ConstView x_in, View dx, bool needs_dx) {
-    const bool into_heads = needs_dx || norm1_.trains() || qkv_.trains();
-    const bool into_qkv = into_heads || query_norm_.trains() || key_norm_.trains();
-    const bool needs_mid = into_qkv || output_.trains();
+    const InputGradients asked = input_gradients_of(layer_, needs_dx);
     attend(x_in, b_.x_mid);
     for_tiles(dx.rows, [&](int64_t first, int64_t count) {
-        mlp_backward(b_.x_mid.row_range(first, count), first, dx.row_range(first, count),
-                     needs_mid);
+        mlp_backward(b_.x_mid.row_range(first, count), first, dx.row_range(first, count), asked);
     });
-    if (needs_mid) attention_backward(x_in, dx, needs_dx, into_qkv);
+    if (asked.mid) attention_backward(x_in, dx, needs_dx, asked);
 }
 
 // dx holds d(x_out) and receives d(x_mid).
-void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, bool needs_mid) {
-    const bool into_norm = needs_mid || norm2_.trains();
-    const bool into_up = into_norm || up_.trains();
-    if (!into_up && !down_.trains()) return;
+void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, const InputGradients& asked) {
+    if (!asked.down && !down_.trains()) return;
     const int64_t tokens = x_mid.rows;
     const View inner = inner_of(first, tokens), active = b_.active.row_range(0, tokens);
     const View n2 = b_.n2.row_range(0, tokens), dn = b_.dn2.row_range(0, tokens);
     mlp(x_mid, first);
     const ConstView dy = in_compute_type(dx, b_.dy);
-    if (!into_up) {
+    if (!asked.down) {
         activate(inner);
         return down_.add_gradient(ops_, dy, active, b_.ops);
     }
@@ -531,18 +527,19 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, bool needs_mid
     activate_backward(active, inner);
     down_.add_gradient(ops_, dy, active, b_.ops);
     up_.add_gradient(ops_, inner, n2, b_.ops);
-    if (!into_norm) return;
+    if (!asked.up) return;
     up_.apply_transposed(ops_, inner, dn, b_.ops);
     if (slices()) add_up(dn, {});
-    norm2_.backward(ops_, dn, x_mid, b_.stats2, needs_mid ? ConstView(dx) : ConstView{},
-                    needs_mid ? dx : View{}, b_.ops);
+    norm2_.backward(ops_, dn, x_mid, b_.stats2, asked.mid ? ConstView(dx) : ConstView{},
+                    asked.mid ? dx : View{}, b_.ops);
 }
 
 // dx holds d(x_mid) and receives d(x_in).
-void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into_qkv) {
+void Block::attention_backward(ConstView x_in, View dx, bool needs_dx,
+                               const InputGradients& asked) {
     const ConstView dy = in_compute_type(dx, b_.dy);
     output_.add_gradient(ops_, dy, attended_of_tokens(), b_.ops);
-    if (!into_qkv) return;
+    if (!asked.output) return;
     // Where ranks share sequences, all heads' queries, keys and values have left by now.
     const View dattended = shares()
                                ? View::of(b_.all_heads.data, numerics_.compute, dy.rows, all_.query)
@@ -560,18 +557,19 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into
     add_up_keys();
     turn_heads_back();
     if (shares()) share_tokens(b_.dqkv, b_.all_heads, Columns::queries_keys_values);
-    projections_backward(x_in, shares() ? b_.all_heads : b_.dqkv, dx, needs_dx);
+    projections_backward(x_in, shares() ? b_.all_heads : b_.dqkv, dx, needs_dx, asked);
 }
 
 // Of norm1 as well, tile by tile. dx holds d(x_mid) and receives d(x_in).
-void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_dx) {
+void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_dx,
+                                 const InputGradients& asked) {
     for_tiles(dqkv.rows, [&](int64_t first, int64_t count) {
         const ConstView x = x_in.row_range(first, count);
         const View n1 = b_.n1.row_range(0, count), dn1 = b_.dn1.row_range(0, count);
         const View part = dqkv.row_range(first, count), d = dx.row_range(first, count);
         if (dqkv.rows > tile()) norm1_.forward(ops_, x, n1, b_.stats1);  // another tile's is there
         qkv_.add_gradient(ops_, part, n1, b_.ops);
-        if (!needs_dx && !norm1_.trains()) return;
+        if (!asked.qkv) return;
         drop_keys(part);
         qkv_.apply_transposed(ops_, part, dn1, b_.ops);
         if (slices()) add_up(dn1, {});

@@ -20,6 +20,7 @@
 #include <optional>
 
 #include "carver.h"
+#include "model/gradients.h"
 #include "model/model.h"
 #include "ring_attention.h"
 #include "tensors.h"
@@ -143,9 +144,12 @@ private:
     void mlp(ops::ConstView x_mid, int64_t first);
     void activate(ops::ConstView inner);
     void activate_backward(ops::View active, ops::View inner);
-    void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx, bool needs_mid);
-    void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx, bool into_qkv);
-    void projections_backward(ops::ConstView x_in, ops::View dqkv, ops::View dx, bool needs_dx);
+    void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx,
+                      const InputGradients& asked);
+    void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx,
+                            const InputGradients& asked);
+    void projections_backward(ops::ConstView x_in, ops::View dqkv, ops::View dx, bool needs_dx,
+                              const InputGradients& asked);
     ops::Rope rope(int64_t heads, bool inverse) const;
     void turn_heads();
     void turn_heads_back();
@@ -158,6 +162,7 @@ private:
     ops::Ops& ops_;
     const Mask mask_;
     OfSaved<bool> saved_{}, known_{};
+    const Layer& layer_;
     int64_t index_;           // of the block
     Heads all_, own_, most_;  // most_: of any rank
     std::optional<RingAttention> ring_{};

@@ -121,6 +121,11 @@ std::vector<cost::LayerUpdates> updates_of(const Workload& work, const std::vect
     return layers;
 }
 
+// Another stage's has nothing here.
+bool is_own_block(const model::Layer& layer) {
+    return layer.kind == model::LayerKind::block && layer.elements > 0;
+}
+
 }  // namespace
 
 double seconds_of(const SavedActivation& activation, const Workload& work,
@@ -135,28 +140,36 @@ double seconds_of(const SavedActivation& activation, const Workload& work,
 cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
                                    const model::OfSaved<std::vector<bool>>& saved,
                                    const cost::Measurements& machine) {
-    double elements = 0, attention_s = 0, saved_s = 0;  // for one micro-batch
-    for (size_t l = 0; l < work.layers.size(); ++l) {
-        elements += static_cast<double>(work.layers[l].elements);
-        for (const model::Saved what : model::kAllSaved) {
-            if (work.needs.saved_flops[at(what)].empty() ||
-                work.layers[l].kind != model::LayerKind::block)
-                continue;
-            const double seconds = seconds_of({l, what}, work, machine);
-            if (what == model::Saved::attention) attention_s += seconds;
-            if (saved[at(what)][l]) saved_s += seconds;
-        }
-    }
     const auto micro_batches = static_cast<double>(request.micro_batches);
     const auto tokens = static_cast<double>(work.numerics.tokens());
-    const double once =
-        micro_batches * (2 * elements * tokens / machine.assumed_flops_per_s + attention_s);
+    const model::Layer* table = work.partition.ties(work.layers) ? &work.layers.front() : nullptr;
+    cost::KernelSeconds counted{};  // as cost::timed_kernels
+    double saved_s = 0;
+    bool trains_below = work.partition.stage.trains_below;
+    for (size_t l = 0; l < work.layers.size(); ++l) {
+        const model::Layer& layer = work.layers[l];
+        const cost::LayerFlops flops = cost::layer_flops(layer, table, trains_below);
+        const auto seconds = [&](double of_a_token) {
+            return micro_batches * tokens * of_a_token / machine.assumed_flops_per_s;
+        };
+        const bool block = is_own_block(layer);
+        (block ? counted.forward : counted.backward) += seconds(flops.forward);
+        counted.backward += seconds(flops.again + flops.gradients);
+        trains_below = trains_below || layer.trainable_elements > 0;
+        for (const model::Saved what : model::kAllSaved) {
+            if (!block || work.needs.saved_flops[at(what)].empty()) continue;
+            const double once_s = micro_batches * seconds_of({l, what}, work, machine);
+            if (saved[at(what)][l]) saved_s += once_s;
+            if (what != model::Saved::attention) continue;
+            counted.forward += once_s;
+            if (trains_below) counted.backward += (1 + flops.attention_passes()) * once_s;
+        }
+    }
     const cost::KernelSeconds timed = cost::timed_kernels(
-        machine.kernels, request.micro_batches,
-        std::ranges::count(work.layers, model::LayerKind::block, &model::Layer::kind));
-    const double backward = timed.backward > 0 ? timed.backward : 3 * once;
-    return {.forward = timed.forward > 0 ? timed.forward : once,
-            .backward = std::max(0.0, backward - micro_batches * saved_s)};
+        machine.kernels, request.micro_batches, std::ranges::count_if(work.layers, is_own_block));
+    const double backward = timed.backward > 0 ? timed.backward : counted.backward;
+    return {.forward = timed.forward > 0 ? timed.forward : counted.forward,
+            .backward = std::max(0.0, backward - saved_s)};
 }
 
 double update_seconds(const Workload& work, const Chunk& chunk, const cost::Measurements& machine) {

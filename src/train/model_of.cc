@@ -51,7 +51,7 @@ void check_positions(const model::Description& found, int64_t sequence) {
          .remedy = "set batch.sequence to " + std::to_string(found.context) + " or less"});
 }
 
-// The table of words is at least an eighth of all parameters: its gradient's passes are what a step
+// The table of words is at least a twelfth of all parameters: its gradient's passes are what a step
 // waits for, and beside the model more logits are little memory.
 bool mostly_words(const model::Shape& shape) {
     const int64_t words = shape.vocab * shape.hidden;
@@ -60,7 +60,7 @@ bool mostly_words(const model::Shape& shape) {
     for (const model::Layer& layer : model::layers_of(shape, {}, false)) {
         for (const model::Tensor& tensor : layer.tensors) all += tensor.count;
     }
-    return words >= ceil_div(all, 8);
+    return words >= ceil_div(all, 12);
 }
 
 // Each tile reads and writes the head's whole gradient in fp32, so a GPU wants large ones. Logits

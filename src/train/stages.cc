@@ -31,7 +31,8 @@ public:
             case model::LayerKind::embedding:
                 return of(layer, cost::Op::embed) + of(layer, cost::Op::embed_backward);
             case model::LayerKind::block:
-                return of(layer, cost::Op::forward) + of(layer, cost::Op::backward);
+                return of(layer, cost::Op::forward) +
+                       (trains_below(layer + 1) ? of(layer, cost::Op::backward) : 0);
             case model::LayerKind::head:
                 return of(layer, cost::Op::head);
         }
@@ -39,11 +40,15 @@ public:
     }
 
 private:
+    bool trains_below(size_t layer) const {
+        return std::any_of(whole_.begin(), whole_.begin() + std::ptrdiff_t(layer),
+                           [](const model::Layer& l) { return l.trainable_elements > 0; });
+    }
     // Multiplying or moving, whichever takes longer.
     double of(size_t layer, cost::Op op) const {
         const cost::Row& row = cost::row_of(op);
         cost::Work work{.layer = &whole_[layer],
-                        .flags = cost::kNeedsDx,
+                        .flags = trains_below(layer) ? cost::kNeedsDx : uint8_t{0},
                         .tokens = numerics_.tokens(),
                         .tokens_bytes = numerics_.token_numbers() * 4,
                         .input_bytes = input_bytes_,

@@ -346,12 +346,12 @@ private:
         UnderWay& own = under_way(group);
         const Weights weights = first_weights(head(), group);
         const Table table = tied_table();
-        const bool trains = trainable(head());
+        const bool trains = trainable(head()), below = plan_.trains_below(head());
         Gradient gradient = trains ? r_.fetch_gradient(head(), group.is_first) : Gradient();
         if (table_trains()) table_gradient_ = r_.fetch_table_gradient(group.is_first);
         for (int64_t i = 0; i < group.size; ++i) {
             const Input x = std::move(own.x[at(i)]);
-            own.dx.push_back(r_.acquire<Content::input_gradient>());
+            own.dx.push_back(below ? r_.acquire<Content::input_gradient>() : InputGradient());
             r_.record<op::Head>(head(), group.first + i,
                                 {.weights = weights,
                                  .table = table,
@@ -361,7 +361,8 @@ private:
                                  .gradient = gradient,
                                  .table_gradient = table_gradient_,
                                  .scratch = scratch_,
-                                 .report = report_});
+                                 .report = report_},
+                                {.flags = below ? cost::kNeedsDx : uint8_t{0}});
         }
         own.x.clear();
         prefetch_for_backward(head() - 1, group);

@@ -413,6 +413,15 @@ TEST_P(DecoderContract, evaluation_finds_the_training_loss) {
     EXPECT_EQ(loss_sum, step.loss_sum);
 }
 
+TEST_P(DecoderContract, the_head_gives_its_own_gradients_alone) {
+    Runner runner(setting_, threads_);
+    const Step step = runner.step();
+    runner.stops_at_head = true;
+    const Step alone = runner.step();
+    EXPECT_EQ(alone.loss_sum, step.loss_sum);
+    EXPECT_EQ(alone.gradients.back(), step.gradients.back());
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, DecoderContract,
     testing::Combine(testing::Values(Case{"plain", [] { return Setting{}; }},

@@ -134,14 +134,14 @@ public:
         const auto last = static_cast<size_t>(blocks + 1);
         float* table_gradient = s.gradients[0].empty() ? nullptr : s.gradients[0].data();
         decoder_.head(at(last), tied ? at(0) : nullptr, x.back().data(), targets.data(), scale,
-                      dx.data(), s.gradients[last].data(), tied ? table_gradient : nullptr,
-                      &s.loss_sum, room);
-        for (int64_t b = blocks - 1; b >= 0; --b) {
+                      stops_at_head ? nullptr : dx.data(), s.gradients[last].data(),
+                      tied ? table_gradient : nullptr, &s.loss_sum, room);
+        for (int64_t b = stops_at_head ? -1 : blocks - 1; b >= 0; --b) {
             const auto i = static_cast<size_t>(b);
             decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), b > 0 || first_block_needs_dx,
                               s.gradients[i + 1].data(), room, saved_of(i), documents);
         }
-        if (first_block_needs_dx && table_gradient != nullptr) {
+        if (first_block_needs_dx && !stops_at_head && table_gradient != nullptr) {
             decoder_.embed_backward(tokens.data(), dx.data(), table_gradient, room, documents);
         }
         last_x = x.back();
@@ -152,8 +152,9 @@ public:
     std::vector<std::vector<float>> weights{};
     std::vector<std::byte> last_x{};
     float scale = 0.1f;
-    OfSaved<bool> saves{};    // from forward to backward
-    OfSaved<bool> forgets{};  // what was saved is zeros
+    OfSaved<bool> saves{};       // from forward to backward
+    OfSaved<bool> forgets{};     // what was saved is zeros
+    bool stops_at_head = false;  // nothing below trains
 
 private:
     Documents documents() const {

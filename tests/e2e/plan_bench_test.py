@@ -198,6 +198,19 @@ class BenchTest(FerryTest):
         self.assertAlmostEqual(sum(row["value"] for row in ops.values()) / total, 1, delta=0.01)
         self.assertAlmostEqual(sum(row["% of step"] for row in ops.values()), 100, delta=1)
 
+    def test_a_gradient_is_rounded_in_the_runs_that_the_device_updates(self):
+        calls, elements = {}, {}
+        for share in (0, 1):
+            config = self.config(budgets__device="64MiB", swap__state_on_device=share, swap__chunk_elements=4096)
+            rows = self.kernels("--config", self.command(config)[1])
+            rounds = [(int(name.split("norm leaves, ")[1].split(",")[0]), row["calls"])
+                      for name, row in rows.items() if "rounding and norm leaves" in name]
+            calls[share] = sum(times for _, times in rounds)
+            elements[share] = sum(each * times for each, times in rounds)
+            self.assertEqual(max(each for each, _ in rounds) > 4096, share == 1, rounds)
+        self.assertEqual(elements[0], elements[1])
+        self.assertLess(calls[1], calls[0])
+
     def test_kernels_take_the_sequence_and_the_micro_batch(self):
         rows = self.kernels("--config", self.command(self.config())[1], "--sequence", "48", "--micro-batch", "3")
         self.assertTrue(any("attention forward, 3 x 48," in name for name in rows), rows.keys())

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import unittest.mock
 import xml.etree.ElementTree
@@ -18,6 +19,7 @@ from pathlib import Path
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 import common  # noqa: E402
+import compute  # noqa: E402
 import needs  # noqa: E402
 import fits  # noqa: E402
 import nvme_step  # noqa: E402
@@ -508,6 +510,64 @@ with open(log, "w") as file:
               file=file, flush=True)
 time.sleep(5)
 open("saved", "w")
+"""
+
+
+class ComputePeersTest(unittest.TestCase):
+    """bench/compute.py's side of the lines that transformers' process prints, which one stands for."""
+
+    def peers(self, program, side_seconds=60):
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        (folder / "child.py").write_text(program)
+        options = argparse.Namespace(steps=3, warmup=1, tiny=True, side_seconds=side_seconds)
+        shape = argparse.Namespace(name="0.5b", directory=folder, options=options, sequences=2, sequence=64, tokens=128)
+        with unittest.mock.patch.object(compute, "CHILD", folder / "child.py"):
+            peers = compute.Peers(shape, ["eager", "compiled", "layers"], folder / "gate", 1)
+        self.addCleanup(peers.end)
+        return peers
+
+    def run_quietly(self, work):
+        with contextlib.redirect_stderr(io.StringIO()):
+            return work()
+
+    def test_a_side_that_does_not_compile_leaves_the_others(self):
+        peers = self.peers(FAKE_TRANSFORMERS)
+        self.run_quietly(lambda: peers.wait_until_ready(time.monotonic() + 60))
+        for side in ("eager", "layers"):
+            timing = self.run_quietly(lambda side=side: peers.run(side))
+            self.assertEqual(timing.seconds, [4, 0.5, 0.25])
+            self.assertAlmostEqual(timing.step_seconds, 0.375)
+            self.assertEqual(timing.tokens_a_step, 128)
+        self.assertEqual(peers.checkpointed, {"eager": False, "layers": True})
+        with self.assertRaisesRegex(common.SideFailed, "0.5b: torch.compile: no such kernel"):
+            peers.run("compiled")
+        workload = json.loads((peers.shape.directory / "peer.json").read_text())
+        self.assertEqual([workload[key] for key in ("sequences", "sequence", "steps", "sides", "device")],
+                         [2, 64, 3, ["eager", "compiled", "layers"], "cpu"])
+
+    def test_one_that_ends_says_why_at_each_question(self):
+        peers = self.peers("import sys; sys.exit('no room')")
+        for ask in (lambda: peers.wait_until_ready(time.monotonic() + 60), lambda: peers.run("eager")):
+            with self.assertRaisesRegex(common.SideFailed, "0.5b: transformers ended: no room"):
+                self.run_quietly(ask)
+
+    def test_one_that_takes_too_long_is_ended(self):
+        peers = self.peers("import time; time.sleep(600)")
+        with self.assertRaisesRegex(common.SideFailed, "0.5b: transformers took too long"):
+            peers.wait_until_ready(time.monotonic() + 0.1)
+        self.assertIsNotNone(peers.process.poll())
+
+
+FAKE_TRANSFORMERS = """
+import json, sys
+say = lambda what: print(json.dumps(what), flush=True)
+print("a library's own word", flush=True)
+say({"ready": 1.5, "failures": {"compiled": "no such kernel"}})
+for side in map(str.strip, sys.stdin):
+    for step, seconds in enumerate((4, 0.5, 0.25), 1):
+        say({"step": step, "seconds": seconds, "loss": 9.5})
+    say({"end": side, "checkpointing": side == "layers"})
 """
 
 

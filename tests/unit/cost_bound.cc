@@ -292,6 +292,15 @@ TEST(ModelFlops, OfWhatDoesNotTrainAreFewer) {
     // Nothing passes back through the first block.
     EXPECT_EQ(flops_of(small_llama(), below),
               32 * (2 * kBlock + 4 * 8 * 8 + 6 * (kBlock + kHead) + 12 * 8 * 8));
+    // Of the last block the second half alone trains: its attention has no gradient.
+    const std::vector<std::string> half{"model.embed*", "model.layers.0.*", "*self_attn*",
+                                        "*layernorm*"};
+    constexpr double kMlp = 480, kDown = 160;
+    EXPECT_EQ(flops_of(small_llama(), half),
+              32 * (2 * 2 * kBlock + 2 * 4 * 8 * 8 + 2 * (kMlp + kDown) + 6 * kHead));
+    // The head's input has no gradient that anything asks for.
+    const std::vector<std::string> head{"model.*"};
+    EXPECT_EQ(flops_of(small_llama(), head), 32 * (2 * 2 * kBlock + 2 * 4 * 8 * 8 + 4 * kHead));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "bas
 # The contract headers in a module's folder beside <module>.h.
 CONTRACTS = {"base": "bugs checksum files json_reader log median philox-inl process_limits progress random simd_dispatch simd_targets text threads widen-inl words",
              "aio": "published_run", "ops": "attention_tiles blas_kernels block_lists matrix_kernels part_attention patterns product_table slow_paths stopwatch timed_ops timed_stream view",
-             "model": "huggingface saved_activations", "planner": "recorder request work",
+             "model": "gradients huggingface saved_activations", "planner": "recorder request work",
              "checkpoint": "array_file file_writer io_memory manifest stripe_sums saved steps tensors_ahead",
              "zero": "codec feedback", "cost": "bound drives estimate kernel_times layouts measurements operands operation_table operations simulator traffic",
              "swap": "objects schedule store", "data": "fed_batches tokens", "train": "from_config inside loader_of momentum_schedule rank_share state/export state/saving prediction/predictor prediction/kernel_profile prediction/planning_measurements prediction/rehearsal"}

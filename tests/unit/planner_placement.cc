@@ -36,6 +36,8 @@ model::Layer layer(model::LayerKind kind, int64_t decayed, int64_t norms) {
     model::Layer made{.kind = kind};
     made.segments = {{0, decayed, true, true}, {decayed, norms, false, true}};
     made.elements = made.trainable_elements = decayed + norms;
+    if (kind == model::LayerKind::block)
+        made.tensors = {{.role = model::Role::up, .shape = {decayed, 1}, .count = decayed}};
     return made;
 }
 

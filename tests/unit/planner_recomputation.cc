@@ -27,6 +27,9 @@ std::vector<model::Layer> eight_blocks() {
                           .segments = {{0, elements, true, true}},
                           .elements = elements,
                           .trainable_elements = elements});
+        if (kind == model::LayerKind::block)
+            layers.back().tensors = {
+                {.role = model::Role::up, .shape = {elements, 1}, .count = elements}};
     };
     add(model::LayerKind::embedding, 0, 65536);
     for (int64_t i = 0; i < kBlocks; ++i) add(model::LayerKind::block, i, 131072);
@@ -37,6 +40,7 @@ std::vector<model::Layer> eight_blocks() {
 void freeze(model::Layer& layer) {
     layer.segments[0].trainable = false;
     layer.trainable_elements = 0;
+    for (model::Tensor& tensor : layer.tensors) tensor.trainable = false;
 }
 
 class Recomputation : public testing::Test {

@@ -31,8 +31,8 @@ TEST(Numerics, head_tile_on_a_gpu_follows_from_the_vocabulary) {
     EXPECT_EQ(head_tile_of(config, 1'000'000, 8192), 1024);
 }
 
-// Shapes of Qwen2.5-0.5B, Qwen3-4B and Llama-3.2-1B: the table is 27, 10 and 21 % of the
-// parameters.
+// Shapes of Qwen2.5-0.5B, Qwen3-4B, Llama-3.2-1B and Llama-3-8B: the table is 27, 10, 21 and 7 % of
+// the parameters.
 TEST(Numerics, head_tile_on_a_gpu_is_larger_where_the_table_is_much_of_the_model) {
     const Config config = config_of(DeviceKind::cuda, 2048, 8);
     const model::Shape small{.hidden = 896,
@@ -53,7 +53,15 @@ TEST(Numerics, head_tile_on_a_gpu_is_larger_where_the_table_is_much_of_the_model
                              .intermediate = 9728,
                              .vocab = 151'936,
                              .tie_embeddings = true};
-    EXPECT_EQ(numerics_of(config, large).head_tile, 1024);
+    EXPECT_EQ(numerics_of(config, large).head_tile, 2048);
+    const model::Shape larger{.hidden = 4096,
+                              .layers = 32,
+                              .heads = 32,
+                              .kv_heads = 8,
+                              .head_dim = 128,
+                              .intermediate = 14336,
+                              .vocab = 128'256};
+    EXPECT_EQ(numerics_of(config, larger).head_tile, 1024);
     const model::Shape between{.hidden = 2048,
                                .layers = 16,
                                .heads = 32,

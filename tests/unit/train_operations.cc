@@ -1,7 +1,9 @@
 // The rows of the table of operations against the schedules of real plans.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
 
 #include "planner/recorder.h"
 #include "planner/work.h"
@@ -28,6 +30,7 @@ struct Case {
     double on_device = 0, on_nvme = 0;
     zero::Stage layers{};
     zero::Hosts hosts{};
+    std::vector<std::string> freeze{};
 };
 
 constexpr int64_t kInput = 16384, kTokens = 64;
@@ -54,7 +57,8 @@ planner::Plan plan_of(const Case& of) {
                     .save_projections = 1};
     if (of.on_nvme > 0) request.budgets.nvme = {{.path = "there", .size_bytes = kGiB}};
     return planner::make_plan(
-        request, zero::layers_of_stage(model::layers_of(shape, {}, false, of.ranks), of.layers),
+        request,
+        zero::layers_of_stage(model::layers_of(shape, of.freeze, false, of.ranks), of.layers),
         {.sequence = kTokens, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
         {.activation = kInput,
          .scratch = 1 << 20,
@@ -108,6 +112,7 @@ const std::vector<Case> kCases{
      .groups = 4,
      .on_nvme = 0.5,
      .layers = {.index = 2, .count = 3, .first = 3, .end = 5, .trains_below = true, .tied = true}},
+    {.freeze = {"model.embed*", "model.layers.*"}},  // nothing below the head trains
 };
 
 template <class Look>
@@ -234,33 +239,91 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
     for (const Row& row : cost::operations()) EXPECT_TRUE(seen.contains(row.op)) << row.name;
 }
 
+constexpr double kAttention = 1000, kMlp = 300, kProjections = 70;
+
+// FLOPs of every kernel of a plan that multiplies, by operation and layer.
+template <class Check>
+void for_products(const planner::Plan& plan, const Check& check) {
+    for_kernels(plan, [&](const Task& task) {
+        const Row& row = cost::row_of(task);
+        Work work = planner::work_of(plan, task);
+        EXPECT_EQ(work.tokens, kTokens);
+        work.saved_flops = {kAttention, kMlp, kProjections};
+        SCOPED_TRACE(testing::Message() << row.name << " of layer " << task.layer);
+        check(task, row.op, row.flops ? row.flops(work) : 0);
+    });
+}
+
+// Of each token, with matrices of so many elements.
+double once(double elements) { return 2 * double(kTokens) * elements; }
+
 TEST(OperationRows, CountTheProductsOfTheModel) {
+    constexpr double kQueries = 64 * 64, kKeys = 64 * 32, kInner = 64 * 128, kHead = 256 * 64;
+    constexpr double kBlock = 2 * kQueries + 2 * kKeys + 3 * kInner;
     for (const bool tied : {false, true}) {
-        const planner::Plan plan = plan_of({.tied = tied});
-        const auto block = static_cast<double>(plan.layers[1].elements);
-        const auto down = static_cast<double>(plan.layers[1].find(model::Role::down)->count);
-        const auto head = static_cast<double>(plan.layers[tied ? 0 : 4].elements);
-        constexpr double kAttention = 1000, kMlp = 300, kProjections = 70,
-                         kOnce = 2 * double(kTokens);
-        for_kernels(plan, [&](const Task& task) {
-            const Row& row = cost::row_of(task);
-            Work work = planner::work_of(plan, task);
-            EXPECT_EQ(work.tokens, kTokens);
-            work.saved_flops = {kAttention, kMlp, kProjections};
+        for_products(plan_of({.tied = tied}), [](const Task& task, Op op, double flops) {
             const auto saves = [&](model::Saved what) {
                 return (task.flags & cost::flag_of(what)) != 0;
             };
-            const double flops = row.flops ? row.flops(work) : 0;
             double expected = 0;
-            if (row.op == Op::forward) expected = kOnce * block + kAttention;
-            if (row.op == Op::backward)
-                expected = 3 * kOnce * block - kOnce * down +
+            if (op == Op::forward) expected = once(kBlock) + kAttention;
+            if (op == Op::backward)
+                expected = once(3 * kBlock - kInner) +
                            (saves(model::Saved::attention) ? 2 : 3) * kAttention -
                            (saves(model::Saved::mlp) ? kMlp : 0) -
                            (saves(model::Saved::projections) ? kProjections : 0);
-            if (row.op == Op::head) expected = 3 * kOnce * head;
-            if (row.op == Op::head_loss) expected = kOnce * head;
-            EXPECT_EQ(flops, expected) << row.name;
+            if (op == Op::head) expected = once(3 * kHead);
+            if (op == Op::head_loss) expected = once(kHead);
+            EXPECT_EQ(flops, expected);
+        });
+    }
+}
+
+// Below the first block that trains nothing asks for gradients, and within it only what lies
+// before something that trains. Forward's last product is repeated in no case.
+TEST(OperationRows, CountOnlyTheGradientsThatAreAskedFor) {
+    constexpr double kQueries = 64 * 64, kKeys = 64 * 32, kInner = 64 * 128, kHead = 256 * 64;
+    constexpr double kAgain = 2 * kQueries + 2 * kKeys + 2 * kInner;
+    struct Of {
+        std::vector<std::string> trains;  // of the second block
+        double inputs = 0, weights = 0;   // elements, in the products of their gradients
+        int attentions = 1;               // forward's, again, and what its gradient takes
+    };
+    const std::vector<Of> all{
+        {{"mlp.down"}, 0, kInner},
+        {{"mlp.up"}, kInner, kInner},
+        {{"mlp.gate", "mlp.down"}, kInner, 2 * kInner},
+        {{"post_attention"}, 3 * kInner, 0},
+        {{"self_attn.o"}, 3 * kInner, kQueries},
+        {{"self_attn.v"}, 3 * kInner + kQueries, kKeys, 3},
+        {{"input_layernorm"}, 3 * kInner + 2 * kQueries + 2 * kKeys, 0, 3},
+    };
+    for (const Of& of : all) {
+        std::vector<std::string> freeze{"model.embed*", "model.layers.0.*", "model.layers.2.*",
+                                        "model.norm*", "lm_head*"};
+        for (const char* name : {"mlp.down", "mlp.up", "mlp.gate", "post_attention", "self_attn.o",
+                                 "self_attn.v", "self_attn.k", "self_attn.q", "input_layernorm"}) {
+            if (std::ranges::find(of.trains, name) == of.trains.end())
+                freeze.push_back(std::string("model.layers.1.") + name + "*");
+        }
+        SCOPED_TRACE(of.trains.front());
+        for_products(plan_of({.freeze = freeze}), [&](const Task& task, Op op, double flops) {
+            const auto saved = [&](model::Saved what, double its) {
+                return (task.flags & cost::flag_of(what)) != 0 ? its : 0;
+            };
+            if (op == Op::head) {
+                EXPECT_EQ(flops, once(2 * kHead));
+            }
+            if (op != Op::backward) return;
+            const double spared = saved(model::Saved::attention, kAttention) +
+                                  saved(model::Saved::mlp, kMlp) +
+                                  saved(model::Saved::projections, kProjections);
+            EXPECT_GE(task.layer, 2);
+            const double expected =
+                task.layer == 3
+                    ? once(kAgain) + once(3 * kInner + 2 * kQueries + 2 * kKeys) + 3 * kAttention
+                    : once(kAgain + of.inputs + of.weights) + of.attentions * kAttention;
+            EXPECT_EQ(flops, expected - spared);
         });
     }
 }

@@ -62,31 +62,58 @@ struct Backward {
     float* bias_partial = nullptr;
     Turn turn{};                // of dy, before all else
     int64_t rows_of_group = 0;  // where the same kernel sums the weight's gradient
-    bool one_stage = false;     // where shared memory has no room for more rows
 };
 
-// A row's inputs, in registers or, as Stages have them, in shared memory.
-template <class Norm, class RowOf>
-struct Inputs {
-    RowOf d, x, before;
-    Row row{};
-};
-
+// The shared memory of a row.
 template <class Norm, int kRow, int kHeld, Lie kLie>
-__device__ void fetch_inputs(Inputs<Norm, HeldRow<kRow, kHeld, kLie>>& in, const Norm& norm,
-                             const Backward& a, int64_t i, int64_t n) {
-    if (n == 0) return;
-    in.row = norm.row(i);
-    const Run run = a.runs(i);
-    in.d.fetch(a.dy, run, n);
-    in.x.fetch(a.x, run, n);
-    if (a.addend.data != nullptr) in.before.fetch(a.addend, run, n);
-}
+struct Inputs {
+    using Held = HeldRow<kRow, kHeld, kLie>;
+    Held d, x, before;
+    Row row{};
+    __device__ void fetch(const Norm& norm, const Backward& a, int64_t i, int64_t n) {
+        if (n == 0) return;
+        row = norm.row(i);
+        const Run run = a.runs(i);
+        d.fetch(a.dy, run, n);
+        x.fetch(a.x, run, n);
+        if (a.addend.data != nullptr) before.fetch(a.addend, run, n);
+        turn(a, run);
+    }
+    // Into shared memory, three rows' places a thread; the row's own numbers come back.
+    static __device__ Row start(const Norm& norm, const Backward& a, int64_t i, int64_t n,
+                                uint4* room) {
+        if (n == 0) return {};
+        const Run run = a.runs(i);
+        Held::start(a.dy, run, n, room);
+        Held::start(a.x, run, n, room + places_of(kHeld, kLie) * blockDim.x);
+        if (a.addend.data != nullptr)
+            Held::start(a.addend, run, n, room + 2 * places_of(kHeld, kLie) * blockDim.x);
+        return norm.row(i);
+    }
+    __device__ void take(const Backward& a, int64_t i, Row of_row, const uint4* room) {
+        const Run run = a.runs(i);
+        row = of_row;
+        d.take(run, room);
+        x.take(run, room + places_of(kHeld, kLie) * blockDim.x);
+        if (a.addend.data != nullptr)
+            before.take(run, room + 2 * places_of(kHeld, kLie) * blockDim.x);
+        turn(a, run);
+    }
+    __device__ void turn(const Backward& a, Run run) {
+        if constexpr (turns<kRow, kHeld, kLie>()) {
+            if (a.turn.angles == nullptr) return;
+            Pack first = d.held(a.dy, 0, kPack), second = d.held(a.dy, 1, kPack);
+            turn_packs(a.turn, run.row, first, second);
+            d.low[0] = bf16_words(first);
+            d.low[1] = bf16_words(second);
+        }
+    }
+};
 
 // also(k, d, x): for each pack of the row while it is at hand.
-template <class Norm, int kRow, int kHeld, Lie kLie, class RowOf, class Also>
-__device__ void backward_row(const Backward& a, const Inputs<Norm, RowOf>& in, int64_t n,
-                             Also also) {
+template <class Norm, int kRow, int kHeld, Lie kLie, class Also>
+__device__ void backward_row(const Backward& a, const Inputs<Norm, kRow, kHeld, kLie>& in,
+                             int64_t n, Also also) {
     float sums[Norm::kSums] = {}, levels[Norm::kSums];
     double totals[Norm::kSums];
     each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
@@ -116,9 +143,9 @@ __device__ void backward_row(const Backward& a, const Inputs<Norm, RowOf>& in, i
 template <class Norm, int kRow, int kHeld, Lie kLie>
 __global__ void __launch_bounds__(block_of(kRow)) backward_kernel(Norm norm, Backward a) {
     const int64_t i = group_index<kRow>(), n = i < a.runs.count ? a.weight.cols : 0;
-    Inputs<Norm, HeldRow<kRow, kHeld, kLie>> in;
-    fetch_inputs(in, norm, a, i, n);
-    backward_row<Norm, kRow, kHeld, kLie>(a, in, n, [](int, const Pack&, const Pack&) {});
+    Inputs<Norm, kRow, kHeld, kLie> in;
+    in.fetch(norm, a, i, n);
+    backward_row(a, in, n, [](int, const Pack&, const Pack&) {});
 }
 
 // What adds up partial sums is started while those who make them still run, where the GPU can: its
@@ -149,145 +176,47 @@ struct Summing {
     static constexpr int kRowsOfGroup = kGroups == 1 || kRow < 32 ? 16 : 8;
     static constexpr int kRows = kGroups * kRowsOfGroup;
     static_assert(kRows >= kNormRows, "scratch has room for a partial sum of kNormRows");
-    // Rows in shared memory: one is worked on while the next are under way.
+    // The next row is under way in shared memory while one is worked on in registers.
     static constexpr int kPlaces = 3 * places_of(kHeld, kLie);
-    static constexpr bool kStaged = kPlaces <= 12;
-    static constexpr int kStages = kPlaces <= 6 ? 3 : 2;
-    static constexpr int64_t stage_bytes() { return int64_t{block_of(kRow)} * kPlaces * 16; }
-    static constexpr int64_t kSumsRoom = kGroups > 1 ? block_of(kRow) * kHeld* kPack * 4 : 0;
-    // Behind it, the sums of the bias's gradient where registers have the rows.
+    static constexpr bool kAhead = kPlaces <= 12;
+    static constexpr int64_t kRoom =
+        std::max<int64_t>(kAhead ? block_of(kRow) * kPlaces * 16 : 0,
+                          kGroups > 1 ? block_of(kRow) * kHeld * kPack * 4 : 0);
+    // Behind it, the sums of the bias's gradient: registers have no room for them too.
     static constexpr int64_t kBiasRoom = block_of(kRow) * kHeld * kPack * 4;
     template <class Norm>
-    static constexpr int64_t room(int stages) {
-        if (kStaged) return std::max<int64_t>(stage_bytes() * stages, kSumsRoom);
-        return kSumsRoom + (Norm::kBiased ? kBiasRoom : 0);
+    static constexpr int64_t room() {
+        return kRoom + (Norm::kBiased ? kBiasRoom : 0);
     }
 };
 
-// The rows of a group one after the other: each is started kStages before it is worked on.
-template <class Norm, int kRow, int kHeld, Lie kLie>
-class Stages {
-    using S = Summing<kRow, kHeld, kLie>;
-    using Held = HeldRow<kRow, kHeld, kLie>;
-    using Staged = StagedRow<kRow, kHeld, kLie>;
-    static constexpr int kThreads = block_of(kRow);
-
-public:
-    using In = Inputs<Norm, Staged>;
-    __device__ Stages(const Norm& norm, const Backward& a, int64_t first, int64_t end, uint4* room)
-        : norm_(norm), a_(a), end_(end), room_(room), next_(first) {
-        start<0>();
-        if (a.one_stage) return;
-        start<1>();
-        if constexpr (S::kStages == 3) start<2>();
-    }
-    // All threads of the group together; columns: none behind the last row.
-    __device__ int64_t take(In& in, int64_t i) {
-        if (a_.one_stage) {
-            __pipeline_wait_prior(0);
-        } else {
-            __pipeline_wait_prior(S::kStages - 1);
-        }
-        if (i >= end_) return 0;
-        const Run run = a_.runs(i);
-        uint4* room = room_ + stage_ * (kThreads * S::kPlaces);
-        constexpr int kOne = places_of(kHeld, kLie) * kThreads;
-        in.row = ahead_[0];
-        in.d = {run, room};
-        in.x = {run, room + kOne};
-        in.before = {run, room + 2 * kOne};
-        if constexpr (turns<kRow, kHeld, kLie>()) turn(in.d);
-        return a_.weight.cols;
-    }
-    // The row taken is done with.
-    __device__ void give() {
-#pragma unroll
-        for (int s = 1; s < S::kStages; ++s) ahead_[s - 1] = ahead_[s];
-        if (a_.one_stage) return start<0>();
-        start<S::kStages - 1>();
-        stage_ = stage_ + 1 == S::kStages ? 0 : stage_ + 1;
-    }
-
-private:
-    // The next row, whose own numbers ahead_[kPlace] has then: a constant, for registers have it.
-    template <int kPlace>
-    __device__ void start() {
-        const int64_t n = next_ < end_ ? a_.weight.cols : 0;
-        if (n > 0) {
-            const Run run = a_.runs(next_);
-            uint4* room = room_ + started_ * (kThreads * S::kPlaces);
-            constexpr int kOne = places_of(kHeld, kLie) * kThreads;
-            Held::start(a_.dy, run, n, room);
-            Held::start(a_.x, run, n, room + kOne);
-            if (a_.addend.data != nullptr) Held::start(a_.addend, run, n, room + 2 * kOne);
-            ahead_[kPlace] = norm_.row(next_);
-        }
-        __pipeline_commit();
-        ++next_;
-        if (!a_.one_stage) started_ = started_ + 1 == S::kStages ? 0 : started_ + 1;
-    }
-    __device__ void turn(const Staged& d) {
-        if (a_.turn.angles == nullptr) return;
-        if (d.run.row != turned_row_) angles_.fetch(a_.turn, d.run.row);
-        turned_row_ = d.run.row;
-        Pack first = d.held(a_.dy, 0, kPack), second = d.held(a_.dy, 1, kPack);
-        angles_.turn(first, second);
-        *d.place(0) = bf16_words(first);
-        *d.place(1) = bf16_words(second);
-    }
-
-    const Norm& norm_;
-    const Backward& a_;
-    int64_t end_;
-    uint4* room_;
-    int64_t next_;
-    int started_ = 0, stage_ = 0;
-    Row ahead_[S::kStages] = {};
-    Angles angles_;
-    int64_t turned_row_ = -1;
-};
-
-// A thread's own sums of the bias's gradient: in registers where shared memory has the rows. Else
-// there, four floats of a pack at a time, so that neighbours' lie next to each other.
+// A thread's own sums in shared memory, four floats of a pack at a time, so that neighbours' lie
+// next to each other.
 template <int kRow, int kHeld, Lie kLie>
 struct BiasSums {
-    static constexpr bool kInRegisters = Summing<kRow, kHeld, kLie>::kStaged;
-    bool asked;
-    float4* room;
-    Pack own[kInRegisters ? kHeld : 1] = {};
-    __device__ BiasSums(const Backward& a, uint4* behind)
-        : asked(a.bias_partial != nullptr),
-          room(reinterpret_cast<float4*>(behind) + Summing<kRow, kHeld, kLie>::kSumsRoom / 16 +
-               threadIdx.x) {
-        if constexpr (!kInRegisters) {
-            for (int k = 0; asked && k < 2 * kHeld; ++k) *place(k) = make_float4(0, 0, 0, 0);
-        }
+    float4* at;  // null: nobody asks for them
+    __device__ BiasSums(const Backward& a, uint4* room)
+        : at(a.bias_partial == nullptr ? nullptr
+                                       : reinterpret_cast<float4*>(room) +
+                                             Summing<kRow, kHeld, kLie>::kRoom / 16 + threadIdx.x) {
+        for (int k = 0; at != nullptr && k < 2 * kHeld; ++k) *place(k) = make_float4(0, 0, 0, 0);
     }
-    __device__ float4* place(int half) const { return room + half * block_of(kRow); }
-    __device__ void add(int k, const Pack& d) {
-        if constexpr (kInRegisters) {
+    __device__ float4* place(int half) const { return at + half * block_of(kRow); }
+    __device__ void add(int k, const Pack& d) const {
 #pragma unroll
-            for (int e = 0; e < kPack; ++e) own[k].at[e] += d.at[e];
-        } else if (asked) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float4 sum = *place(2 * k + half);
-                const float* more = d.at + 4 * half;
-                sum.x += more[0], sum.y += more[1], sum.z += more[2], sum.w += more[3];
-                *place(2 * k + half) = sum;
-            }
+        for (int half = 0; half < 2; ++half) {
+            float4 sum = *place(2 * k + half);
+            const float* more = d.at + 4 * half;
+            sum.x += more[0], sum.y += more[1], sum.z += more[2], sum.w += more[3];
+            *place(2 * k + half) = sum;
         }
     }
     __device__ void take(Pack (&sums)[kHeld]) const {
 #pragma unroll
         for (int i = 0; i < 2 * kHeld; ++i) {
-            if constexpr (kInRegisters) {
-                sums[i / 2] = own[i / 2];
-            } else {
-                const float4 sum = *place(i);
-                float* to = sums[i / 2].at + i % 2 * 4;
-                to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
-            }
+            const float4 sum = *place(i);
+            float* to = sums[i / 2].at + i % 2 * 4;
+            to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
         }
     }
 };
@@ -332,40 +261,43 @@ constexpr int resident(int held, Lie lie) { return held == 4 && lie == Lie::any 
 template <class Norm, int kRow, int kHeld, Lie kLie>
 __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_of(kRow))
     backward_sums_kernel(Norm norm, Backward a) {
+    using S = Summing<kRow, kHeld, kLie>;
+    using In = Inputs<Norm, kRow, kHeld, kLie>;
     extern __shared__ uint4 room[];
     let_next_start();
     const int64_t first = group_index<kRow>() * a.rows_of_group, cols = a.weight.cols;
-    const int64_t behind = first + a.rows_of_group, end = min(behind, int64_t{a.runs.count});
+    const int64_t end = min(first + a.rows_of_group, int64_t{a.runs.count});
+    const auto columns = [&](int64_t i) { return i < end ? cols : 0; };
     Pack sums[kHeld] = {};
-    [[maybe_unused]] BiasSums<kRow, kHeld, kLie> bias(a, room);
-    const auto work = [&](const auto& in, int64_t n) {
-        backward_row<Norm, kRow, kHeld, kLie>(a, in, n, [&](int k, const Pack& d, const Pack& x) {
+    [[maybe_unused]] const BiasSums<kRow, kHeld, kLie> bias(a, room);
+    In in;
+    in.fetch(norm, a, first, columns(first));
+    for (int64_t i = first; i < first + a.rows_of_group; ++i) {  // all threads of a warp together
+        const int64_t n = columns(i), next = columns(i + 1);
+        [[maybe_unused]] Row of_next{};
+        if constexpr (S::kAhead) {
+            of_next = In::start(norm, a, i + 1, next, room);
+            __pipeline_commit();
+        }
+        backward_row(a, in, n, [&](int k, const Pack& d, const Pack& x) {
             if (k < 0) return;
 #pragma unroll
             for (int e = 0; e < kPack; ++e)
                 sums[k].at[e] = fmaf(Norm::normed(x.at[e], in.row), d.at[e], sums[k].at[e]);
-            if constexpr (Norm::kBiased) bias.add(k, d);
+            if constexpr (Norm::kBiased) {
+                if (bias.at != nullptr) bias.add(k, d);
+            }
         });
-    };
-    if constexpr (Summing<kRow, kHeld, kLie>::kStaged) {
-        Stages<Norm, kRow, kHeld, kLie> stages(norm, a, first, end, room);
-        typename Stages<Norm, kRow, kHeld, kLie>::In in{};
-        for (int64_t i = first; i < behind; ++i) {  // all threads of a warp together
-            const int64_t n = stages.take(in, i);
-            work(in, n);
-            stages.give();
-        }
-    } else {
-        Inputs<Norm, HeldRow<kRow, kHeld, kLie>> in;
-        for (int64_t i = first; i < behind; ++i) {
-            const int64_t n = i < end ? cols : 0;
-            fetch_inputs(in, norm, a, i, n);
-            work(in, n);
+        if constexpr (S::kAhead) {
+            __pipeline_wait_prior(0);
+            if (next > 0) in.take(a, i + 1, of_next, room);
+        } else {
+            in.fetch(norm, a, i + 1, next);
         }
     }
     put_sums<kRow, kHeld, kLie>(sums, cols, a.partial + int64_t{blockIdx.x} * cols, room);
     if constexpr (Norm::kBiased) {
-        if (!bias.asked) return;
+        if (a.bias_partial == nullptr) return;
         bias.take(sums);
         put_sums<kRow, kHeld, kLie>(sums, cols, a.bias_partial + int64_t{blockIdx.x} * cols, room);
     }
@@ -439,14 +371,9 @@ __global__ void __launch_bounds__(kAcross* kDown)
 // the partial sums in order, and the first adds the runs in order.
 constexpr int kColumns = 8, kParts = 32;
 __global__ void __launch_bounds__(kColumns* kParts)
-    gradient_kernel(const float* partial, int64_t blocks, int64_t cols, float* gradient,
-                    float* second) {
+    gradient_kernel(const float* partial, int64_t blocks, int64_t cols, float* gradient) {
     __shared__ double sums[kParts][kColumns];
     wait_for_last();
-    if (blockIdx.y == 1) {
-        partial += blocks * cols;
-        gradient = second;
-    }
     const int64_t col = int64_t{blockIdx.x} * kColumns + threadIdx.x;
     const int64_t run = (blocks + kParts - 1) / kParts, first = threadIdx.y * run;
     double sum = 0;
@@ -463,19 +390,18 @@ __global__ void __launch_bounds__(kColumns* kParts)
     gradient[col] = static_cast<float>(static_cast<double>(gradient[col]) + total);
 }
 
-// `second`: where the sums go whose partial ones are behind these; or nowhere.
-void add_partials(const float* partial, int64_t count, int64_t cols, float* sums, float* second,
+void add_partials(const float* partial, int64_t count, int64_t cols, float* sums,
                   cudaStream_t stream) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(blocks_for(cols, kColumns), second == nullptr ? 1 : 2);
+    config.gridDim = dim3(blocks_for(cols, kColumns));
     config.blockDim = dim3(kColumns, kParts);
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = may_start_early() ? 1 : 0;
-    cudaLaunchKernelEx(&config, gradient_kernel, partial, count, cols, sums, second);
+    cudaLaunchKernelEx(&config, gradient_kernel, partial, count, cols, sums);
 }
 
 template <class Term>
@@ -483,7 +409,7 @@ void add_sums(const Term& term, int64_t rows, int64_t cols, float* partial, floa
               cudaStream_t stream) {
     const dim3 blocks(blocks_for(rows, kSumRows), blocks_for(cols, kAcross * kPack));
     partial_kernel<<<blocks, kAcross * kDown, 0, stream>>>(term, rows, cols, partial);
-    add_partials(partial, blocks.x, cols, sums, nullptr, stream);
+    add_partials(partial, blocks.x, cols, sums, stream);
 }
 
 // ---------------------------------------------------------------- a bias's gradient
@@ -557,7 +483,7 @@ void add_strips(ConstView x, float* partial, float* sums, cudaStream_t stream) {
     const dim3 blocks(blocks_for(x.rows, rows), static_cast<unsigned>(strips));
     strip_kernel<kWhole>
         <<<blocks, kStripThreads, 0, stream>>>(x, ceil_div(all, strips), rows, partial);
-    add_partials(partial, blocks.x, x.cols, sums, nullptr, stream);
+    add_partials(partial, blocks.x, x.cols, sums, stream);
 }
 
 void add_rows(ConstView x, float* partial, float* sums, cudaStream_t stream) {
@@ -572,15 +498,6 @@ void add_rows(ConstView x, float* partial, float* sums, cudaStream_t stream) {
 bool sums_at_once(int64_t n, unsigned blocks) {
     constexpr unsigned kBlocksLeast = 256;
     return n <= kMostHeld && blocks >= kBlocksLeast;
-}
-
-// Dynamic shared memory that a block may have: without asking for more, and at most.
-constexpr int64_t kSharedUnasked = 47 * kKiB;
-int64_t most_shared_bytes() {
-    int device = 0, most = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return kSharedUnasked;
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return most - kKiB;  // what kernels have beside it
 }
 
 template <class Norm>
@@ -601,19 +518,16 @@ void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* b
             const unsigned blocks = blocks_for(a.runs.count, S::kGroups * a.rows_of_group);
             if (bias_gradient != nullptr) a.bias_partial = a.partial + int64_t{blocks} * n;
             const auto kernel = backward_sums_kernel<Norm, P::kRow, P::kHeld, P::kLie>;
-            const int64_t most = most_shared_bytes(), wanted = S::template room<Norm>(S::kStages);
-            a.one_stage = wanted > most;
-            const int64_t room = a.one_stage ? S::template room<Norm>(1) : wanted;
-            if (room > kSharedUnasked) {
+            constexpr int64_t kRoom = S::template room<Norm>();
+            if constexpr (kRoom > 47 * kKiB) {
                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(room));
+                                     static_cast<int>(kRoom));
             }
-            kernel<<<blocks, P::kThreads, static_cast<size_t>(room), stream>>>(norm, a);
-            if (weight_gradient == nullptr) {
-                add_partials(a.bias_partial, blocks, n, bias_gradient, nullptr, stream);
-            } else {
-                add_partials(a.partial, blocks, n, weight_gradient, bias_gradient, stream);
-            }
+            kernel<<<blocks, P::kThreads, kRoom, stream>>>(norm, a);
+            if (weight_gradient != nullptr)
+                add_partials(a.partial, blocks, n, weight_gradient, stream);
+            if (bias_gradient != nullptr)
+                add_partials(a.bias_partial, blocks, n, bias_gradient, stream);
             return;
         }
         if (bias_gradient != nullptr) add_rows(a.dy, a.partial, bias_gradient, stream);

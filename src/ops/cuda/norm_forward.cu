@@ -8,7 +8,8 @@ namespace {
 
 template <int kRow, int kHeld, Lie kLie>
 __global__ void __launch_bounds__(block_of(kRow))
-    forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, Runs runs) {
+    forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, Runs runs,
+                   Turn turn) {
     const int64_t i = group_index<kRow>(), n = i < runs.count ? weight.cols : 0;
     const Run run = runs(i);
     HeldRow<kRow, kHeld, kLie> in;
@@ -23,6 +24,24 @@ __global__ void __launch_bounds__(block_of(kRow))
         row_sum<kRow>(static_cast<double>(squares)) / static_cast<double>(weight.cols);
     const auto r = static_cast<float>(1 / sqrt(mean + eps));
     if (threadIdx.x % kRow == 0 && n > 0) rstd[i] = r;
+    if constexpr (turns<kRow, kHeld, kLie>()) {
+        if (turn.angles != nullptr) {
+            Pack halves[kHeld];
+            if (n == 0) return;
+            each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
+                halves[k] = in.at(x, k, col, count);
+                const Pack w = load_as<kLie>(weight, 0, col, count);
+#pragma unroll
+                for (int e = 0; e < kPack; ++e)
+                    halves[k].at[e] = rounded(halves[k].at[e] * r * w.at[e], DType::bf16);
+            });
+            turn_packs(turn, run.row, halves[0], halves[1]);
+            each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int) {
+                store_as<kLie>(halves[k], y, run.row, run.col + col);
+            });
+            return;
+        }
+    }
     each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
         Pack pack = in.at(x, k, col, count);
         const Pack w = load_as<kLie>(weight, 0, col, count);
@@ -30,58 +49,6 @@ __global__ void __launch_bounds__(block_of(kRow))
         for (int e = 0; e < kPack; ++e) pack.at[e] = pack.at[e] * r * w.at[e];
         store_as<kLie>(pack, y, run.row, run.col + col);
     });
-}
-
-// The same of heads, which turn while they are at hand: eight threads have kHeadsAtOnce of them,
-// whose loads and sums are under way together.
-constexpr int kHeadThreads = 8, kHeadsAtOnce = 2;
-__global__ void __launch_bounds__(block_of(kHeadThreads), 7)
-    turned_forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, Runs runs,
-                          Turn turn) {
-    constexpr int kHalves = 2;
-    using Held = HeldRow<kHeadThreads, kHalves, Lie::whole>;
-    static_assert(turns<kHeadThreads, kHalves, Lie::whole>());
-    const int64_t first = group_index<kHeadThreads>() * kHeadsAtOnce;
-    Held in[kHeadsAtOnce];
-    double sums[kHeadsAtOnce];
-#pragma unroll
-    for (int m = 0; m < kHeadsAtOnce; ++m)
-        in[m].fetch(x, runs(first + m), first + m < runs.count ? kTurnedHead : 0);
-#pragma unroll
-    for (int m = 0; m < kHeadsAtOnce; ++m) {
-        float squares = 0;
-#pragma unroll
-        for (int k = 0; k < kHalves; ++k) {
-            const Pack pack = in[m].held(x, k, kPack);
-#pragma unroll
-            for (int e = 0; e < kPack; ++e) squares += pack.at[e] * pack.at[e];
-        }
-        sums[m] = static_cast<double>(squares);
-    }
-    row_sums<kHeadThreads>(sums);
-    Angles angles;
-#pragma unroll
-    for (int m = 0; m < kHeadsAtOnce; ++m) {
-        if (first + m >= runs.count) return;
-        const double mean = sums[m] / static_cast<double>(kTurnedHead);
-        const auto r = static_cast<float>(1 / sqrt(mean + eps));
-        const Run run = in[m].run;
-        if (threadIdx.x % kHeadThreads == 0) rstd[first + m] = r;
-        if (m == 0 || run.row != in[0].run.row) angles.fetch(turn, run.row);
-        Pack halves[kHalves];
-#pragma unroll
-        for (int k = 0; k < kHalves; ++k) {
-            halves[k] = in[m].held(x, k, kPack);
-            const Pack w = load_as<Lie::whole>(weight, 0, Held::column(k), kPack);
-#pragma unroll
-            for (int e = 0; e < kPack; ++e)
-                halves[k].at[e] = rounded(halves[k].at[e] * r * w.at[e], DType::bf16);
-        }
-        angles.turn(halves[0], halves[1]);
-#pragma unroll
-        for (int k = 0; k < kHalves; ++k)
-            store_as<Lie::whole>(halves[k], y, run.row, run.col + Held::column(k));
-    }
 }
 
 template <int kRow, int kHeld, Lie kLie>
@@ -120,18 +87,24 @@ __global__ void __launch_bounds__(block_of(kRow))
     });
 }
 
-}  // namespace
-
-void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
-                  cudaStream_t stream) {
-    if (x.rows == 0) return;
+void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd, const Turn& turn,
+                 cudaStream_t stream) {
     const Runs runs = runs_of(x, weight.cols);
     const Lie lie = lie_of(weight.cols, any_wide(x), x, weight, y);
     with_plan(weight.cols, lie, [&](auto plan) {
         using P = decltype(plan);
         forward_kernel<P::kRow, P::kHeld, P::kLie>
-            <<<P::blocks(runs.count), P::kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs);
+            <<<P::blocks(runs.count), P::kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs,
+                                                                turn);
     });
+}
+
+}  // namespace
+
+void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                  cudaStream_t stream) {
+    if (x.rows == 0) return;
+    run_forward(x, weight, eps, y, rstd, {}, stream);
     check_launch("norm forward");
 }
 
@@ -141,11 +114,7 @@ bool norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float*
     if (!turns_heads(angles, weight.cols) || !lies_whole(x) || !lies_whole(weight) ||
         !lies_whole(y))
         return false;
-    const Runs runs = runs_of(x, weight.cols);
-    constexpr int kThreads = block_of(kHeadThreads);
-    const unsigned blocks = blocks_for(runs.count, kThreads / kHeadThreads * kHeadsAtOnce);
-    turned_forward_kernel<<<blocks, kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs,
-                                                           turn_of(rope, angles));
+    run_forward(x, weight, eps, y, rstd, turn_of(rope, angles), stream);
     check_launch("norm and rope forward");
     return true;
 }

@@ -168,8 +168,8 @@ struct HeldRow {
             if constexpr (kWide) high[k] = raw.high;
         }
     }
-    // The same into the block's shared memory, a place of its own for each thread and pack: start,
-    // some other work, wait, and a StagedRow has it.
+    // The same by way of the block's shared memory, a place of its own for each thread and pack:
+    // start, some other work, wait for all (once for several rows), take.
     static __device__ void start(const ConstView& v, Run at, int64_t n, uint4* room) {
 #pragma unroll
         for (int k = 0; k < kHeld; ++k) {
@@ -189,28 +189,18 @@ struct HeldRow {
             }
         }
     }
+    __device__ void take(Run at, const uint4* room) {
+        run = at;
+#pragma unroll
+        for (int k = 0; k < kHeld; ++k) {
+            const uint4* from =
+                room + (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x));
+            low[k] = from[0];
+            if constexpr (kWide) high[k] = from[kHeld * static_cast<int>(blockDim.x)];
+        }
+    }
     __device__ Pack held(const ConstView& v, int k, int count) const {
         return widen_pack({low[k], kWide ? high[kWide ? k : 0] : uint4{}}, type_of(v), count);
-    }
-    __device__ Pack at(const ConstView& v, int k, int64_t col, int count) const {
-        if (k < 0) return load_pack(v, run.row, run.col + col, count);
-        return held(v, k, count);
-    }
-};
-
-// The same of a row that HeldRow::start() brought: it stays in shared memory.
-template <int kRow, int kHeld, Lie kLie>
-struct StagedRow {
-    using Held = HeldRow<kRow, kHeld, kLie>;
-    Run run;
-    uint4* room;
-    __device__ uint4* place(int k) const {
-        return room + (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x));
-    }
-    __device__ Pack held(const ConstView& v, int k, int count) const {
-        RawPack raw{*place(k), {}};
-        if constexpr (Held::kWide) raw.high = *place(kHeld + k);
-        return widen_pack(raw, Held::type_of(v), count);
     }
     __device__ Pack at(const ConstView& v, int k, int64_t col, int count) const {
         if (k < 0) return load_pack(v, run.row, run.col + col, count);

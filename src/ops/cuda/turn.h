@@ -35,32 +35,21 @@ __device__ inline void turn_pair(float& a, float& b, float c, float s) {
     b = b * c + was * s;
 }
 
-// Cosines and sines of the elements that a thread has of a head's halves: those of a token serve
-// all of its heads.
-struct Angles {
-    float cosine[kPack], sine[kPack];
-    __device__ void fetch(const Turn& turn, int64_t row) {
-        // 32 bits, for a division of 64 costs as much as the rest.
-        int64_t position = static_cast<uint32_t>(row) % static_cast<uint32_t>(turn.sequence);
-        if (turn.document_start != nullptr) position -= turn.document_start[row];
-        const int64_t col = static_cast<int>(threadIdx.x) % (kTurnedHead / 2 / kPack) * kPack;
-        const auto* from =
-            reinterpret_cast<const float4*>(turn.angles + position * (kTurnedHead / 2) + col);
+// The same elements of a head's halves, of the thread's packs of both.
+__device__ inline void turn_packs(const Turn& turn, int64_t row, Pack& first, Pack& second) {
+    // 32 bits, for a division of 64 costs as much as the rest.
+    int64_t position = static_cast<uint32_t>(row) % static_cast<uint32_t>(turn.sequence);
+    if (turn.document_start != nullptr) position -= turn.document_start[row];
+    const int64_t col = static_cast<int>(threadIdx.x) % (kTurnedHead / 2 / kPack) * kPack;
+    const auto* angles =
+        reinterpret_cast<const float4*>(turn.angles + position * (kTurnedHead / 2) + col);
 #pragma unroll
-        for (int i = 0; i < kPack; i += 2) {
-            const float4 two = from[i / 2];
-            cosine[i] = two.x;
-            cosine[i + 1] = two.z;
-            sine[i] = turn.inverse ? -two.y : two.y;
-            sine[i + 1] = turn.inverse ? -two.w : two.w;
-        }
+    for (int i = 0; i < kPack; i += 2) {
+        const float4 two = angles[i / 2];
+        turn_pair(first.at[i], second.at[i], two.x, turn.inverse ? -two.y : two.y);
+        turn_pair(first.at[i + 1], second.at[i + 1], two.z, turn.inverse ? -two.w : two.w);
     }
-    // The same elements of both halves.
-    __device__ void turn(Pack& first, Pack& second) const {
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) turn_pair(first.at[i], second.at[i], cosine[i], sine[i]);
-    }
-};
+}
 
 __device__ inline uint4 bf16_words(const Pack& pack) {
     const auto& v = pack.at;

@@ -37,12 +37,10 @@ __device__ inline int span_of_block(const Spans& spans) {
     }
     return low;
 }
-// The block's number among those of its span, and the thread's.
-__device__ inline int64_t block_of_span(const Spans& spans, int span) {
-    return blockIdx.x - (span == 0 ? 0 : spans.end[span - 1]);
-}
+// The thread's number among those of its block's span.
 __device__ inline int64_t thread_of_span(const Spans& spans, int span) {
-    return block_of_span(spans, span) * kThreads + threadIdx.x;
+    const unsigned first = span == 0 ? 0 : spans.end[span - 1];
+    return int64_t{blockIdx.x - first} * kThreads + threadIdx.x;
 }
 
 // Throws Trouble::internal when the kernel named did not start.

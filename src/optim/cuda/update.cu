@@ -99,11 +99,15 @@ struct Format {
     static constexpr bool kSplit = kIsSplit;
 };
 
-// Eight elements from i on. All threads of a warp must come here.
+// Counts are multiples of kTogether.
 template <Method kMethod, DType kGradient, DType kWeight, class Kept>
-__device__ void update_pack(const Span& span, const Scalars& s, int64_t i) {
+__global__ void __launch_bounds__(kThreads, 3)
+    update_kernel(const __grid_constant__ Spans spans, const __grid_constant__ Scalars s) {
     constexpr int kCount = kTogether;
     constexpr MomentType kMoment = Kept::kMoment;
+    const int which = span_of_block(spans);
+    const Span& span = spans.at[which];
+    const int64_t i = thread_of_span(spans, which) * kCount;
     Pack<uint32_t, kCount> noise{};
     if constexpr (kMoment == MomentType::bf16) noise = draw_noise(span, s, i);
     if (i >= span.count) return;
@@ -132,22 +136,6 @@ __device__ void update_pack(const Span& span, const Scalars& s, int64_t i) {
     store_master<Kept::kSplit, kWeight, kCount>(span, i, p);
     store_moment<kCount>(span.m, kMoment, i, m, noise, 0);
     if constexpr (has_v(kMethod)) store_moment<kCount>(span.v, kMoment, i, v, noise, 16);
-}
-
-// Counts are multiples of kTogether. A block finds its span once and has `tiles` pieces of it, of a
-// pack a thread, one after the other.
-template <Method kMethod, DType kGradient, DType kWeight, class Kept>
-__global__ void __launch_bounds__(kThreads, 3)
-    update_kernel(const __grid_constant__ Spans spans, const __grid_constant__ Scalars s,
-                  int tiles) {
-    const int which = span_of_block(spans);
-    const Span& span = spans.at[which];
-    const int64_t first = block_of_span(spans, which) * tiles * kThreads + threadIdx.x;
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-        update_pack<kMethod, kGradient, kWeight, Kept>(
-            span, s, (first + int64_t{tile} * kThreads) * kTogether);
-    }
 }
 
 // One element a thread, of any alignment and format.
@@ -194,7 +182,7 @@ void with_types(const Span& span, const Call& call) {
 }
 
 template <Method kMethod>
-void launch_packs(const Spans& spans, const Scalars& scalars, int tiles, cudaStream_t stream) {
+void launch_packs(const Spans& spans, const Scalars& scalars, cudaStream_t stream) {
     const Span& first = spans.at[0];
     with_types(first, [&](auto gradient, auto weight) {
         with_format(first, [&](auto format) {
@@ -203,7 +191,7 @@ void launch_packs(const Spans& spans, const Scalars& scalars, int tiles, cudaStr
             using Kept = decltype(format);
             if constexpr (!Kept::kSplit || kWeight != DType::f32) {
                 update_kernel<kMethod, kGradient, kWeight, Kept>
-                    <<<spans.end[spans.count - 1], kThreads, 0, stream>>>(spans, scalars, tiles);
+                    <<<spans.end[spans.count - 1], kThreads, 0, stream>>>(spans, scalars);
             }
         });
     });
@@ -260,9 +248,8 @@ public:
         if (is_coded(spans_.at[0])) {
             update_coded(spans_, scalars_, stream_);
         } else {
-            const int tiles = share_tiles();
             with_method(scalars_.method, [&](auto method) {
-                launch_packs<decltype(method)::kValue>(spans_, scalars_, tiles, stream_);
+                launch_packs<decltype(method)::kValue>(spans_, scalars_, stream_);
             });
         }
         spans_.count = 0;
@@ -278,21 +265,6 @@ private:
         const int place = spans_.count++;
         spans_.at[place] = span;
         spans_.end[place] = blocks + (place == 0 ? 0 : spans_.end[place - 1]);
-    }
-    // Gives a block several tiles where that leaves blocks enough, and says how many: until then
-    // each has one.
-    int share_tiles() {
-        constexpr unsigned kEnough = 4096, kMostTiles = 4;
-        const unsigned all = spans_.end[spans_.count - 1];
-        const unsigned tiles = std::clamp(all / kEnough, 1u, kMostTiles);
-        unsigned before = 0, blocks = 0;
-        for (int i = 0; i < spans_.count; ++i) {
-            const unsigned of_span = spans_.end[i] - before;
-            before = spans_.end[i];
-            blocks += (of_span + tiles - 1) / tiles;
-            spans_.end[i] = blocks;
-        }
-        return static_cast<int>(tiles);
     }
     void start_rest(const Span& span) {
         with_method(scalars_.method, [&](auto method) {

@@ -79,6 +79,7 @@ public:
         bench_.emplace(stack_.bench());
         step_ = record_step(sample_, Previous::not_speculative, false);
         for (const swap::Task& task : step_.tasks) keep(task);
+        count_rounds();
     }
 
     const ops::ProductTable& tuned() const { return tuner_->tuned_products(); }
@@ -100,11 +101,13 @@ public:
             load();
             fill();
             for (Kernel& kernel : kernels_of_step_) time(kernel);
+            for (Kernel& kernel : rounds_of_runs_) time_round(kernel);
             time_update();
             fill();  // updates wrote over the tokens, too, which the next round's load reads
         }
         stack_.store().drain();  // throws what went wrong
-        for (const Kernel& kernel : kernels_of_step_) add(kernel, found);
+        for (const auto* kernels : {&kernels_of_step_, &rounds_of_runs_})
+            for (const Kernel& kernel : *kernels) add(kernel, found);
         add(update_, found);
         return found;
     }
@@ -146,6 +149,29 @@ private:
             return;
         }
         kernels_of_step_.push_back({.kind = kind, .call = call_of(task, *bench_), .count = 1});
+    }
+
+    // Where the device updates neighbouring chunks at once it rounds their gradient at once, too.
+    // The buffers alone have no such runs, and the step has fewer roundings of a chunk.
+    void count_rounds() {
+        const auto rounds = [](const Kernel& kernel) {
+            return kernel.kind[0] == static_cast<int64_t>(cost::Op::round);
+        };
+        for (Kernel& kernel : kernels_of_step_) kernel.count *= rounds(kernel) ? 0 : 1;
+        const swap::Schedule step = record_step(plan_, Previous::not_speculative, false);
+        for (const swap::Task& task : step.tasks) {
+            if (!cost::is_timed(task)) continue;
+            const Kernel found{.kind = cost::KernelTimes::kind_of(task, planner::work_of(plan_))};
+            if (!rounds(found)) continue;
+            Kernel* known = nullptr;
+            for (auto* kernels : {&kernels_of_step_, &rounds_of_runs_}) {
+                const auto at = std::ranges::find(*kernels, found.kind, &Kernel::kind);
+                if (at != kernels->end()) known = &*at;
+            }
+            if (known == nullptr) known = &rounds_of_runs_.emplace_back(found);
+            ++known->count;
+        }
+        std::erase_if(kernels_of_step_, [](const Kernel& kernel) { return kernel.count == 0; });
     }
 
     // ------------------------------------------------------------ memory
@@ -192,6 +218,32 @@ private:
         const double enqueued_s = compute_.launch([&] { kernels().run(kernel.call); });
         compute_.time_calls(
             *timed_, [&] { kernels().run(kernel.call); }, enqueued_s);
+        note(kernel, timed_->take());
+    }
+
+    // A run's, or as many of its elements as there is room for.
+    void time_round(Kernel& kernel) {
+        const int64_t wire = size_of(plan_.wire), leaf = 1;  // of an element, more than enough
+        const int64_t elements = kernel.kind[2], room = overwritable_bytes(sample_);
+        const int64_t count =
+            std::min(elements, round_down(room / (4 + wire + leaf), optim::kLeaf));
+        if (count == 0) return;
+        std::byte* at = device_->memory().data();
+        const auto round = [&] {
+            timed_->ops().round_gradient(reinterpret_cast<const float*>(at), count, plan_.wire,
+                                         at + 4 * count,
+                                         reinterpret_cast<float*>(at + (4 + wire) * count));
+        };
+        if (kernel.seconds.empty()) kernel.count *= ceil_div(elements, count);
+        if (kernel.calls.empty() && device_->kind() == DeviceKind::cuda) {
+            compute_.launch([&] {
+                round();
+                timed_->begin(TimedOps::Mode::count);
+                round();
+            });
+            kernel.calls = timed_->take();
+        }
+        compute_.time_calls(*timed_, round, 1e-3);
         note(kernel, timed_->take());
     }
 
@@ -345,7 +397,7 @@ private:
     std::vector<double> host_pattern_{};
     std::optional<Bench> bench_{};
     swap::Schedule step_{};  // whose tasks the kernels' calls point to
-    std::vector<Kernel> kernels_of_step_{};
+    std::vector<Kernel> kernels_of_step_{}, rounds_of_runs_{};
     Kernel update_{};
     int64_t updates_ = 0;
     bool loaded_ = false;

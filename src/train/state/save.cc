@@ -283,7 +283,7 @@ bool reads_own_part(const Plan& plan) {
 
 int64_t own_checkpoint_bytes(const Plan& plan) {
     int64_t bytes = 0;
-    for (const Entry& entry : entries_of(plan, false)) {
+    for (const Entry& entry : entries_of(plan, plan.layers, false)) {
         const zero::Run own = own_run(plan.partition, plan.layers[static_cast<size_t>(entry.layer)],
                                       {entry.tensor->offset, entry.tensor->count});
         for (const StateArray& array : entry.arrays) bytes += array.width.of(own.count);

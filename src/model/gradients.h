@@ -1,0 +1,20 @@
+// Which gradients of inputs a block's backward pass computes: those on the way to something that
+// trains, or to the layer below. The kernels go by it, and so does whoever counts their operations.
+#pragma once
+
+#include "model/model.h"
+
+namespace ferry::model {
+
+// In the order in which backward computes them: each asks for those before it.
+struct InputGradients {
+    bool down = false;    // of its last product's input
+    bool up = false;      // of the MLP's first products' input, after the norm
+    bool mid = false;     // of the residual between attention and the MLP
+    bool output = false;  // of attention's output, and then of queries, keys and values
+    bool qkv = false;     // of the input of their products, after the norm
+};
+// `needs_dx`: the layer below asks for the gradient of its output.
+InputGradients input_gradients_of(const Layer& block, bool needs_dx);
+
+}  // namespace ferry::model
