@@ -269,18 +269,22 @@ void require_ranks(const Config& config, int ranks) {
                                            "or set optimizer.method to \"adamw\""});
 }
 
+CodedParts coded_parts(const std::vector<model::Layer>& layers) {
+    CodedParts parts;
+    for (const model::Layer& layer : layers)
+        for (const model::Tensor& t : layer.tensors)
+            if (t.trainable) (t.fp32_moments ? parts.fp32 : parts.coded).add(t);
+    return parts;
+}
+
 std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers, int ranks) {
     if (config.optimizer.method != optim::Method::muon) return {};
-    struct Part {
-        int64_t tensors = 0, elements = 0;
-    } muon, adamw;
+    TensorCount muon, adamw;
     std::set<std::string> kinds;
     for (const model::Layer& layer : layers) {
         for (const model::Tensor& t : layer.tensors) {
             if (!t.trainable) continue;
-            Part& part = t.by_muon ? muon : adamw;
-            part.tensors += 1;
-            part.elements += t.count;
+            (t.by_muon ? muon : adamw).add(t);
             // Without the block: model.layers.0.mlp.up_proj.weight is mlp.up_proj.
             const size_t number = t.name.find_first_of("0123456789");
             const size_t from = t.name.find('.', number) + 1;

@@ -31,6 +31,15 @@ std::vector<model::Layer> layers_of(const Config& config, const model::Shape& sh
 model::CodedMoments coded_moments_of(const Config& config);
 // Throws usage where the optimizer is one of several ranks, and there is one.
 void require_ranks(const Config& config, int ranks);
+struct TensorCount {
+    int64_t tensors = 0, elements = 0;
+    void add(const model::Tensor& tensor) { tensors += 1, elements += tensor.count; }
+};
+// Of those that train, where `optimizer.moments` is int8: whose moments are coded, and whose not.
+struct CodedParts {
+    TensorCount coded{}, fp32{};
+};
+CodedParts coded_parts(const std::vector<model::Layer>& layers);
 // Which tensors Muon updates, and which AdamW, in a sentence; empty without Muon.
 std::string muon_rule(const Config& config, const std::vector<model::Layer>& layers, int ranks);
 // Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of

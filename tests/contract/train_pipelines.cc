@@ -291,7 +291,8 @@ TEST_F(Planned, MoveInAStepWhatTheBoundCounts) {
                      record_step(plan, Previous::not_speculative, false).tasks)
                     if (task.lane == swap::Lane::comm && !cost::passes(task)) bytes += task.bytes;
                 EXPECT_EQ(bytes, cost::comm_traffic(plan.layers, plan.partition, plan.compute,
-                                                    plan.wire, Exchanged::gradients))
+                                                    plan.wire, Exchanged::gradients)
+                                     .bytes())
                     << "tied " << tied << ", zero.stage " << stage << ", stage "
                     << plan.partition.stage.index;
             }

@@ -66,6 +66,17 @@ class ConfigurationTest(BadInputTest):
         self.refused(USAGE, ["freeze", "model.layer.*"], freeze=["model.layer.*"])
         self.refused(USAGE, ["freeze", "nothing to train"], freeze=["*"])
 
+    def test_which_moments_are_coded_is_said(self):
+        """q, o and the MLP's matrices of three blocks, and the head: k and v have 2,048 elements."""
+        run = self.train(self.config(steps=1, optimizer__moments="int8"))
+        self.assert_trained(run)
+        self.assertIn("int8 moments: 16 tensors with 133120 parameters; fp32 moments: 14 with 29120", run.err)
+        nothing = self.train(self.config(steps=1, optimizer__moments="int8", optimizer__fp32_moments=["*"]))
+        self.assert_trained(nothing)
+        self.assertIn("optimizer.moments int8 does nothing", nothing.err)
+        for silent in ("bf16", "fp32"):
+            self.assertNotIn("int8 moments", self.train(self.config(steps=1, optimizer__moments=silent)).err)
+
     def test_heads_that_do_not_divide(self):
         self.refused(USAGE, ["model.heads", "hidden 64, heads 7", "set heads 8"], model__heads=7)
         self.refused(USAGE, ["model.kv_heads", "heads 4, kv_heads 3", "set kv_heads"],

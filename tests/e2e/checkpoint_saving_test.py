@@ -375,6 +375,9 @@ class SavingTest(Saving):
         at = [name for name in self.steps() if not name.endswith(".part")][-1]  # the kill may leave a draft
         self.refused(USAGE, ["another configuration", "optimizer.lr = 0.01", "optimizer.lr = 0.003"],
                      *self.command(self.saving(optimizer__lr=0.01), "--resume"))
+        for key, was, now in (("moments", "fp32", "int8"), ("moments", "fp32", "bf16"), ("method", "adamw", "muon")):
+            self.refused(USAGE, ["another configuration", f"optimizer.{key} = {now}", f"optimizer.{key} = {was}"],
+                         *self.command(self.saving(**{f"optimizer__{key}": now}), "--resume"))
         self.refused(USAGE, [f"--set schedule.total_steps={STEPS}"], *self.command(self.saving(steps=40), "--resume"))
         self.refused(USAGE, ["--resume", "empty"], *self.command(config, "--resume", ""))
         self.refused(USAGE, ["steps = 1", at], *self.command(self.saving(steps=1, schedule__total_steps=STEPS), "--resume"))

@@ -151,6 +151,27 @@ class RoundTripTest(HfTest):
         self.assert_trained(again)
         self.assertEqual(read_tensors(out), read_tensors(self.path("own-again")))
 
+    def test_smaller_state_and_muon_export_the_master(self):
+        """Of whatever halves it is kept in and wherever they lie; a matrix of 64 by 64 has codes."""
+        tight = {"budgets": {"host": "1MiB", "nvme": [self.nvme()]}, "swap": {"state_on_nvme": 1}}
+        optimizers = ({"moments": "int8"}, {"moments": "int8", "master": "split"},
+                      {"method": "muon"}, {"method": "muon", "moments": "int8", "master": "split"})
+        for number, optimizer in enumerate(optimizers):
+            with self.subTest(**optimizer):
+                kind = {"precision": "fp16" if number < 2 else "bf16", "steps": 2,
+                        "optimizer": {"lr": 0.01, **optimizer}}
+                exported = []
+                for place in ({}, tight):
+                    out = self.path(f"state{number}-{len(exported)}")
+                    self.assert_trained(self.train(self.config(**kind, **place), "--export", out,
+                                                   "--export-type", "fp32"))
+                    exported.append(read_tensors(out))
+                self.assertEqual(*exported)
+                again = self.train({**self.config(steps=1, optimizer={"lr": 0}), "model": {"path": out}},
+                                   "--export", self.path(f"state{number}-again"))
+                self.assert_trained(again)
+                self.assertEqual(read_tensors(self.path(f"state{number}-again")), exported[0])
+
     def test_the_tokenizer_travels(self):
         model = self.copy_of("llama")
         (model / "tokenizer.json").write_text("{}")

@@ -121,6 +121,17 @@ class PlanTest(PredictionTest):
         self.assertLess(gains["+1 GiB of host memory"], 0.5 * plan["prediction"]["step_seconds"])
         self.assertIn("+1 GiB of device memory", gains)
 
+    def test_each_row_of_the_table_has_its_reason(self):
+        durable = {"checkpoint__durable_steps": True}
+        for config in (self.tiers(), self.tiers(**durable), self.tiers(optimizer__method="muon"),
+                       self.config(swap__groups=2, budgets__device="2MiB"), self.config(swap__save_mlp=3)):
+            run = self.ferry("plan", self.command(config)[1], "--no-prediction")
+            self.assertEqual(run.code, 0, run.err)
+            table = run.out[run.out.index("  tier "):].split("\n\n")[0].splitlines()[1:]
+            self.assertGreater(len(table), 8, run.out)
+            for row in table:
+                self.assertRegex(row, r" (B|[KMGT]iB) +\S", row)
+
     def test_a_state_that_needs_no_disk_is_asked_for(self):
         def host_bytes(**changes):
             return self.predict(self.config(**fixed, **changes), "--no-prediction")["host_bytes"]

@@ -93,6 +93,19 @@ std::unique_ptr<SavedRun> open_saved(const Runtime& runtime, const Config& confi
     return saved;
 }
 
+// Whoever asks for codes hears which tensors have them: by default norms and the embedding do not.
+void log_coded(const std::vector<model::Layer>& layers) {
+    const CodedParts parts = coded_parts(layers);
+    if (parts.coded.tensors == 0)
+        return log_warn(
+            "optimizer.moments int8 does nothing: no tensor that trains has whole blocks of codes "
+            "and is left out of optimizer.fp32_moments");
+    log_info(fmt::format(
+        "int8 moments: {} tensors with {} parameters; fp32 moments: {} with {}, which "
+        "are norms, biases, small ones and those of optimizer.fp32_moments",
+        parts.coded.tensors, parts.coded.elements, parts.fp32.tensors, parts.fp32.elements));
+}
+
 void warn_of_codecs(const Config& config) {
     const zero::Codecs asked = codecs_of(config);
     if (asked.gradients.on() || asked.weights.on())
@@ -153,6 +166,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
     if (const std::string rule = muon_rule(config_, layers_, world_.ranks); !rule.empty())
         log_info(rule);
+    if (config_.optimizer.moments == MomentType::int8) log_coded(layers_);
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, share_.evaluation_micro_batches);
     if (ranks_) require_matching_exchanges();
