@@ -105,6 +105,7 @@ constexpr Reason kReasons[] = {
     {"accumulators", "sums between groups of micro-batches"},
     {"momentum and its errors", "what ranks keep between exchanges"},
     {"maps of the durable state", "which slot has which version"},
+    {"second shards of weights", "backward gathers them within its host"},
     {"headers of the files", "whose files they are"},
 };
 
