@@ -237,7 +237,8 @@ ops::Rope Block::rope(int64_t heads, bool inverse) const {
             .frequencies = rope_.frequencies.data(),
             .amplitude = rope_.amplitude,
             .inverse = inverse,
-            .document_start = numerics_.ring ? mask_.documents.part_start : mask_.documents.start};
+            .document_start = numerics_.ring ? mask_.documents.part_start : mask_.documents.start,
+            .positions = numerics_.whole_sequence()};
 }
 
 // Norms of queries' and keys' heads, where the family has them, and their rotation.

@@ -387,8 +387,8 @@ class Ranks(FerryTest):
                 (2, {"parallel__sequence": 2, "batch__sequence": 25}, ("equal parts", "set batch.sequence to 26")),
                 (2, {"parallel__sequence": 0}, ("parallel.sequence", "at least 1, at most 4096")),
                 (2, {"parallel__sequence": 2, "parallel__sequence_order": "zigzag"}, ("sequence_order", "ring")),
-                (2, {"parallel__sequence": 2, "parallel__sequence_order": "ring", "device": "cuda"},
-                 ("parallel.sequence_order", "no attention in a ring", "device is cuda")),
+                (2, {"parallel__sequence": 2, "parallel__sequence_order": "ring", "device": "cuda", "precision": "fp32"},
+                 ("parallel.sequence_order", "in 16 bits alone", "precision is fp32")),
                 (4, {"parallel__sequence": 2, "batch__micro_batches": 3},
                  ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4"))):
             with self.subTest(ranks=number, **changes):
