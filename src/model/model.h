@@ -280,6 +280,8 @@ struct BlockExchanges {
     struct Group {
         int64_t forward_bytes = 0, backward_bytes = 0;
         int64_t forward_calls = 0, backward_calls = 0;
+        // Of backward's, what it spares where attention's results are saved.
+        int64_t attention_bytes = 0, attention_calls = 0;
         int64_t bytes(bool back) const { return back ? backward_bytes : forward_bytes; }
         int64_t calls(bool back) const { return back ? backward_calls : forward_calls; }
     };

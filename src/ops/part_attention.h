@@ -6,12 +6,6 @@
 
 namespace ferry::ops {
 
-// Tokens of a sequence.
-struct Part {
-    int64_t first = 0, count = 0;
-    int64_t end() const { return first + count; }
-};
-
 // `shape` is the whole sequence's, of one sequence, with its masks: positions are the sequence's,
 // wherever a part begins. Rows of the operands are the part's own. Operations and scratch are as
 // those of Ops.

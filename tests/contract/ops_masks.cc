@@ -41,7 +41,7 @@ struct Masked {
     template <class There>
     Masked& cells(int block, int layouts, const There& there) {
         lists = {.block = block,
-                 .heads = layouts,
+                 .layouts = layouts,
                  .blocks = static_cast<int>(ceil_div(shape.sequence, int64_t{block}))};
         lists.row_starts.push_back(0);
         for (int head = 0; head < layouts; ++head) {
@@ -90,7 +90,7 @@ struct Masked {
         const auto at = static_cast<size_t>(row * shape.sequence + q);
         if (shape.documents && k < starts_of[at]) return false;
         if (lists.blocks == 0) return true;
-        for (const int32_t column : lists.keys_of(lists.heads == 1 ? 0 : head, q / lists.block))
+        for (const int32_t column : lists.keys_of(head % lists.layouts, q / lists.block))
             if (column == k / lists.block) return true;
         return false;
     }

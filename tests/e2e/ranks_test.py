@@ -379,6 +379,12 @@ class Ranks(FerryTest):
             # There and back, in each step of the circle: forward, again in backward, and backward's own.
             calls = 6 * (number // 2) * 12 * ring[0].summary["steps"] * self.config()["model"]["layers"]
             self.assertEqual(sent["shift heads"]["calls"], calls)
+            # Where all blocks save attention's results, backward does not go round for them again.
+            saved = self.ranks(number, self.config(**shared, swap__save_attention=8))
+            self.assert_trained(saved)
+            self.assertEqual(saved.numbers(), ring[0].numbers())
+            sent = {one["collective"]: one for one in saved.summary["collectives"]}
+            self.assertEqual(sent["shift heads"]["calls"], calls * 2 // 3)
 
     def test_ranks_that_cannot_share_sequences_are_refused(self):
         for number, changes, words in (

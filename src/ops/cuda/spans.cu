@@ -156,7 +156,7 @@ SpanRoom::SpanRoom(const Attention& shape, const Part& of_queries_part, const Pa
     blocks = ceil_div(shape.sequence, block);
     query_blocks = ceil_div(queries.end(), block) - queries.first / block;
     key_blocks = ceil_div(keys.end(), block) - keys.first / block;
-    layouts = listed ? shape.pattern->heads : 1;
+    layouts = listed ? shape.pattern->layouts : 1;
     orders_of_keys = std::min(layouts, shape.kv_heads);
     const auto take = [&]<class T>(T*& to, int64_t count) {
         if (memory != nullptr) to = reinterpret_cast<T*>(memory + bytes_);
