@@ -19,7 +19,7 @@ struct Span {
 // stick out of it are cut.
 struct SpanRoom {
     Part queries{}, keys{};                      // of each sequence
-    int64_t layouts = 0, blocks = 0, block = 0;  // layouts: 1, or one a query head
+    int64_t layouts = 0, blocks = 0, block = 0;  // layouts: as BlockLists has them
     int64_t query_blocks = 0, key_blocks = 0;    // own ones; `blocks`: the sequence's
     int64_t orders_of_keys = 0;                  // 1, or one a key/value head
     // [sequences, queries] and [sequences, keys]: a query's first key, one past a key's last query.
