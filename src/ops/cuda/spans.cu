@@ -154,8 +154,11 @@ SpanRoom::SpanRoom(const Attention& shape, const Part& of_queries_part, const Pa
     const bool listed = shape.pattern != nullptr;
     block = block_of_lists(shape);
     blocks = ceil_div(shape.sequence, block);
-    query_blocks = ceil_div(queries.end(), block) - queries.first / block;
-    key_blocks = ceil_div(keys.end(), block) - keys.first / block;
+    const auto touched = [&](const Part& part) {
+        return part.count == 0 ? 0 : ceil_div(part.end(), block) - part.first / block;
+    };
+    query_blocks = touched(queries);
+    key_blocks = touched(keys);
     layouts = listed ? shape.pattern->layouts : 1;
     orders_of_keys = std::min(layouts, shape.kv_heads);
     const auto take = [&]<class T>(T*& to, int64_t count) {
