@@ -354,6 +354,30 @@ private:
     int64_t row_ = 0;
 };
 
+// The sum of what comes out, weighed by dout, in fp64.
+double weighed_output(const Masked& c, const Operands& o) {
+    const Attention& s = c.shape;
+    const int64_t d = s.head_dim;
+    double sum = 0;
+    float lse = 0;
+    for (int64_t head = 0; head < s.heads; ++head) {
+        const int64_t kv = head / (s.heads / s.kv_heads);
+        for (int64_t token = 0; token < c.tokens(); ++token) {
+            const int64_t first = token / s.sequence * s.sequence;
+            const auto p = probabilities(c, o, token, head, &lse);
+            for (int64_t k = 0; k < s.sequence; ++k) {
+                if (p[static_cast<size_t>(k)] == 0) continue;
+                double along = 0;
+                for (int64_t i = 0; i < d; ++i)
+                    along += double(o.dout.get(token, head * d + i)) *
+                             double(o.v.get(first + k, kv * d + i));
+                sum += p[static_cast<size_t>(k)] * along;
+            }
+        }
+    }
+    return sum;
+}
+
 // A device without kernels for masks says so when it is planned for.
 bool refused(const Ops& ops, const Masked& c, DType type) {
     try {
@@ -408,6 +432,39 @@ TEST_P(OpsMasks, are_a_softmax_over_what_is_seen) {
     }
     ASSERT_TRUE(any || gpu);
     if (!any) GTEST_SKIP() << "this device has no kernels for masks";
+}
+
+// By the definition of a gradient: one operand's element a little more and a little less.
+TEST_P(OpsMasks, have_the_slopes_of_what_comes_out_as_gradients) {
+    if (type() != DType::f32) GTEST_SKIP() << "a small step is lost in 16 bits";
+    const auto holes = [](int head, int row, int column) {
+        return row == 1 && (head == 0 || column == 0);
+    };
+    for (Masked c :
+         {of("a window", 1, 9, 2, 1, 4).window(3), of("documents", 1, 12, 2, 2, 4).documents(4),
+          of("blocks", 1, 67, 2, 1, 4).cells(64, 2, holes)}) {
+        SCOPED_TRACE(c.name);
+        if (refused(ops(), c, type())) continue;
+        Operands o(c, type());
+        const Results found = run(ops(), c, o, type());
+        const auto compare = [&](Matrix& of, const Matrix& gradient) {
+            constexpr float kStep = 1.0F / 256;
+            for (int64_t i = 0; i < of.rows() * of.cols(); i += 23) {
+                const int64_t row = i / of.cols(), col = i % of.cols();
+                const float was = of.get(row, col), more = was + kStep, less = was - kStep;
+                of.set(row, col, more);
+                const double above = weighed_output(c, o);
+                of.set(row, col, less);
+                const double below = weighed_output(c, o);
+                of.set(row, col, was);
+                const double slope = (above - below) / (double(more) - double(less));
+                ASSERT_NEAR(gradient.get(row, col), slope, 3e-4) << row << ", " << col;
+            }
+        };
+        compare(o.q, found.dq);
+        compare(o.k, found.dk);
+        compare(o.v, found.dv);
+    }
 }
 
 // Wherever parts begin: within tiles and blocks, with documents or windows that none of a part's
