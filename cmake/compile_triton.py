@@ -34,17 +34,19 @@ ANY = {
     256: {"forward": [(64, 32, 4, 1)], "backward_queries": [(64, 32, 8, 1)], "backward_keys": [(32, 32, 8, 1)]},
 }
 SHARED_LIMIT = {90: 227 << 10, 80: 99 << 10}
+# What kernels of a whole sequence do not have.
+PART_SIZES = ("query_first", "queries", "key_first", "keys")
 OWN_OPERANDS = {"forward": ("q",), "backward_queries": ("q", "dout"), "backward_keys": ("k", "v")}
 
 
-def type_of(name, kernel, triton_type, own, step, width, copy_engine):
+def type_of(name, kernel, triton_type, own, step, width, copy_engine, part):
     if name in ("q", "k", "v", "dout"):
         if not copy_engine:
             return f"*{triton_type}"
         box = f"{own},{width}" if name in OWN_OPERANDS[kernel] else f"1,{step},1,{width}"
         return f"tensordesc<{triton_type}[{box}]>"
     if name in ("out", "dq", "dk", "dv"):
-        return f"*{triton_type}"
+        return "*fp32" if part else f"*{triton_type}"
     if name in ("lse", "delta"):
         return "*fp32"
     if name in ("spans", "order", "entries", "low_of", "high_of"):
@@ -52,16 +54,22 @@ def type_of(name, kernel, triton_type, own, step, width, copy_engine):
     return "fp32" if name == "scale_log2" else "i32"
 
 
-def compiled(module, kernel, architecture, triton_type, width, tile):
+def compiled(module, kernel, architecture, triton_type, width, tile, part):
     own, step, warps, stages = tile
     function = getattr(module, kernel)
     copy_engine = architecture >= 90
-    constants = {"OWN": own, "STEP": step, "D": width, "TMA": copy_engine}
+    constants = {"OWN": own, "STEP": step, "D": width, "TMA": copy_engine, "PART": part}
+    if not part:
+        constants |= dict.fromkeys(PART_SIZES, 0)
     signature = {name: "constexpr" if name in constants else
-                 type_of(name, kernel, triton_type, own, step, width, copy_engine) for name in function.arg_names}
-    # Rows and heads of 16-bit elements begin at multiples of 16 bytes.
+                 type_of(name, kernel, triton_type, own, step, width, copy_engine, part)
+                 for name in function.arg_names}
+    # Rows and heads of 16-bit elements begin at multiples of 16 bytes. What is added up over parts need not.
+    anywhere = ("out", "lse", "dq", "dk", "dv", "out_ld", "dq_ld", "dk_ld", "dv_ld") if part else ()
     attributes = {}
     for i, name in enumerate(function.arg_names):
+        if name in anywhere:
+            continue
         if signature[name].startswith("*") or name.endswith("_ld") or name == "head_dim":
             attributes[(i,)] = [["tt.divisibility", 16 if signature[name].startswith("*") else 8]]
     source = ASTSource(fn=function, constexprs=constants, signature=signature, attrs=attributes)
@@ -85,10 +93,13 @@ def main():
     spec.loader.exec_module(module)
     images, table = [], []
     tiles = (HOPPER if architecture >= 90 else ANY)[width]
-    for kernel, tile in ((kernel, tile) for kernel in tiles for tile in tiles[kernel]):
+    # Of parts those tiles alone that every layout takes.
+    wanted = [(kernel, tile, part) for kernel in tiles for tile in tiles[kernel]
+              for part in ((False, True) if tile == tiles[kernel][-1] else (False,))]
+    for kernel, tile, part in wanted:
         own, step, warps, _ = tile
-        found = compiled(module, kernel, architecture, {"bf16": "bf16", "f16": "fp16"}[name], width, tile)
-        label = f"{kernel}_{architecture}_{name}_{width}_{own}_{step}"
+        found = compiled(module, kernel, architecture, {"bf16": "bf16", "f16": "fp16"}[name], width, tile, part)
+        label = f"{kernel}_{architecture}_{name}_{width}_{own}_{step}" + ("_part" if part else "")
         image = out.with_name(label + (".cubin" if architecture >= 90 else ".ptx"))
         if architecture >= 90:
             image.write_bytes(found.asm["cubin"])
@@ -98,7 +109,7 @@ def main():
 extern "C" __attribute__((visibility("hidden"))) const unsigned char ferry_{label}[];
 """)
         table.append(f"    {{SparseKernel::{kernel}, {architecture}, DType::{name}, {width}, {own}, {step}, {warps}, "
-                     f"{found.metadata.shared}, \"{found.metadata.name}\", ferry_{label}}},\n")
+                     f"{'true' if part else 'false'}, {found.metadata.shared}, \"{found.metadata.name}\", ferry_{label}}},\n")
     out.write_text(f"""// Written by cmake/compile_triton.py with Triton {triton.__version__}.
 #include "ops/cuda/sparse_images.h"
 

@@ -433,10 +433,12 @@ void check_parallel(const Config& c, const Given& given) {
                     show("batch.sequence", c.batch.sequence) + ", " + show("parts", int64_t{parts}),
                     "set batch.sequence to " + std::to_string(round_up(c.batch.sequence, parts)) +
                         ", or parallel.sequence to a divisor"}});
-    demand(given,
-           {{c.parallel.sequence_order != SequenceOrder::ring || c.device == DeviceKind::cpu,
-             "parallel.sequence_order", "kernels of a GPU have no attention in a ring",
-             "\"ring\", device is cuda", "set it to \"heads\" or \"auto\", or device to \"cpu\""}});
+    const bool in_16_bits = c.precision != DType::f32;
+    demand(given, {{c.parallel.sequence_order != SequenceOrder::ring ||
+                        c.device == DeviceKind::cpu || in_16_bits,
+                    "parallel.sequence_order", "a GPU attends in a ring in 16 bits alone",
+                    "\"ring\", device is cuda, precision is fp32",
+                    "set it to \"heads\" or \"auto\", or precision to \"bf16\" or \"fp16\""}});
     check_tensor(c, given);
     check_pipeline(c, given);
     const int64_t ranks = int64_t{parts} * c.parallel.tensor;

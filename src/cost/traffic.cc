@@ -111,7 +111,7 @@ double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block) {
     if (const ops::BlockLists* pattern = shape.pattern_of(block)) {
         const int64_t window = shape.window_of(block);
         return pattern->visible_pairs(sequence, window < sequence ? window : 0) /
-               (double(sequence) * pattern->heads);
+               (double(sequence) * pattern->layouts);
     }
     const double s = double(sequence), window = double(shape.window_of(block));
     const double w = window > 0 ? std::min(window, s) : s;

@@ -75,7 +75,7 @@ void Block::cut_saved(Saved what, Carver& carver, Buffers& b) const {
     const int64_t tokens = numerics_.tokens();
     switch (what) {
         case Saved::attention:
-            if (!ring_) cut_attention(carver, b);
+            cut_attention(carver, b);
             return;
         case Saved::mlp:
             b.inner = carver.matrix(numerics_.compute, tokens, up_.outputs());
@@ -100,7 +100,6 @@ int64_t Block::saved_bytes(const Shape& shape, const Numerics& numerics, const R
 void Block::save(Saved what, std::byte* memory, bool known) {
     // Every rank takes part in the exchanges between them, so none has their results already.
     if (what == Saved::projections && exchanges()) return;
-    if (what == Saved::attention && ring_) return;
     Carver carver(memory);
     cut_saved(what, carver, b_);
     saved_[at(what)] = true;
@@ -238,7 +237,8 @@ ops::Rope Block::rope(int64_t heads, bool inverse) const {
             .frequencies = rope_.frequencies.data(),
             .amplitude = rope_.amplitude,
             .inverse = inverse,
-            .document_start = numerics_.ring ? mask_.documents.part_start : mask_.documents.start};
+            .document_start = numerics_.ring ? mask_.documents.part_start : mask_.documents.start,
+            .positions = numerics_.whole_sequence()};
 }
 
 // Norms of queries' and keys' heads, where the family has them, and their rotation.

@@ -143,8 +143,9 @@ Decoder::Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops:
                 shape_.learned_positions >= numerics_.whole_sequence());
     FERRY_CHECK(numerics_.tokens() > 0 && numerics_.head_tile > 0 && numerics_.mlp_tile >= 0);
     FERRY_CHECK(shape_.patterns.empty() || std::ssize(shape_.patterns) == shape_.layers);
-    // In ring order a rank turns heads of its own part: rows whose positions begin behind it.
-    if (numerics_.ring)
+    // In ring order a rank turns heads of its own part: rows whose positions begin behind it. Where
+    // rows hold documents, these say so.
+    if (numerics_.ring && !numerics_.documents)
         part_starts_.assign(static_cast<size_t>(numerics_.tokens()),
                             static_cast<int32_t>(-numerics_.part * numerics_.sequence));
     for (const auto& pattern : patterns_)  // until they have their place
@@ -170,7 +171,7 @@ int64_t Decoder::pattern_bytes() const {
     int64_t bytes = 0;
     for (const size_t block : first_blocks(patterns_))
         bytes += round_up(patterns_[block]->memory_bytes(), 64);
-    return bytes;
+    return bytes + round_up(std::ssize(part_starts_) * int64_t{sizeof(int32_t)}, 64);
 }
 
 void Decoder::place_patterns(std::byte* memory, const Copy& copy) {
@@ -187,6 +188,9 @@ void Decoder::place_patterns(std::byte* memory, const Copy& copy) {
         }
         memory += round_up(lists.memory_bytes(), 64);
     }
+    if (part_starts_.empty()) return;
+    copy(memory, std::as_bytes(std::span(part_starts_)));
+    placed_part_starts_ = reinterpret_cast<const int32_t*>(memory);
 }
 
 Mask Decoder::mask_of(int64_t block, const Documents& documents) const {
@@ -195,7 +199,8 @@ Mask Decoder::mask_of(int64_t block, const Documents& documents) const {
     const auto at = static_cast<size_t>(block);
     const ops::BlockLists* pattern = patterns_.empty() ? nullptr : patterns_[at].get();
     Documents of_rows = documents;
-    if (numerics_.ring && !documents.start) of_rows.part_start = part_starts_.data();
+    if (!part_starts_.empty())
+        of_rows.part_start = placed_part_starts_ ? placed_part_starts_ : part_starts_.data();
     return {.pattern = pattern,
             .lists = pattern ? lists_[at] : ops::BlockListsView{},
             .documents = of_rows,

@@ -280,6 +280,8 @@ struct BlockExchanges {
     struct Group {
         int64_t forward_bytes = 0, backward_bytes = 0;
         int64_t forward_calls = 0, backward_calls = 0;
+        // Of backward's, what it spares where attention's results are saved.
+        int64_t attention_bytes = 0, attention_calls = 0;
         int64_t bytes(bool back) const { return back ? backward_bytes : forward_bytes; }
         int64_t calls(bool back) const { return back ? backward_calls : forward_calls; }
     };
@@ -321,8 +323,9 @@ public:
     int64_t scratch_bytes() const;          // the largest of any call below
     int64_t saved_bytes(Saved what) const;  // of a block and micro-batch
     BlockExchanges exchanges() const;       // of a micro-batch and a block that trains
-    // Bytes of the patterns' lists, each once. Operations read them in device memory: before the
-    // first one, place_patterns gets so much of that memory, and copies the lists by `copy`.
+    // Bytes of the patterns' lists, each once, and of where a part's positions begin. Operations
+    // read them in device memory: before the first one, place_patterns gets so much of that memory,
+    // and copies them by `copy`.
     int64_t pattern_bytes() const;
     using Copy = std::function<void(std::byte* to, std::span<const std::byte> from)>;
     void place_patterns(std::byte* memory, const Copy& copy);
@@ -374,6 +377,7 @@ private:
     std::vector<std::shared_ptr<const ops::BlockLists>> patterns_{};
     std::vector<ops::BlockListsView> lists_{};
     std::vector<int32_t> part_starts_{};  // in ring order without documents: of rows, as theirs
+    const int32_t* placed_part_starts_ = nullptr;  // the same in the device's memory
     Neighbours ranks_;
     ops::Ops& ops_;
 };

@@ -60,7 +60,9 @@ BlockExchanges::Group RingAttention::exchanges(const Shape& shape, const Numeric
     const int64_t query = shape.heads * shape.head_dim, key = shape.kv_heads * shape.head_dim;
     const int64_t lse = float_bytes(shape.heads * tokens), keys = 2 * tokens * key;
     const int64_t queries = tokens * query, steps = numerics.parts / 2;
-    BlockExchanges::Group most{.forward_calls = 2 * steps, .backward_calls = 4 * steps};
+    BlockExchanges::Group most{
+        .forward_calls = 2 * steps, .backward_calls = 4 * steps, .attention_calls = 2 * steps};
+    int64_t most_without = 0;  // backward's, where it does not attend again
     for (int part = 0; part < numerics.parts; ++part) {
         int64_t forward = 0, backward = 0;
         for (int step = 1; step <= steps; ++step) {
@@ -72,7 +74,9 @@ BlockExchanges::Group RingAttention::exchanges(const Shape& shape, const Numeric
         }
         most.forward_bytes = std::max(most.forward_bytes, forward);
         most.backward_bytes = std::max(most.backward_bytes, forward + backward);
+        most_without = std::max(most_without, backward);
     }
+    most.attention_bytes = most.backward_bytes - most_without;
     return most;
 }
 

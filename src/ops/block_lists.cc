@@ -25,15 +25,19 @@ bool BlockLists::sees(int64_t layout, int64_t query_block, int64_t key_block) co
                                       static_cast<int32_t>(key_block));
 }
 
-double BlockLists::visible_pairs(int64_t sequence, int64_t window) const {
+double BlockLists::visible_pairs(const Part& queries, const Part& keys, int64_t window) const {
+    // What of a block lies in a part.
+    const auto inside = [this](const Part& part, int64_t at) {
+        const int64_t first = std::max(at * block, part.first);
+        return Part{first, std::max<int64_t>(0, std::min((at + 1) * block, part.end()) - first)};
+    };
     double pairs = 0;
-    for (int64_t layout = 0; layout < heads; ++layout) {
-        for (int64_t row = 0; row < blocks; ++row) {
-            const int64_t query = row * block, queries = std::min<int64_t>(block, sequence - query);
+    for (int64_t layout = 0; layout < layouts; ++layout) {
+        for (int64_t row = queries.first / block; row * block < queries.end(); ++row) {
+            const Part q = inside(queries, row);
             for (const int64_t column : keys_of(layout, row)) {
-                const int64_t key = column * block;
-                pairs += pairs_of_block(query, queries, key,
-                                        std::min<int64_t>(block, sequence - key), window);
+                const Part k = inside(keys, column);
+                pairs += pairs_of_block(q.first, q.count, k.first, k.count, window);
             }
         }
     }
@@ -43,7 +47,7 @@ double BlockLists::visible_pairs(int64_t sequence, int64_t window) const {
 void BlockLists::transpose() {
     column_starts.assign(row_starts.size(), 0);
     rows.resize(columns.size());
-    for (int64_t layout = 0; layout < heads; ++layout) {
+    for (int64_t layout = 0; layout < layouts; ++layout) {
         const int64_t first = layout * blocks;
         for (int64_t row = 0; row < blocks; ++row) {
             for (const int32_t column : keys_of(layout, row))
@@ -52,7 +56,7 @@ void BlockLists::transpose() {
     }
     for (size_t i = 1; i < column_starts.size(); ++i) column_starts[i] += column_starts[i - 1];
     std::vector<int32_t> next(column_starts.begin(), column_starts.end() - 1);
-    for (int64_t layout = 0; layout < heads; ++layout) {
+    for (int64_t layout = 0; layout < layouts; ++layout) {
         for (int64_t row = 0; row < blocks; ++row) {
             for (const int32_t column : keys_of(layout, row)) {
                 int32_t& at = next[static_cast<size_t>(layout * blocks + column)];
@@ -63,12 +67,13 @@ void BlockLists::transpose() {
 }
 
 BlockLists BlockLists::of_heads(int64_t first, int64_t count) const {
-    if (heads == 1) return *this;
-    BlockLists part{.block = block, .heads = static_cast<int>(count), .blocks = blocks};
+    if (count >= layouts && first % layouts == 0) return *this;
+    const auto kept = static_cast<int>(std::min<int64_t>(layouts, count));
+    BlockLists part{.block = block, .layouts = kept, .blocks = blocks};
     part.row_starts.push_back(0);
-    for (int64_t head = first; head < first + count; ++head) {
+    for (int64_t head = first; head < first + kept; ++head) {
         for (int64_t row = 0; row < blocks; ++row) {
-            const std::span<const int32_t> keys = keys_of(head, row);
+            const std::span<const int32_t> keys = keys_of(head % layouts, row);
             part.columns.insert(part.columns.end(), keys.begin(), keys.end());
             part.row_starts.push_back(static_cast<int32_t>(part.columns.size()));
         }
@@ -82,7 +87,7 @@ int64_t BlockLists::memory_bytes() const {
 }
 
 BlockListsView BlockLists::view_at(const std::byte* memory) const {
-    BlockListsView v{block, heads, blocks};
+    BlockListsView v{block, layouts, blocks};
     if (memory == nullptr) return v;
     v.row_starts = reinterpret_cast<const int32_t*>(memory);
     v.columns = v.row_starts + row_starts.size();
@@ -92,7 +97,7 @@ BlockListsView BlockLists::view_at(const std::byte* memory) const {
 }
 
 BlockListsView BlockLists::view() const {
-    return {block,      heads, blocks, row_starts.data(), columns.data(), column_starts.data(),
+    return {block,      layouts, blocks, row_starts.data(), columns.data(), column_starts.data(),
             rows.data()};
 }
 

@@ -84,6 +84,8 @@ struct Rope {
     double amplitude = 1;
     bool inverse = false;                     // the transpose: the backward pass
     const int32_t* document_start = nullptr;  // as Attention's; null: all 0
+    int64_t positions = 0;  // that a row can have, from 0 on; 0: as many as a sequence
+    constexpr int64_t all_positions() const { return positions > 0 ? positions : sequence; }
 };
 
 class ProductTable;

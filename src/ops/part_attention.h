@@ -6,12 +6,6 @@
 
 namespace ferry::ops {
 
-// Tokens of a sequence.
-struct Part {
-    int64_t first = 0, count = 0;
-    int64_t end() const { return first + count; }
-};
-
 // `shape` is the whole sequence's, of one sequence, with its masks: positions are the sequence's,
 // wherever a part begins. Rows of the operands are the part's own. Operations and scratch are as
 // those of Ops.
@@ -19,7 +13,8 @@ class PartAttention {
 public:
     virtual ~PartAttention() = default;
 
-    // Of either pass, for parts of so many tokens at most.
+    // Of either pass, for parts of so many tokens at most. Throws usage where there are no kernels
+    // for this shape: a GPU's are of 16 bits.
     virtual int64_t part_scratch_bytes(const Attention& shape, int64_t queries,
                                        int64_t keys) const = 0;
     // out: fp32, the softmax over the part's keys; lse: [heads, queries.count], -infinity for a
@@ -37,7 +32,7 @@ public:
                              float* sum_lse) = 0;
 };
 
-// Those of these operations; null: they have none, as a GPU's. Ops must outlive it.
+// Those of these operations; null: they have none. Ops must outlive it.
 PartAttention* part_attention_of(Ops& ops);
 
 }  // namespace ferry::ops

@@ -224,7 +224,7 @@ void check_layout(const Layout& l, int64_t sequence, int64_t heads, int64_t laye
 
 void check_rows(const Pattern& p, const BlockLists& lists, int64_t layer) {
     if (p.allow_empty_rows) return;
-    for (int64_t head = 0; head < lists.heads; ++head) {
+    for (int64_t head = 0; head < lists.layouts; ++head) {
         for (int64_t row = 0; row < lists.blocks; ++row) {
             if (!lists.keys_of(head, row).empty()) continue;
             throw LengthRefused(
@@ -235,6 +235,19 @@ void check_rows(const Pattern& p, const BlockLists& lists, int64_t layer) {
                            "output is 0 then"});
         }
     }
+}
+
+// Places in the lists of one device's memory are 32 bits wide.
+void check_count(size_t blocks) {
+    constexpr size_t kMost = INT32_MAX;
+    if (blocks <= kMost) return;
+    throw LengthRefused({.what = "the pattern has more blocks than its lists can count",
+                         .where = "attention.pattern",
+                         .measured = "at least " + std::to_string(blocks),
+                         .limit = std::to_string(kMost) + " blocks of a layer, of all heads",
+                         .remedy =
+                             "set attention.block to 128, choose a pattern with fewer blocks, "
+                             "or leave out different_layout_per_head"});
 }
 
 // Columns from `first` to one before `end`.
@@ -313,6 +326,7 @@ BlockLists lists_of_head(const Pattern& pattern, int block, int64_t side, int64_
             });
         }
         columns.end_row(row);
+        check_count(lists.columns.size());
         lists.row_starts.push_back(static_cast<int32_t>(lists.columns.size()));
     }
     lists.transpose();
@@ -338,15 +352,17 @@ int64_t heads_until_again(const Pattern& p) {
     return 0;
 }
 
-// Layouts behind each other, one for each head: heads[i] has made[i % made.size()].
-BlockLists joined(const std::vector<BlockLists>& made, int64_t heads) {
+// So many layouts behind each other, the i-th of them made[i % made.size()]. Each is freed once it
+// has its last place.
+BlockLists joined(std::vector<BlockLists> made, int64_t layouts) {
     BlockLists all{.block = made.front().block,
-                   .heads = static_cast<int>(heads),
+                   .layouts = static_cast<int>(layouts),
                    .blocks = made.front().blocks};
     size_t columns = 0;
-    for (int64_t head = 0; head < heads; ++head)
-        columns += made[static_cast<size_t>(head) % made.size()].columns.size();
-    const size_t starts = static_cast<size_t>(heads) * static_cast<size_t>(all.blocks) + 1;
+    for (int64_t i = 0; i < layouts; ++i)
+        columns += made[static_cast<size_t>(i) % made.size()].columns.size();
+    check_count(columns);
+    const size_t starts = static_cast<size_t>(layouts) * static_cast<size_t>(all.blocks) + 1;
     all.columns.reserve(columns);
     all.rows.reserve(columns);
     for (std::vector<int32_t>* of : {&all.row_starts, &all.column_starts}) {
@@ -357,12 +373,13 @@ BlockLists joined(const std::vector<BlockLists>& made, int64_t heads) {
         const int32_t base = to.back();
         for (size_t i = 1; i < from.size(); ++i) to.push_back(base + from[i]);
     };
-    for (int64_t head = 0; head < heads; ++head) {
-        const BlockLists& one = made[static_cast<size_t>(head) % made.size()];
+    for (int64_t i = 0; i < layouts; ++i) {
+        BlockLists& one = made[static_cast<size_t>(i) % made.size()];
         append_starts(all.row_starts, one.row_starts);
         append_starts(all.column_starts, one.column_starts);
         all.columns.insert(all.columns.end(), one.columns.begin(), one.columns.end());
         all.rows.insert(all.rows.end(), one.rows.begin(), one.rows.end());
+        if (i + std::ssize(made) >= layouts) one = {};
     }
     return all;
 }
@@ -385,13 +402,16 @@ BlockLists lists_of(const Pattern& pattern, int64_t sequence, int64_t heads, int
     check_side(pattern, side);
     const bool per_head = drawn ? pattern.layout->heads > 1 : pattern.different_layout_per_head;
     const int64_t of_layer = drawn || pattern.different_layout_per_layer ? layer : 0;
-    const int64_t layouts = per_head ? heads : 1, again = heads_until_again(pattern);
+    const int64_t of_heads = per_head ? heads : 1, again = heads_until_again(pattern);
+    const int64_t different = again > 0 ? std::min(again, of_heads) : of_heads;
     std::vector<BlockLists> made;
-    for (int64_t head = 0; head < (again > 0 ? std::min(again, layouts) : layouts); ++head) {
+    for (int64_t head = 0; head < different; ++head) {
         made.push_back(lists_of_head(pattern, static_cast<int>(listed_block(fine)), side, parts,
                                      of_layer, head));
     }
-    BlockLists lists = layouts == 1 ? std::move(made.front()) : joined(made, layouts);
+    // Each as often as another, so that a mean over layouts is one over heads.
+    const int64_t layouts = of_heads % different == 0 ? different : of_heads;
+    BlockLists lists = layouts == 1 ? std::move(made.front()) : joined(std::move(made), layouts);
     check_rows(pattern, lists, layer);
     return lists;
 }

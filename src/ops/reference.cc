@@ -481,7 +481,7 @@ private:
         if (of_key < shape.first_key(at) || of_key > at) return false;
         if (shape.documents && of_key < shape.document_start[token]) return false;
         const BlockLists* p = shape.pattern;
-        return p == nullptr || p->sees(p->heads == 1 ? 0 : head, at / p->block, of_key / p->block);
+        return p == nullptr || p->sees(head % p->layouts, at / p->block, of_key / p->block);
     }
 
     // A key's row among its part's, and a query's scaled score with it.

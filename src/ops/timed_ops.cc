@@ -63,11 +63,24 @@ OpCall call_of(const Gemm& g) {
 double visible_pairs(const Attention& s) {
     const auto heads = static_cast<double>(s.heads);
     if (s.pattern != nullptr)
-        return s.pattern->visible_pairs(s.sequence, s.window) * heads / s.pattern->heads;
+        return s.pattern->visible_pairs(s.sequence, s.window) * heads / s.pattern->layouts;
     const auto sequence = static_cast<double>(s.sequence);
     const auto hidden = static_cast<double>(s.window == 0 ? 0 : s.sequence - s.window);
     const double beyond = hidden > 0 ? hidden * (hidden + 1) / 2 : 0;
     return heads * (sequence * (sequence + 1) / 2 - beyond);
+}
+
+// The same of a part's queries and a part's keys.
+double visible_pairs(const Attention& s, const Part& queries, const Part& keys) {
+    const auto heads = static_cast<double>(s.heads);
+    if (s.pattern != nullptr)
+        return s.pattern->visible_pairs(queries, keys, s.window) * heads / s.pattern->layouts;
+    int64_t pairs = 0;
+    for (int64_t query = queries.first; query < queries.end(); ++query) {
+        const int64_t first = std::max(s.first_key(query), keys.first);
+        pairs += std::max<int64_t>(0, std::min(query + 1, keys.end()) - first);
+    }
+    return heads * static_cast<double>(pairs);
 }
 
 // Scores and weighted values: two products over the pairs of query and key that are seen.
@@ -343,16 +356,14 @@ private:
         FERRY_CHECK(parts, "these operations have no attention of parts");
         return *parts;
     }
-    // Of a rectangle of pairs, or the half of a square that the causal mask leaves.
     static OpCall part_call(const char* pass, const Attention& shape, Part queries, Part keys,
                             double passes) {
         const auto tokens = static_cast<double>(queries.count);
-        const double seen =
-            queries.first == keys.first ? (tokens + 1) / 2 : static_cast<double>(keys.count);
         const auto width = static_cast<double>(shape.heads * shape.head_dim);
         return {.name = std::string("attention of a part, ") + pass,
                 .shape = shape_of(shape) + ", " + times({queries.count, keys.count}),
-                .flops = passes * 4 * tokens * seen * width,
+                .flops = passes * 4 * visible_pairs(shape, queries, keys) *
+                         static_cast<double>(shape.head_dim),
                 .bytes = passes * 2 * static_cast<double>(size_of(shape.type)) *
                          (tokens * width +
                           static_cast<double>(keys.count * shape.kv_heads * shape.head_dim))};

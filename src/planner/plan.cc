@@ -144,6 +144,14 @@ bool Plan::goes_back(int64_t layer) const {
            partition.stage.has(layer) && trains_below(layer + 1);
 }
 
+model::BlockExchanges Plan::exchanges_of(int64_t layer) const {
+    model::BlockExchanges found = exchanges;
+    if (!layer_plans[static_cast<size_t>(layer)].saves[at(model::Saved::attention)]) return found;
+    found.sequence.backward_bytes -= found.sequence.attention_bytes;
+    found.sequence.backward_calls -= found.sequence.attention_calls;
+    return found;
+}
+
 int64_t Plan::blocks_saving(model::Saved what) const {
     return std::ranges::count_if(layer_plans,
                                  [what](const LayerPlan& l) { return l.saves[at(what)]; });

@@ -217,6 +217,7 @@ struct Plan {
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
     int64_t blocks_saving(model::Saved what) const;
+    model::BlockExchanges exchanges_of(int64_t layer) const;  // by what the block saves
     int64_t inputs_on_device() const;
     int64_t blocks_saving_inputs() const;  // for at least one micro-batch of a group
     int64_t blocks() const;                // of this rank's stage

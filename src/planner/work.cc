@@ -55,7 +55,10 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
                     .wire = plan.wire,
                     .state = plan.state};
     if (cost::is_update(task) && (task.flags & cost::kTakesMomentum) != 0) work.wire = DType::f32;
-    if (task.layer >= 0) work.layer = &plan.layers[static_cast<size_t>(task.layer)];
+    if (task.layer >= 0) {
+        work.layer = &plan.layers[static_cast<size_t>(task.layer)];
+        work.exchanges = plan.exchanges_of(task.layer);
+    }
     if (work.layer && plan.tied && work.layer->kind == model::LayerKind::head)
         work.table = &plan.layers.front();
     if (cost::row_of(task).item == cost::ItemOf::chunk) {

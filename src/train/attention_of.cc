@@ -160,6 +160,10 @@ ops::Pattern pattern_of(const Config& config) {
     return p;
 }
 
+bool differs_by_head(const ops::Pattern& p) {
+    return p.kind == ops::PatternKind::layout ? p.layout->heads > 1 : p.different_layout_per_head;
+}
+
 bool differs_by_layer(const ops::Pattern& p) {
     return p.kind == ops::PatternKind::layout ? p.layout->layers > 1 : p.different_layout_per_layer;
 }
@@ -191,7 +195,7 @@ void check_diagonal(const ops::BlockLists& lists, const Config& config, const mo
                     int64_t layer) {
     const bool hides = config.data.isolate_documents || shape.window_of(layer) > 0;
     if (!hides || config.attention.allow_empty_rows) return;
-    for (int64_t head = 0; head < lists.heads; ++head) {
+    for (int64_t head = 0; head < lists.layouts; ++head) {
         for (int64_t row = 0; row < lists.blocks; ++row) {
             if (lists.sees(head, row, row)) continue;
             throw ops::LengthRefused(
@@ -204,17 +208,40 @@ void check_diagonal(const ops::BlockLists& lists, const Config& config, const mo
     }
 }
 
-uint64_t checksum_of(const model::Shape& shape) {
+// As if each head had lists of its own, behind those of the head before: so it does not say how
+// often one layout is kept.
+void add_lists(RunningChecksum& sum, const ops::BlockLists& lists, int64_t heads) {
+    const auto blocks = static_cast<size_t>(lists.blocks);
+    const auto starts_of = [&](int64_t head) {
+        const auto layout = static_cast<size_t>(head % lists.layouts);
+        return std::span(lists.row_starts).subspan(layout * blocks, blocks + 1);
+    };
+    std::vector<int32_t> starts{0};
+    for (int64_t head = 0; head < heads; ++head) {
+        const std::span<const int32_t> own = starts_of(head);
+        const auto base = static_cast<uint32_t>(starts.back());
+        starts.resize(1);
+        for (const int32_t start : own.subspan(1))
+            starts.push_back(static_cast<int32_t>(base + static_cast<uint32_t>(start - own[0])));
+        sum.add(std::as_bytes(std::span(starts).subspan(head == 0 ? 0 : 1)));
+    }
+    for (int64_t head = 0; head < heads; ++head) {
+        const std::span<const int32_t> own = starts_of(head);
+        sum.add(std::as_bytes(std::span(lists.columns)
+                                  .subspan(static_cast<size_t>(own.front()),
+                                           static_cast<size_t>(own.back() - own.front()))));
+    }
+}
+
+uint64_t checksum_of(const model::Shape& shape, bool per_head) {
     RunningChecksum sum;
     const ops::BlockLists* before = nullptr;
+    const auto heads = static_cast<int32_t>(per_head ? shape.heads : 1);
     for (const auto& lists : shape.patterns) {
-        const std::array<int32_t, 4> head{lists ? lists->block : 0, lists ? lists->heads : 0,
+        const std::array<int32_t, 4> head{lists ? lists->block : 0, lists ? heads : 0,
                                           lists ? lists->blocks : 0, lists.get() == before};
         sum.add(std::as_bytes(std::span(head)));
-        if (lists && lists.get() != before) {
-            sum.add(std::as_bytes(std::span(lists->row_starts)));
-            sum.add(std::as_bytes(std::span(lists->columns)));
-        }
+        if (lists && lists.get() != before) add_lists(sum, *lists, heads);
         before = lists.get();
     }
     return sum.value();
@@ -246,7 +273,8 @@ void set_patterns(model::Shape& shape, const Config& config) {
         if (has) check_diagonal(*shared, config, shape, layer);
         shape.patterns.push_back(has ? shared : nullptr);
     }
-    shape.pattern_text = fmt::format("{} {:016x}", name_of(pattern.kind), checksum_of(shape));
+    shape.pattern_text = fmt::format("{} {:016x}", name_of(pattern.kind),
+                                     checksum_of(shape, differs_by_head(pattern)));
 }
 
 }  // namespace ferry::train

@@ -24,7 +24,7 @@ struct Masked {
     template <class Rule>
     Masked& cells(int block, int layouts, const Rule& there) {
         lists.block = block;
-        lists.heads = layouts;
+        lists.layouts = layouts;
         lists.blocks = static_cast<int>(ceil_div(shape.sequence, int64_t{block}));
         lists.row_starts = {0};
         for (int layout = 0; layout < layouts; ++layout) {
@@ -101,8 +101,8 @@ protected:
         SCOPED_TRACE(testing::Message()
                      << s.sequences << " x " << s.sequence << ", heads " << s.heads << "/"
                      << s.kv_heads << " x " << s.head_dim << ", window " << s.window << ", blocks "
-                     << masked.lists.block << " of " << masked.lists.heads << " layouts, documents "
-                     << s.documents);
+                     << masked.lists.block << " of " << masked.lists.layouts
+                     << " layouts, documents " << s.documents);
         const auto oracle = make_reference_ops();
         Operands there(s);
         there.run(*oracle);

@@ -55,6 +55,34 @@ TEST_F(TimedOperations, attention_counts_the_keys_that_are_seen) {
     EXPECT_EQ(flops(), 4.0 * 4 * (1 + 7 * 2));
 }
 
+// Of a pair of parts as well: of its own square what the causal mask leaves, and no more than a
+// window or a pattern.
+TEST_F(TimedOperations, attention_of_parts_counts_the_keys_that_are_seen) {
+    Attention s{1, 200, 1, 1, 4, 0.5, DType::f32, 0};
+    Matrix q(DType::f32, 100, 4), out(q);
+    q.random(1);
+    std::vector<float> lse(100);
+    PartAttention& parts = *part_attention_of(timed_.ops());
+    const auto flops = [&](const Part& keys) {
+        auto room = scratch_of(parts.part_scratch_bytes(s, 100, 100));
+        timed_.begin(TimedOps::Mode::time);
+        parts.part_forward(s, {100, 100}, keys, q.view(), q.view(), q.view(), out.view(),
+                           lse.data(), aligned(room));
+        return timed_.take().at(0).flops;
+    };
+    EXPECT_EQ(flops({100, 100}), 4.0 * 4 * (100 * 101 / 2));
+    EXPECT_EQ(flops({0, 100}), 4.0 * 4 * 100 * 100);
+    s.window = 11;
+    EXPECT_EQ(flops({0, 100}), 4.0 * 4 * (10 * 11 / 2));
+    s.window = 0;
+    BlockLists lists{.blocks = 4, .row_starts = {0, 1, 2, 4, 5}, .columns = {0, 1, 0, 2, 3}};
+    lists.transpose();
+    s.pattern = &lists;
+    s.blocks = lists.view();
+    // Queries 128 to 191 see keys 0 to 63; 100 to 127 those of their own block from 64 on.
+    EXPECT_EQ(flops({0, 100}), 4.0 * 4 * (64 * 64 + 28 * 36));
+}
+
 TEST_F(TimedOperations, nothing_is_noted_before_begin_or_after_take) {
     Matrix x(DType::f32, 4, 16), y(x);
     x.random(3);

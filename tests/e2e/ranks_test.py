@@ -419,6 +419,12 @@ class Ranks(FerryTest):
             # There and back, in each step of the circle: forward, again in backward, and backward's own.
             calls = 6 * (number // 2) * 12 * ring[0].summary["steps"] * self.config()["model"]["layers"]
             self.assertEqual(sent["shift heads"]["calls"], calls)
+            # Where all blocks save attention's results, backward does not go round for them again.
+            saved = self.ranks(number, self.config(**shared, swap__save_attention=8))
+            self.assert_trained(saved)
+            self.assertEqual(saved.numbers(), ring[0].numbers())
+            sent = {one["collective"]: one for one in saved.summary["collectives"]}
+            self.assertEqual(sent["shift heads"]["calls"], calls * 2 // 3)
 
     def test_ranks_that_cannot_share_sequences_are_refused(self):
         for number, changes, words in (
@@ -427,8 +433,8 @@ class Ranks(FerryTest):
                 (2, {"parallel__sequence": 2, "batch__sequence": 25}, ("equal parts", "set batch.sequence to 26")),
                 (2, {"parallel__sequence": 0}, ("parallel.sequence", "at least 1, at most 4096")),
                 (2, {"parallel__sequence": 2, "parallel__sequence_order": "zigzag"}, ("sequence_order", "ring")),
-                (2, {"parallel__sequence": 2, "parallel__sequence_order": "ring", "device": "cuda"},
-                 ("parallel.sequence_order", "no attention in a ring", "device is cuda")),
+                (2, {"parallel__sequence": 2, "parallel__sequence_order": "ring", "device": "cuda", "precision": "fp32"},
+                 ("parallel.sequence_order", "in 16 bits alone", "precision is fp32")),
                 (4, {"parallel__sequence": 2, "batch__micro_batches": 3},
                  ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4"))):
             with self.subTest(ranks=number, **changes):

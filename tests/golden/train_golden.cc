@@ -360,10 +360,14 @@ struct RankCase {
     int sequence = 1;  // that share each sequence
     int tensor = 1;    // that share each block's tensors
     int pipeline = 1;  // stages that share the layers
+    SequenceOrder order = SequenceOrder::automatic;
     std::string text() const {
         return std::string(name) + "_on_" + std::to_string(ranks) + "_ranks_stage_" +
                std::to_string(stage) +
                (sequence > 1 ? "_sequences_over_" + std::to_string(sequence) : "") +
+               (order == SequenceOrder::ring    ? "_in_a_ring"
+                : order == SequenceOrder::heads ? "_by_heads"
+                                                : "") +
                (tensor > 1 ? "_tensors_over_" + std::to_string(tensor) : "") +
                (pipeline > 1 ? "_layers_over_" + std::to_string(pipeline) : "");
     }
@@ -381,6 +385,7 @@ TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
     config.batch = {.sequence = config.batch.sequence, .micro_batch = 1, .micro_batches = 6};
     config.zero.stage = GetParam().stage;
     config.parallel = {.sequence = GetParam().sequence,
+                       .sequence_order = GetParam().order,
                        .tensor = GetParam().tensor,
                        .pipeline = GetParam().pipeline};
     const ParallelConfig& cut = config.parallel;
@@ -517,7 +522,11 @@ INSTANTIATE_TEST_SUITE_P(
                     RankCase{"tied", 2, 3, 1, 2}, RankCase{"untied", 4, 1, 1, 2},
                     RankCase{"frozen", 4, 0, 1, 4}, RankCase{"upper", 4, 3, 2, 2},
                     RankCase{"tied", 2, 0, 1, 1, 2}, RankCase{"untied", 4, 1, 1, 1, 2},
-                    RankCase{"frozen", 2, 1, 1, 1, 2}),
+                    RankCase{"frozen", 2, 1, 1, 1, 2},
+                    RankCase{"tied", 2, 3, 2, 1, 1, SequenceOrder::ring},
+                    RankCase{"untied", 3, 1, 3, 1, 1, SequenceOrder::ring},
+                    RankCase{"untied", 3, 1, 3, 1, 1, SequenceOrder::heads},
+                    RankCase{"upper", 4, 3, 4, 1, 1, SequenceOrder::ring}),
     [](const auto& one) { return one.param.text(); });
 INSTANTIATE_TEST_SUITE_P(golden, TorchBf16, testing::Values("cpu", "cuda"),
                          [](const auto& one) { return one.param; });

@@ -13,6 +13,7 @@
 
 #include "ferry/units.h"
 #include "ops/ops.h"
+#include "ops/part_attention.h"
 #include "ops/product_table.h"
 
 #ifdef FERRY_CUDA
@@ -20,7 +21,7 @@
 
 namespace ferry::ops {
 
-class MirroredOps final : public Ops, public TunesProducts {
+class MirroredOps final : public Ops, public TunesProducts, public PartAttention {
 public:
     MirroredOps(AttentionKernels attention, int64_t most_slope_bytes, bool any_gpu,
                 const ProductTable* products)
@@ -173,6 +174,40 @@ public:
         Mirror m(std::move(ranges), ops_->attention_backward_scratch_bytes(shape));
         ops_->attention_backward(with_mask(shape, m), m(q), m(k), m(v), m(out), m(dout), m(lse),
                                  m(dq), m(dk), m(dv), m.scratch());
+        m.finish();
+    }
+
+    int64_t part_scratch_bytes(const Attention& shape, int64_t queries,
+                               int64_t keys) const override {
+        return part_attention_of(*ops_)->part_scratch_bytes(shape, queries, keys);
+    }
+    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                      ConstView v, View out, float* lse, std::byte*) override {
+        std::vector<Range> ranges{of(q), of(k), of(v), of(out), {lse, shape.heads * q.rows * 4}};
+        add_mask(shape, ranges);
+        Mirror m(std::move(ranges), part_scratch_bytes(shape, queries.count, keys.count));
+        part_attention_of(*ops_)->part_forward(with_mask(shape, m), queries, keys, m(q), m(k), m(v),
+                                               m(out), m(lse), m.scratch());
+        m.finish();
+    }
+    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
+                       View dk, View dv, std::byte*) override {
+        std::vector<Range> ranges{of(q),   of(k),    of(v),
+                                  of(out), of(dout), {lse, shape.heads * q.rows * 4},
+                                  of(dq),  of(dk),   of(dv)};
+        add_mask(shape, ranges);
+        Mirror m(std::move(ranges), part_scratch_bytes(shape, queries.count, keys.count));
+        part_attention_of(*ops_)->part_backward(with_mask(shape, m), queries, keys, m(q), m(k),
+                                                m(v), m(out), m(dout), m(lse), m(dq), m(dk), m(dv),
+                                                m.scratch());
+        m.finish();
+    }
+    void merge_parts(int64_t heads, ConstView part, const float* part_lse, View sum,
+                     float* sum_lse) override {
+        const int64_t floats = heads * sum.rows * 4;
+        Mirror m({of(part), {part_lse, floats}, of(sum), {sum_lse, floats}});
+        part_attention_of(*ops_)->merge_parts(heads, m(part), m(part_lse), m(sum), m(sum_lse));
         m.finish();
     }
 

@@ -53,7 +53,9 @@ TEST(Patterns, fixed_has_windows_and_the_last_blocks_of_each) {
                         .different_layout_per_head = true,
                         .num_local_blocks = 2,
                         .num_different_global_patterns = 2};
-    EXPECT_EQ(picture(of_blocks(heads, 4, 4), 0), picture(of_blocks(heads, 4, 4), 2));
+    EXPECT_EQ(of_blocks(heads, 4, 4).layouts, 2);  // heads 2 and 3 have those of 0 and 1
+    EXPECT_EQ(of_blocks(heads, 4, 3).layouts, 3);  // each of so many heads its own
+    EXPECT_EQ(picture(of_blocks(heads, 4, 3), 0), picture(of_blocks(heads, 4, 3), 2));
     EXPECT_EQ(picture(of_blocks(heads, 4, 4), 0), (Picture{"#...", "##..", ".##.", ".###"}));
     EXPECT_EQ(picture(of_blocks(heads, 4, 4), 1), (Picture{"#...", "##..", "#.#.", "#.##"}));
 }
@@ -98,11 +100,49 @@ TEST(Patterns, bigbird_has_window_first_blocks_and_random_ones) {
     EXPECT_GT(lists.visible_blocks(), 40 * 3 + 40);
 }
 
+TEST(Patterns, heads_that_share_a_layout_find_it_alone_too) {
+    const BlockLists all = of_blocks({.kind = PatternKind::fixed,
+                                      .different_layout_per_head = true,
+                                      .num_local_blocks = 3,
+                                      .num_different_global_patterns = 3},
+                                     9, 6);
+    ASSERT_EQ(all.layouts, 3);
+    for (const int64_t count : {1, 2, 3, 5}) {
+        for (int64_t first = 0; first + count <= 6; ++first) {
+            const BlockLists some = all.of_heads(first, count);
+            EXPECT_EQ(some.layouts, std::min<int64_t>(count, 3));
+            for (int64_t head = 0; head < count; ++head) {
+                EXPECT_EQ(picture(some, head % some.layouts), picture(all, (first + head) % 3))
+                    << first << " + " << head << " of " << count;
+            }
+        }
+    }
+}
+
+TEST(Patterns, pairs_of_parts_are_those_of_the_whole) {
+    const int64_t sequence = 10 * 64 - 17;
+    const BlockLists lists = lists_of({.kind = PatternKind::bigbird,
+                                       .different_layout_per_head = true,
+                                       .num_random_blocks = 2,
+                                       .seed = 9},
+                                      sequence, 2, 0);
+    for (const int64_t window : {0, 150}) {
+        double pairs = 0;
+        for (int64_t query = 0; query < sequence; query += 89) {
+            for (int64_t key = 0; key < sequence; key += 89) {
+                pairs += lists.visible_pairs({query, std::min<int64_t>(89, sequence - query)},
+                                             {key, std::min<int64_t>(89, sequence - key)}, window);
+            }
+        }
+        EXPECT_EQ(pairs, lists.visible_pairs(sequence, window));
+    }
+}
+
 TEST(Patterns, random_blocks_follow_from_the_seed_the_head_and_the_layer) {
     Pattern p{.kind = PatternKind::bigbird, .num_random_blocks = 2, .seed = 5};
     const auto drawn = [&](int64_t layer = 0) { return of_blocks(p, 40, 2, layer); };
     const BlockLists first = drawn();
-    EXPECT_EQ(first.heads, 1);
+    EXPECT_EQ(first.layouts, 1);
     EXPECT_EQ(first.columns, drawn().columns);
     EXPECT_EQ(first.columns, drawn(1).columns);
     p.different_layout_per_layer = true;
@@ -110,7 +150,7 @@ TEST(Patterns, random_blocks_follow_from_the_seed_the_head_and_the_layer) {
     EXPECT_NE(first.columns, drawn(1).columns);
     p.different_layout_per_head = true;
     const BlockLists heads = drawn();
-    EXPECT_EQ(heads.heads, 2);
+    EXPECT_EQ(heads.layouts, 2);
     EXPECT_EQ(picture(heads, 0), picture(first));
     EXPECT_NE(picture(heads, 0), picture(heads, 1));
     p.seed = 6;

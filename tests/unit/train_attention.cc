@@ -2,8 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <filesystem>
+#include <fstream>
+
 #include "cost/traffic.h"
 #include "ferry/error.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
 #include "train/model_of.h"
 #include "train/state/numerics_record.h"
@@ -84,6 +89,36 @@ TEST_F(AttentionOf, the_record_is_of_the_lists) {
     const std::string three = record();
     config_.attention.num_sliding_window_blocks = 2;  // half of it counts
     EXPECT_EQ(record(), three);
+}
+
+// Heads that share a layout and heads that have one each, of the same blocks.
+TEST_F(AttentionOf, the_record_does_not_say_how_often_a_layout_is_kept) {
+    config_.attention = {.pattern = AttentionPattern::fixed,
+                         .different_layout_per_head = true,
+                         .num_local_blocks = 2,
+                         .num_different_global_patterns = 2};
+    const auto shared = shape().patterns[0];
+    ASSERT_EQ(shared->layouts, 2);
+    const std::string fixed = record();
+    const TemporaryDirectory directory;
+    const std::filesystem::path file = directory / "drawn.layout";
+    std::ofstream out(file, std::ios::binary);
+    const std::array<uint32_t, 6> header{1, 64, 1, 4, 5, 5};
+    out.write("FERRYLAY", 8);
+    out.write(reinterpret_cast<const char*>(header.data()), sizeof header);
+    for (int64_t head = 0; head < 4; ++head) {
+        for (int64_t row = 0; row < 5; ++row) {
+            for (int64_t column = 0; column < 5; ++column)
+                out.put(shared->sees(head % 2, row, column) ? 1 : 0);
+        }
+    }
+    out.close();
+    config_.attention = {.pattern = AttentionPattern::layout, .layout = file.string()};
+    ASSERT_EQ(shape().patterns[0]->layouts, 4);
+    std::string drawn = record();
+    const size_t word = drawn.find("layout ");
+    ASSERT_NE(word, std::string::npos);
+    EXPECT_EQ(drawn.replace(word, 6, "fixed"), fixed);
 }
 
 TEST_F(AttentionOf, the_device_s_memory_counts_each_list_once) {

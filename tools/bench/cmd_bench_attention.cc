@@ -45,7 +45,7 @@ struct AttentionOptions {
 
 ops::BlockLists lists_of(const AttentionOptions& o) {
     ops::BlockLists lists{.block = o.block,
-                          .heads = 1,
+                          .layouts = 1,
                           .blocks = static_cast<int>(ceil_div(o.shape.sequence, o.block))};
     lists.row_starts.push_back(0);
     for (int row = 0; row < lists.blocks; ++row) {

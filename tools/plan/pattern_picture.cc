@@ -32,14 +32,14 @@ std::string runs_of(std::span<const int32_t> columns, int64_t row, double x, dou
 
 std::string pattern_svg(const ops::BlockLists& lists, const std::string& title,
                         const std::string& caption) {
-    const int shown = std::min(lists.heads, 4);
+    const int shown = std::min(lists.layouts, 4);
     const double width = 2 * kLeft + shown * kSide + (shown - 1) * kGap;
     const double cell = kSide / lists.blocks;
     std::string out =
         svg_beginning(std::max(width, 420.0), kTop + kSide + kBottom, kLeft, title, caption);
     for (int layout = 0; layout < shown; ++layout) {
         const double x = kLeft + layout * (kSide + kGap);
-        if (lists.heads > 1)
+        if (lists.layouts > 1)
             out += fmt::format("  <text class=\"faint\" x=\"{:.0f}\" y=\"{:.0f}\">head {}</text>\n",
                                x, kTop - 8, layout);
         for (int64_t row = 0; row < lists.blocks; ++row)

@@ -144,8 +144,9 @@ KernelBytes kernel_bytes(const planner::Plan& plan) {
     for (int64_t layer = 1; layer + 1 < std::ssize(plan.layers); ++layer) {
         for (const bool back : {false, true}) {
             if (back && !plan.goes_back(layer)) continue;
-            sent.bytes += plan.micro_batches * plan.exchanges.bytes(back);
-            sent.calls += plan.micro_batches * plan.exchanges.calls(back);
+            const model::BlockExchanges its = plan.exchanges_of(layer);
+            sent.bytes += plan.micro_batches * its.bytes(back);
+            sent.calls += plan.micro_batches * its.calls(back);
         }
     }
     return sent;

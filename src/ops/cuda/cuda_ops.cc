@@ -9,7 +9,7 @@
 #include "kernels.h"
 #include "launch.h"
 #include "newton_schulz.h"
-#include "ops/ops.h"
+#include "ops/part_attention.h"
 #include "ops/product_table.h"
 #include "slow_notes.h"
 #include "sparse_attention.h"
@@ -38,7 +38,7 @@ std::string cublas_version() {
 
 float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 
-class CudaOps final : public Ops, public TunesProducts {
+class CudaOps final : public Ops, public TunesProducts, public PartAttention {
 public:
     CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention,
             int64_t most_slope_bytes, bool any_gpu, ProductTable products, std::string made_for)
@@ -175,6 +175,26 @@ public:
         if (cudnn_ && cudnn_->backward(shape, all, workspace_in(scratch))) return;
         cuda::attention_backward(shape, q, k, v, out, dout, lse, dq, dk, dv, floats(scratch),
                                  stream_);
+    }
+
+    int64_t part_scratch_bytes(const Attention& shape, int64_t queries,
+                               int64_t keys) const override {
+        check_parts(shape);
+        return kWorkspaceUnit + blocks_.part_bytes(shape, queries, keys);
+    }
+    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                      ConstView v, View out, float* lse, std::byte* scratch) override {
+        blocks_.part_forward(shape, queries, keys, q, k, v, out, lse, workspace_in(scratch));
+    }
+    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
+                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
+                       View dk, View dv, std::byte* scratch) override {
+        blocks_.part_backward(shape, queries, keys, {q, k, v, out, dout, lse, dq, dk, dv},
+                              workspace_in(scratch));
+    }
+    void merge_parts(int64_t heads, ConstView part, const float* part_lse, View sum,
+                     float* sum_lse) override {
+        cuda::merge_parts(heads, part, part_lse, sum, sum_lse, stream_);
     }
 
     void swiglu_forward(ConstView gate_up, View y) override {
@@ -391,6 +411,18 @@ private:
              .measured = wide ? std::to_string(shape.head_dim) + ": " + why : why,
              .limit = wide ? std::to_string(kMaxHeadDim) : "",
              .remedy = wide ? "set device to cpu" : "set device to cpu, or leave the key out"});
+    }
+
+    void check_parts(const Attention& shape) const {
+        check(shape);
+        const std::string why = blocks_.why_not(shape);
+        if (why.empty()) return;
+        throw Error(Trouble::usage,
+                    {.what = "the GPU's attention has no parts of this sequence, which ranks in a "
+                             "ring attend",
+                     .where = "parallel.sequence_order",
+                     .measured = why,
+                     .remedy = "set it to \"heads\", or device to \"cpu\""});
     }
 
     cudaStream_t stream_;

@@ -56,6 +56,10 @@ void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstV
                         ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
                         float* delta, cudaStream_t stream);
 
+// As PartAttention's.
+void merge_parts(int64_t heads, ConstView part, const float* part_lse, View sum, float* sum_lse,
+                 cudaStream_t stream);
+
 // Types of 16 bits that the GPU's tensor cores multiply; fp32 runs without them.
 bool has_tensor_cores_for(DType type);
 void tensor_attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v,

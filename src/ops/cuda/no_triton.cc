@@ -20,6 +20,17 @@ void SparseAttention::forward(const Attention&, ConstView, ConstView, ConstView,
 void SparseAttention::backward(const Attention&, const BackwardOperands&, std::byte*) {
     bug("built without Triton");
 }
+int64_t SparseAttention::part_bytes(const Attention&, int64_t, int64_t) {
+    bug("built without Triton");
+}
+void SparseAttention::part_forward(const Attention&, const Part&, const Part&, ConstView, ConstView,
+                                   ConstView, View, float*, std::byte*) {
+    bug("built without Triton");
+}
+void SparseAttention::part_backward(const Attention&, const Part&, const Part&,
+                                    const BackwardOperands&, std::byte*) {
+    bug("built without Triton");
+}
 
 }  // namespace ferry::ops::cuda
 

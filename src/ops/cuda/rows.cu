@@ -57,7 +57,7 @@ __global__ void rope_kernel(View x, Rope rope, Frequencies frequencies) {
 // A thread an angle.
 __global__ void angles_kernel(Rope rope, Frequencies frequencies, float2* angles) {
     const int64_t half = rope.head_dim / 2, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (i >= rope.sequence * half) return;
+    if (i >= rope.all_positions() * half) return;
     const double angle = static_cast<double>(i / half) * frequencies.of[i % half];
     angles[i] = {static_cast<float>(rope.amplitude * cos(angle)),
                  static_cast<float>(rope.amplitude * sin(angle))};
@@ -264,13 +264,13 @@ void rope(View x, const Rope& rope, cudaStream_t stream) {
 }
 
 int64_t rope_angles_floats(const Rope& rope) {
-    return rope.head_dim == kTurnedHead ? rope.sequence * kTurnedHead : 0;
+    return rope.head_dim == kTurnedHead ? rope.all_positions() * kTurnedHead : 0;
 }
 
 void rope_angles(const Rope& rope, float* angles, cudaStream_t stream) {
     Frequencies frequencies{};
     std::copy_n(rope.frequencies, rope.head_dim / 2, frequencies.of);
-    const int64_t count = rope.sequence * (rope.head_dim / 2);
+    const int64_t count = rope.all_positions() * (rope.head_dim / 2);
     angles_kernel<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(
         rope, frequencies, reinterpret_cast<float2*>(angles));
     check_launch("angles of rope");

@@ -62,13 +62,14 @@ public:
     // A tile of `own` rows of all heads side by side: [tokens, heads * head_dim].
     void add_own(const ConstView& x) {
         if (!maps()) return add(x.data);
-        add_map<2>(x, {x.cols, x.rows}, {x.ld}, {kBox, image_.own});
+        add_map<2>(x, {x.cols, mapped(x.rows)}, {x.ld}, {kBox, image_.own});
     }
-    // Of `step` rows: [sequences, sequence, heads, head_dim], zero outside.
+    // Of `step` rows: [sequences, rows of each, heads, head_dim], zero outside.
     void add_step(const ConstView& x, const Attention& s, int64_t heads) {
         if (!maps()) return add(x.data);
-        add_map<4>(x, {s.head_dim, heads, s.sequence, s.sequences},
-                   {s.head_dim, x.ld, s.sequence * x.ld}, {kBox, 1, image_.step, 1});
+        const int64_t rows = mapped(x.rows / s.sequences);
+        add_map<4>(x, {s.head_dim, heads, rows, s.sequences}, {s.head_dim, x.ld, rows * x.ld},
+                   {kBox, 1, image_.step, 1});
     }
 
     void** all() { return pointers_.data(); }
@@ -77,6 +78,8 @@ private:
     static constexpr int kMost = 64, kBox = 64;  // elements of a row in shared memory: 128 bytes
 
     bool maps() const { return image_.architecture >= 90; }
+    // A map has rows, also where a part has no keys: nothing is read then.
+    static int64_t mapped(int64_t rows) { return std::max<int64_t>(rows, 1); }
 
     // Sizes and strides, in elements, with the innermost first; it has no stride of its own. The
     // kernel has the map, then the outermost first.
@@ -126,6 +129,13 @@ int width_of(const Attention& shape) {
 
 int64_t block_of(const Attention& shape) { return SpanRoom(shape, nullptr, false).block; }
 
+// What delta knows of a part of one sequence.
+Attention part_of(const Attention& shape, int64_t queries) {
+    Attention part = shape;
+    part.sequence = queries;
+    return part;
+}
+
 // Delta stands behind the room.
 int64_t delta_bytes(const Attention& shape) {
     return shape.heads * shape.sequences * shape.sequence * 4;
@@ -148,11 +158,13 @@ SparseAttention::SparseAttention(cudaStream_t stream, bool any_gpu) : stream_(st
     architecture_ = hopper ? 90 : major >= 8 ? 80 : 0;
 }
 
-const SparseImage* SparseAttention::image_for(SparseKernel kernel, const Attention& shape) const {
+const SparseImage* SparseAttention::image_for(SparseKernel kernel, const Attention& shape,
+                                              bool part) const {
     for (const auto images : sparse_images()) {
         for (const SparseImage& image : images) {
-            if (image.kernel == kernel && image.architecture == architecture_ &&
-                image.type == shape.type && image.width == width_of(shape) &&
+            if (image.kernel == kernel && image.part == part &&
+                image.architecture == architecture_ && image.type == shape.type &&
+                image.width == width_of(shape) &&
                 std::max(image.own, image.step) <= block_of(shape))
                 return &image;
         }
@@ -166,8 +178,9 @@ std::string SparseAttention::why_not(const Attention& shape) const {
     if (shape.head_dim % 8 != 0 || shape.head_dim > kMaxHeadDim)
         return "heads of at most " + std::to_string(kMaxHeadDim) +
                " elements, multiples of 8, only";
-    return image_for(SparseKernel::forward, shape) == nullptr ? "this build has no kernel for it"
-                                                              : "";
+    return image_for(SparseKernel::forward, shape, false) == nullptr
+               ? "this build has no kernel for it"
+               : "";
 }
 
 // Measured on an H200 beside cuDNN 9.19, which keeps a slope for each pair (bench/attention.py).
@@ -184,9 +197,9 @@ bool SparseAttention::is_faster_backward(const Attention& shape) const {
 
 std::string triton_version() { return FERRY_TRITON_VERSION; }
 
-const SparseAttention::Loaded& SparseAttention::loaded(SparseKernel kernel,
-                                                       const Attention& shape) {
-    const SparseImage* image = image_for(kernel, shape);
+const SparseAttention::Loaded& SparseAttention::loaded(SparseKernel kernel, const Attention& shape,
+                                                       bool part) {
+    const SparseImage* image = image_for(kernel, shape, part);
     FERRY_CHECK(image != nullptr);
     const auto found = loaded_.find(image);
     if (found != loaded_.end()) return found->second;
@@ -202,31 +215,41 @@ const SparseAttention::Loaded& SparseAttention::loaded(SparseKernel kernel,
 }
 
 int64_t SparseAttention::forward_bytes(const Attention& shape) {
-    loaded(SparseKernel::forward, shape);
+    loaded(SparseKernel::forward, shape, false);
     return SpanRoom(shape, nullptr, false).bytes();
 }
 
 int64_t SparseAttention::backward_bytes(const Attention& shape) {
-    loaded(SparseKernel::backward_queries, shape);
-    loaded(SparseKernel::backward_keys, shape);
+    loaded(SparseKernel::backward_queries, shape, false);
+    loaded(SparseKernel::backward_keys, shape, false);
     return SpanRoom(shape, nullptr, true).bytes() + delta_bytes(shape);
 }
 
+int64_t SparseAttention::part_bytes(const Attention& shape, int64_t queries, int64_t keys) {
+    for (const SparseKernel kernel :
+         {SparseKernel::forward, SparseKernel::backward_queries, SparseKernel::backward_keys})
+        loaded(kernel, shape, true);
+    return SpanRoom::largest(shape, queries, keys, true).bytes() +
+           delta_bytes(part_of(shape, queries));
+}
+
 // What all three kernels end with, and the launch: a program a tile of each of `heads` heads of
-// each sequence. `section`: heads whose tiles are taken in turn.
+// each sequence, over so many blocks. `section`: heads whose tiles are taken in turn.
 void SparseAttention::start(const Loaded& to, Parameters& p, const Attention& shape,
-                            const SpanRoom& room, int64_t heads, int64_t section) {
+                            const SpanRoom& room, int64_t blocks, int64_t heads, int64_t section) {
     // Of so many blocks the longest come first, those of all heads.
     constexpr int64_t kEarlyShare = 16;
     const SparseImage& image = *to.image;
-    p.add_sizes({shape.heads, shape.kv_heads, room.layouts, shape.sequence, shape.head_dim,
-                 room.blocks, room.blocks / kEarlyShare, section, log2_of(room.block / image.own),
+    p.add_sizes({shape.heads, shape.kv_heads, room.layouts, shape.sequence, shape.head_dim, blocks,
+                 blocks / kEarlyShare, section, log2_of(room.block / image.own),
                  log2_of(room.block / image.step)});
     constexpr double kLog2E = 1.4426950408889634;
     p.add(static_cast<float>(shape.scale * kLog2E));
+    if (image.part)
+        p.add_sizes({room.queries.first, room.queries.count, room.keys.first, room.keys.count});
     p.add(static_cast<void*>(nullptr));  // Triton's kernels end with two pointers to scratch
     p.add(static_cast<void*>(nullptr));
-    const int64_t programs = room.blocks * (room.block / image.own) * heads * shape.sequences;
+    const int64_t programs = blocks * (room.block / image.own) * heads * shape.sequences;
     FERRY_CHECK(programs <= INT32_MAX);
     demand(cudaLaunchKernel(to.kernel, dim3(static_cast<unsigned>(programs)),
                             dim3(static_cast<unsigned>(32 * image.warps)), p.all(),
@@ -236,10 +259,22 @@ void SparseAttention::start(const Loaded& to, Parameters& p, const Attention& sh
 
 void SparseAttention::forward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                               View out, float* lse, std::byte* scratch) {
-    FERRY_CHECK(aligned(q) && aligned(k) && aligned(v) && aligned(out));
-    const SpanRoom room(shape, scratch, false);
+    FERRY_CHECK(aligned(out));
+    forward_of(shape, SpanRoom(shape, scratch, false), false, q, k, v, out, lse);
+}
+
+void SparseAttention::part_forward(const Attention& shape, const Part& queries, const Part& keys,
+                                   ConstView q, ConstView k, ConstView v, View out, float* lse,
+                                   std::byte* scratch) {
+    FERRY_CHECK(shape.sequences == 1 && queries.count > 0 && out.type == DType::f32);
+    forward_of(shape, SpanRoom(shape, queries, keys, scratch, false), true, q, k, v, out, lse);
+}
+
+void SparseAttention::forward_of(const Attention& shape, const SpanRoom& room, bool part,
+                                 ConstView q, ConstView k, ConstView v, View out, float* lse) {
+    FERRY_CHECK(aligned(q) && aligned(k) && aligned(v));
     find_spans(shape, room, stream_);
-    const Loaded& kernel = loaded(SparseKernel::forward, shape);
+    const Loaded& kernel = loaded(SparseKernel::forward, shape, part);
     Parameters p(*kernel.image);
     p.add_own(q);
     p.add_step(k, shape, shape.kv_heads);
@@ -251,37 +286,59 @@ void SparseAttention::forward(const Attention& shape, ConstView q, ConstView k, 
     p.add(shape.pattern != nullptr ? shape.blocks.columns : room.identity);
     p.add(room.low);
     p.add_sizes({q.ld, k.ld, v.ld, out.ld});
-    start(kernel, p, shape, room, shape.heads, shape.heads / shape.kv_heads);
+    start(kernel, p, shape, room, room.query_blocks, shape.heads, shape.heads / shape.kv_heads);
 }
 
 void SparseAttention::backward(const Attention& shape, const BackwardOperands& o,
                                std::byte* scratch) {
-    FERRY_CHECK(aligned(o.q) && aligned(o.k) && aligned(o.v) && aligned(o.dout) && aligned(o.dq) &&
-                aligned(o.dk) && aligned(o.dv));
+    FERRY_CHECK(aligned(o.dq) && aligned(o.dk) && aligned(o.dv));
     const SpanRoom room(shape, scratch, true);
-    find_spans(shape, room, stream_);
     auto* delta = reinterpret_cast<float*>(scratch + room.bytes());
     attention_delta(shape, o.out, o.dout, delta, stream_);
-    const bool listed = shape.pattern != nullptr;
-    {
-        const Loaded& kernel = loaded(SparseKernel::backward_keys, shape);
-        Parameters p(*kernel.image);
-        p.add_step(o.q, shape, shape.heads);
-        p.add_own(o.k);
-        p.add_own(o.v);
-        p.add_step(o.dout, shape, shape.heads);
-        p.add(o.lse);
-        p.add(delta);
-        p.add(o.dk.data);
-        p.add(o.dv.data);
-        p.add(room.of_keys);
-        p.add(room.order_of_keys);
-        p.add(listed ? shape.blocks.rows : room.identity);
-        p.add(room.high);
-        p.add_sizes({o.q.ld, o.k.ld, o.v.ld, o.dout.ld, o.dk.ld, o.dv.ld});
-        start(kernel, p, shape, room, shape.kv_heads, 1);
-    }
-    const Loaded& kernel = loaded(SparseKernel::backward_queries, shape);
+    backward_of(shape, room, false, o, delta);
+}
+
+void SparseAttention::part_backward(const Attention& shape, const Part& queries, const Part& keys,
+                                    const BackwardOperands& o, std::byte* scratch) {
+    FERRY_CHECK(shape.sequences == 1 && queries.count > 0);
+    for (const View& to : {o.dq, o.dk, o.dv}) FERRY_CHECK(to.type == DType::f32);
+    const SpanRoom room(shape, queries, keys, scratch, true);
+    auto* delta = reinterpret_cast<float*>(scratch + room.bytes());
+    attention_delta(part_of(shape, queries.count), o.out, o.dout, delta, stream_);
+    backward_of(shape, room, true, o, delta);
+}
+
+void SparseAttention::backward_of(const Attention& shape, const SpanRoom& room, bool part,
+                                  const BackwardOperands& o, float* delta) {
+    FERRY_CHECK(aligned(o.q) && aligned(o.k) && aligned(o.v) && aligned(o.dout));
+    find_spans(shape, room, stream_);
+    if (room.key_blocks > 0) keys_of(shape, room, part, o, delta);
+    queries_of(shape, room, part, o, delta);
+}
+
+void SparseAttention::keys_of(const Attention& shape, const SpanRoom& room, bool part,
+                              const BackwardOperands& o, const float* delta) {
+    const Loaded& kernel = loaded(SparseKernel::backward_keys, shape, part);
+    Parameters p(*kernel.image);
+    p.add_step(o.q, shape, shape.heads);
+    p.add_own(o.k);
+    p.add_own(o.v);
+    p.add_step(o.dout, shape, shape.heads);
+    p.add(o.lse);
+    p.add(delta);
+    p.add(o.dk.data);
+    p.add(o.dv.data);
+    p.add(room.of_keys);
+    p.add(room.order_of_keys);
+    p.add(shape.pattern != nullptr ? shape.blocks.rows : room.identity);
+    p.add(room.high);
+    p.add_sizes({o.q.ld, o.k.ld, o.v.ld, o.dout.ld, o.dk.ld, o.dv.ld});
+    start(kernel, p, shape, room, room.key_blocks, shape.kv_heads, 1);
+}
+
+void SparseAttention::queries_of(const Attention& shape, const SpanRoom& room, bool part,
+                                 const BackwardOperands& o, const float* delta) {
+    const Loaded& kernel = loaded(SparseKernel::backward_queries, shape, part);
     Parameters p(*kernel.image);
     p.add_own(o.q);
     p.add_step(o.k, shape, shape.kv_heads);
@@ -292,10 +349,10 @@ void SparseAttention::backward(const Attention& shape, const BackwardOperands& o
     p.add(o.dq.data);
     p.add(room.of_queries);
     p.add(room.order_of_queries);
-    p.add(listed ? shape.blocks.columns : room.identity);
+    p.add(shape.pattern != nullptr ? shape.blocks.columns : room.identity);
     p.add(room.low);
     p.add_sizes({o.q.ld, o.k.ld, o.v.ld, o.dout.ld, o.dq.ld});
-    start(kernel, p, shape, room, shape.heads, shape.heads / shape.kv_heads);
+    start(kernel, p, shape, room, room.query_blocks, shape.heads, shape.heads / shape.kv_heads);
 }
 
 }  // namespace ferry::ops::cuda

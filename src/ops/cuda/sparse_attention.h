@@ -12,7 +12,7 @@
 #include <string>
 
 #include "cudnn_attention.h"
-#include "ops/ops.h"
+#include "ops/part_attention.h"
 #include "sparse_images.h"
 
 namespace ferry::ops::cuda {
@@ -42,16 +42,31 @@ public:
                  float* lse, std::byte* scratch);
     void backward(const Attention& shape, const BackwardOperands& operands, std::byte* scratch);
 
+    // The same of some queries and keys of one sequence, as PartAttention has them.
+    int64_t part_bytes(const Attention& shape, int64_t queries, int64_t keys);
+    void part_forward(const Attention& shape, const Part& queries, const Part& keys, ConstView q,
+                      ConstView k, ConstView v, View out, float* lse, std::byte* scratch);
+    void part_backward(const Attention& shape, const Part& queries, const Part& keys,
+                       const BackwardOperands& operands, std::byte* scratch);
+
 private:
     struct Loaded {
         const SparseImage* image;
         const void* kernel;
     };
     class Parameters;
-    const SparseImage* image_for(SparseKernel kernel, const Attention& shape) const;
-    const Loaded& loaded(SparseKernel kernel, const Attention& shape);
+    const SparseImage* image_for(SparseKernel kernel, const Attention& shape, bool part) const;
+    const Loaded& loaded(SparseKernel kernel, const Attention& shape, bool part);
+    void forward_of(const Attention& shape, const SpanRoom& room, bool part, ConstView q,
+                    ConstView k, ConstView v, View out, float* lse);
+    void backward_of(const Attention& shape, const SpanRoom& room, bool part,
+                     const BackwardOperands& operands, float* delta);
+    void keys_of(const Attention& shape, const SpanRoom& room, bool part,
+                 const BackwardOperands& operands, const float* delta);
+    void queries_of(const Attention& shape, const SpanRoom& room, bool part,
+                    const BackwardOperands& operands, const float* delta);
     void start(const Loaded& to, Parameters& p, const Attention& shape, const SpanRoom& room,
-               int64_t heads, int64_t section);
+               int64_t blocks, int64_t heads, int64_t section);
 
     cudaStream_t stream_;
     int architecture_ = 0;  // that of the images that run here; 0: none do

@@ -16,7 +16,9 @@ struct SparseImage {
     DType type;
     int width;      // elements of a head; narrower heads are padded
     int own, step;  // rows of a tile that it sums for, and of one that it sums over
-    int warps, shared_bytes;
+    int warps;
+    bool part;  // of some queries and some keys of a sequence, whose sums it leaves in fp32
+    int shared_bytes;
     const char* name;
     const unsigned char* code;
 };

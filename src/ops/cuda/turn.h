@@ -16,7 +16,7 @@ constexpr bool turns() {
 
 // Null angles: nothing turns.
 struct Turn {
-    const float2* angles = nullptr;  // cosine and sine, [sequence, kTurnedHead / 2]
+    const float2* angles = nullptr;  // cosine and sine, [positions, kTurnedHead / 2]
     int64_t sequence = 0;
     const int32_t* document_start = nullptr;
     bool inverse = false;

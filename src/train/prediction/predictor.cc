@@ -566,9 +566,9 @@ std::optional<PatternShare> pattern_share(const Config& config) {
         if (!lists) continue;
         if (!share.lists) share.lists = lists;
         share.block = lists->block;
-        share.layouts = lists->heads;
+        share.layouts = lists->layouts;
         share.layers += 1;
-        share.pairs += lists->visible_pairs(sequence) / (causal * lists->heads);
+        share.pairs += lists->visible_pairs(sequence) / (causal * lists->layouts);
         share.blocks += static_cast<double>(lists->visible_blocks()) /
                         static_cast<double>(lists->causal_blocks());
     }

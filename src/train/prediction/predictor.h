@@ -87,7 +87,7 @@ bool check_token_header(const Config& config);
 struct PatternShare {
     std::string name{};
     int64_t block = 0;                // tokens
-    int64_t layers = 0, layouts = 0;  // that have it; of a layer: 1, or one a query head
+    int64_t layers = 0, layouts = 0;  // that have it; of a layer, by which its heads differ
     double pairs = 1;                 // the part of the causal mask's pairs that those layers see
     double blocks = 1;                // the same of blocks
     std::shared_ptr<const ops::BlockLists> lists{};  // the first of these layers'
