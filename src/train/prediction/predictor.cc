@@ -326,6 +326,8 @@ int Predictor::threads() const {
 int64_t Predictor::device_bytes() const { return model_->device_most; }
 planner::DeviceNeeds Predictor::needs() const { return model_->needs; }
 bool Predictor::is_here() const { return !model_->absent; }
+ParallelConfig Predictor::groups() const { return model_->config.parallel; }
+
 RankCount Predictor::count() const {
     return {model_->world.ranks, model_->world.local_ranks, model_->gpu};
 }
