@@ -27,8 +27,7 @@ TEST_P(EachNumber, OfRanksGivesTheSameBitsAtEveryStageAndOnEveryTier) {
 TEST_P(EachNumber, OfRanksFollowsTheRunOfOne) {
     const Config config = this->config();
     const Outcome several = run(config, GetParam());
-    const auto executor = make_thread_executor();
-    const Outcome one = train(*Engine::make(config, {.executor = executor.get()}), config);
+    const Outcome one = alone(config);
     EXPECT_NEAR(several.before.loss, one.before.loss, 1e-14);
     EXPECT_EQ(several.before.targets, one.before.targets);
     EXPECT_NEAR(several.reports[0].loss, one.reports[0].loss, 1e-14);
@@ -60,8 +59,7 @@ TEST_P(EachNumber, OfRanksWithWholeMatricesFollowsTheRunOfOne) {
     Config config = this->config();
     config.optimizer = muon();
     const Outcome several = run(config, GetParam());
-    const auto executor = make_thread_executor();
-    const Outcome one = train(*Engine::make(config, {.executor = executor.get()}), config);
+    const Outcome one = alone(config);
     EXPECT_NEAR(several.reports[0].loss, one.reports[0].loss, 1e-14);
     for (size_t i = 0; i < one.reports.size(); ++i)
         EXPECT_NEAR(several.reports[i].loss, one.reports[i].loss, 1e-4 * one.reports[i].loss);

@@ -1,5 +1,6 @@
 #include "tests/contract/train_ranks_fixture.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "tests/support/borrowed_ranks.h"
@@ -74,6 +75,36 @@ void expect_equal(const Outcome& a, const Outcome& b) {
         EXPECT_EQ(a.before.loss, b.before.loss);
         EXPECT_EQ(a.after.loss, b.after.loss);
     }
+}
+
+void expect_near(const Outcome& several, const Outcome& one, double rounding) {
+    EXPECT_EQ(several.before.targets, one.before.targets);
+    EXPECT_NEAR(several.before.loss, one.before.loss, rounding * one.before.loss);
+    ASSERT_EQ(several.reports.size(), one.reports.size());
+    for (size_t i = 0; i < one.reports.size(); ++i) {
+        const StepReport &a = several.reports[i], &b = one.reports[i];
+        EXPECT_EQ(a.targets, b.targets);
+        EXPECT_EQ(a.tokens, b.tokens);
+        EXPECT_NEAR(a.loss, b.loss, rounding * b.loss) << "step " << i + 1;
+        EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 5 * rounding * b.gradient_norm)
+            << "step " << i + 1;
+        EXPECT_EQ(a.clip_factor < 1, b.clip_factor < 1);
+    }
+    EXPECT_NEAR(several.after.loss, one.after.loss, rounding * one.after.loss);
+}
+
+void expect_some_overflow(Config config, int ranks) {
+    config.model.norm_eps = 1e-30;
+    config.precision = DType::f16;
+    config.data.held_back = 0;
+    config.evaluate.micro_batches = 0;
+    config.clip_norm = 1e6;
+    config.steps = 14;
+    const Outcome found = run(config, ranks);
+    const auto skipped = std::ranges::count(found.reports, true, &StepReport::skipped);
+    EXPECT_GT(skipped, 0);
+    EXPECT_LT(skipped, config.steps);
+    EXPECT_LT(found.reports.back().loss_scale, found.reports.front().loss_scale);
 }
 
 Outcome run(const Config& config, int ranks, const Bring& bring) {

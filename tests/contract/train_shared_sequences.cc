@@ -41,27 +41,6 @@ protected:
         config.parallel.sequence_order = GetParam().order;
         return config;
     }
-    static Outcome alone(Config config) {
-        config.parallel.sequence = 1;
-        const auto executor = make_thread_executor();
-        return train(*Engine::make(config, {.executor = executor.get()}), config);
-    }
-    // As ranks that share none do, with the gradients of a part each.
-    static void expect_near(const Outcome& several, const Outcome& one, double rounding) {
-        EXPECT_EQ(several.before.targets, one.before.targets);
-        EXPECT_NEAR(several.before.loss, one.before.loss, rounding * one.before.loss);
-        ASSERT_EQ(several.reports.size(), one.reports.size());
-        for (size_t i = 0; i < one.reports.size(); ++i) {
-            const StepReport &a = several.reports[i], &b = one.reports[i];
-            EXPECT_EQ(a.targets, b.targets);
-            EXPECT_EQ(a.tokens, b.tokens);
-            EXPECT_NEAR(a.loss, b.loss, rounding * b.loss) << "step " << i + 1;
-            EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 5 * rounding * b.gradient_norm)
-                << "step " << i + 1;
-            EXPECT_EQ(a.clip_factor < 1, b.clip_factor < 1);
-        }
-        EXPECT_NEAR(several.after.loss, one.after.loss, rounding * one.after.loss);
-    }
 };
 
 TEST_P(Sequences, ChangeNoBitByStageOrTier) {

@@ -399,7 +399,7 @@ class SavedByAGpuTest(PredictionTest):
         self.assertIn("this model's kernels, by their operations", prediction["assumed"])
         self.assertGreater(slow["compute"]["seconds"], 2 * fast["compute"]["seconds"])
 
-    GROUPS = ("--set", "parallel.sequence=2", "--set", "batch.micro_batches=2", "--ranks", "4")
+    GROUPS = ("--set", "model.layers=4", "--set", "parallel.sequence=2", "--set", "batch.micro_batches=2", "--ranks", "4")
 
     def of_groups(self, **rates):
         """Adds what four GPUs that share sequences by two would have saved."""
