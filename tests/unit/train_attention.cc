@@ -6,7 +6,7 @@
 #include "ferry/error.h"
 #include "tests/support/tiny_run.h"
 #include "train/model_of.h"
-#include "train/state/numerics_record.h"
+#include "train/numerics_record.h"
 
 namespace ferry::train {
 namespace {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "train/model_of.h"
-#include "train/state/numerics_record.h"
+#include "train/numerics_record.h"
 
 namespace ferry::train {
 namespace {

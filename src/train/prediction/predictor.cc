@@ -20,11 +20,11 @@
 #include "train/from_config.h"
 #include "train/loader_of.h"
 #include "train/model_of.h"
+#include "train/numerics_record.h"
 #include "train/rank_share.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
-#include "train/state/numerics_record.h"
 #include "train/step.h"
 
 namespace ferry::train {

@@ -12,8 +12,8 @@
 #include "base/log.h"
 #include "checkpoint/array_file.h"
 #include "checkpoint/steps.h"
-#include "numerics_record.h"
 #include "train/inside.h"
+#include "train/numerics_record.h"
 
 namespace ferry::train {
 
