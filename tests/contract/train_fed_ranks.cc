@@ -26,14 +26,15 @@ LoadBatch from_file(const TokenLoader& loader, int64_t sequence) {
 
 TEST_F(Ranks, FedByTheirProgramGiveTheBitsOfTheFile) {
     Config config = this->config();
-    const TokenLoader loader({.path = config.data.tokens,
-                              .sequence = config.batch.sequence,
-                              .micro_batch = config.batch.micro_batch,
-                              .micro_batches = config.batch.micro_batches,
-                              .model_vocab = config.model.vocab,
-                              .held_back = config.data.held_back,
-                              .evaluation_micro_batches = config.evaluate.micro_batches,
-                              .seed = config.seed});
+    TokenLoader::Options options{{.sequence = config.batch.sequence,
+                                  .micro_batch = config.batch.micro_batch,
+                                  .micro_batches = config.batch.micro_batches,
+                                  .evaluation_micro_batches = config.evaluate.micro_batches,
+                                  .vocab = config.model.vocab}};
+    options.path = config.data.tokens;
+    options.held_back = config.data.held_back;
+    options.seed = config.seed;
+    const TokenLoader loader(options);
     const auto fed = [&](Runtime& runtime, std::unique_ptr<comm::Communicator> others) {
         runtime = with(std::move(runtime), {.ranks = std::move(others)});
         runtime.load_batch = from_file(loader, config.batch.sequence);
