@@ -12,13 +12,14 @@
 #include "tools/machine/machine_file.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
+#include "word_option.h"
 
 namespace ferry::tools {
 namespace {
 
 struct CommBenchOptions {
     std::vector<std::string> sizes{"1MiB", "16MiB", "64MiB", "256MiB"};
-    std::string device = "cpu";
+    DeviceKind device = DeviceKind::cpu;
     int rounds = 20, repeats = 5, tensor = 1, sequence = 1;
     double timeout_seconds = 60;
     std::string save{};
@@ -42,7 +43,8 @@ std::string command_of(const CommBenchOptions& options, int ranks) {
     const std::string start = ranks > 1 ? fmt::format("mpirun -n {} ", ranks) : "";
     std::string line =
         fmt::format("{}ferry bench comm --device {} --sizes {} --rounds {} --repeats {}", start,
-                    options.device, fmt::join(options.sizes, ","), options.rounds, options.repeats);
+                    word_of(kDeviceWords, options.device), fmt::join(options.sizes, ","),
+                    options.rounds, options.repeats);
     if (options.tensor > 1) line += fmt::format(" --tensor {}", options.tensor);
     if (options.sequence > 1) line += fmt::format(" --sequence {}", options.sequence);
     return line;
@@ -78,13 +80,12 @@ void run_comm(const CommBenchOptions& options) {
     auto ranks =
         comm::launched_as_rank() ? comm::make_mpi(*executor, timeout) : comm::make_solo(*executor);
     if (!options.save.empty()) check_save(options.save, bench.sizes, *ranks);
-    const DeviceKind kind = device_from(options.device);
-    const int gpu = kind == DeviceKind::cuda ? comm::gpu_of_rank(*ranks, *executor) : 0;
-    const auto device = Device::open(kind, *executor, gpu);
+    const int gpu = options.device == DeviceKind::cuda ? comm::gpu_of_rank(*ranks, *executor) : 0;
+    const auto device = Device::open(options.device, *executor, gpu);
     // Twice the largest, for an exchange.
     const int64_t most = *std::ranges::max_element(bench.sizes);
     device->reserve(2 * round_up(most, 4096));
-    if (kind == DeviceKind::cuda)
+    if (options.device == DeviceKind::cuda)
         ranks = comm::make_nccl(*device, *executor, std::move(ranks), timeout);
     const CommRows measured = measure_comm(bench, *ranks, *executor, *device);
     if (ranks->rank() != 0) return;
@@ -120,9 +121,8 @@ void add_comm_bench(CLI::App& bench) {
                      "bytes of all ranks together, with commas; default: 1MiB,16MiB,64MiB,256MiB")
         ->delimiter(',')
         ->allow_extra_args(false);
-    command->add_option("--device", options->device, "cpu: host memory by MPI; cuda: NCCL")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
+    add_word_option(*command, "--device", options->device, kDeviceWords,
+                    "cpu: host memory by MPI; cuda: NCCL");
     command->add_option("--rounds", options->rounds, "operations in a row")
         ->check(CLI::Range(1, 200))
         ->capture_default_str();
