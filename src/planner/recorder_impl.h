@@ -223,7 +223,7 @@ struct Recorder::Impl {
     BufferOf<Content::codes> prefetched_codes;  // which they are decoded from
     struct Arrival {                            // the ranks' parts of this rank's chunk, under way
         int64_t chunk = 0;
-        BufferOf<Content::parts> parts{};
+        BufferOf<Content::arrived> parts{};
     };
     std::deque<Arrival> arrivals;  // the oldest first
 };

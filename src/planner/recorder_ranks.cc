@@ -110,7 +110,7 @@ void Recorder::exchange(int64_t index, const Gradient& gradient) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     auto out = acquire<Content::parts>();
     record<op::Cut>(chunk.layer, index, {.gradient = gradient, .parts = out});
-    auto in = acquire<Content::parts>();
+    auto in = acquire<Content::arrived>();
     record<op::Exchange>(
         chunk.layer, index, {.to_ranks = out, .from_ranks = in},
         {.bytes = zero::exchanged_bytes(plan_.partition,
