@@ -25,7 +25,7 @@ namespace {
 
 struct Registry {
     std::mutex mutex{};
-    std::set<Closable*> open{};
+    std::set<const AtExit*> open{};
     static Registry& get() {
         static Registry* const kRegistry = new Registry;  // handles may outlive static objects
         return *kRegistry;
@@ -34,23 +34,23 @@ struct Registry {
 
 }  // namespace
 
-Closable::Closable() {
+AtExit::AtExit(void* object, Close close) : object_(object), close_(close) {
     const std::lock_guard lock(Registry::get().mutex);
     Registry::get().open.insert(this);
 }
 
-Closable::~Closable() {
+AtExit::~AtExit() {
     const std::lock_guard lock(Registry::get().mutex);
     Registry::get().open.erase(this);
 }
 
 void close_all() noexcept {
-    std::set<Closable*> open;
+    std::set<const AtExit*> open;
     {
         const std::lock_guard lock(Registry::get().mutex);
         open = Registry::get().open;
     }
-    for (Closable* closable : open) closable->close_at_exit();
+    for (const AtExit* one : open) one->at_exit();
 }
 
 // ---------------------------------------------------------------- arguments
