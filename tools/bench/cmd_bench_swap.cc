@@ -280,7 +280,7 @@ void add_what(CLI::App& command, SwapOptions& options) {
         ->check(one_of(kPassWords));
     add_word_option(command, "--precision", options.precision, kTypeWords,
                     "of weights and gradients");
-    add_word_option(command, "--optimizer", options.optimizer, kMethodWords, "");
+    add_word_option(command, "--optimizer", options.optimizer, kMethodWords, "of the updates");
     command.add_option("--chunk", options.chunk, "elements; default: the planner's choice")
         ->check(CLI::Range(1, 1 << 30));
     command.add_option("--threads", options.threads, "of the optimizer; default: all cores")
