@@ -25,7 +25,7 @@ namespace {
 
 struct Registry {
     std::mutex mutex{};
-    std::set<const AtExit*> open{};
+    std::set<Closable*> open{};
     static Registry& get() {
         static Registry* const kRegistry = new Registry;  // handles may outlive static objects
         return *kRegistry;
@@ -34,23 +34,23 @@ struct Registry {
 
 }  // namespace
 
-AtExit::AtExit(void* object, Close close) : object_(object), close_(close) {
+Closable::Closable() {
     const std::lock_guard lock(Registry::get().mutex);
     Registry::get().open.insert(this);
 }
 
-AtExit::~AtExit() {
+Closable::~Closable() {
     const std::lock_guard lock(Registry::get().mutex);
     Registry::get().open.erase(this);
 }
 
 void close_all() noexcept {
-    std::set<const AtExit*> open;
+    std::set<Closable*> open;
     {
         const std::lock_guard lock(Registry::get().mutex);
         open = Registry::get().open;
     }
-    for (const AtExit* one : open) one->at_exit();
+    for (Closable* closable : open) closable->close_at_exit();
 }
 
 // ---------------------------------------------------------------- arguments

@@ -52,43 +52,30 @@ bool done(const Call& call) {
 
 // ---------------------------------------------------------------- handles
 
-// While it lives, `close` is called for an object before the interpreter ends: buffers of transfers
-// are Python's memory.
-class AtExit {
+// An object to close before the interpreter ends: buffers of transfers are Python's memory.
+class Closable {
 public:
-    using Close = void (*)(void* object) noexcept;
-    AtExit(void* object, Close close);
-    ~AtExit();
-    AtExit(const AtExit&) = delete;
-    AtExit& operator=(const AtExit&) = delete;
-    void at_exit() const noexcept { close_(object_); }
-
-private:
-    void* const object_;
-    const Close close_;
+    Closable();
+    virtual ~Closable();
+    Closable(const Closable&) = delete;
+    Closable& operator=(const Closable&) = delete;
+    // Not where memory of it is in use.
+    virtual void close_at_exit() noexcept = 0;
 };
 void close_all() noexcept;
 
 // A handle of the C ABI. Whatever uses its memory shares it.
 template <class T, ferry_status (*kClose)(T*)>
-class Handle : public std::enable_shared_from_this<Handle<T, kClose>> {
+class Handle : public Closable, public std::enable_shared_from_this<Handle<T, kClose>> {
 public:
-    Handle() = default;
-    ~Handle() { close_quietly(); }
-    Handle(const Handle&) = delete;
-    Handle& operator=(const Handle&) = delete;
+    ~Handle() override { close_quietly(); }
     void close_quietly() noexcept {
         if (T* const mine = std::exchange(ticket, nullptr)) kClose(mine);
     }
-    T* ticket = nullptr;
-
-private:
-    // Not where memory of it is in use.
-    static void close_unshared(void* object) noexcept {
-        auto& self = *static_cast<Handle*>(object);
-        if (self.weak_from_this().use_count() <= 1) self.close_quietly();
+    void close_at_exit() noexcept override {
+        if (this->weak_from_this().use_count() <= 1) close_quietly();
     }
-    const AtExit at_exit_{this, &close_unshared};
+    T* ticket = nullptr;
 };
 // Closes what a Python object holds. Refused while arrays use its memory.
 template <class T>
