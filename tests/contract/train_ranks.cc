@@ -44,15 +44,6 @@ TEST_P(EachNumber, OfRanksFollowsTheRunOfOne) {
     EXPECT_NEAR(several.after.loss, one.after.loss, 2e-6 * one.after.loss);
 }
 
-OptimizerConfig muon() {
-    return {.method = optim::Method::muon,
-            .lr = 0.02,
-            .weight_decay = 0.1,
-            .momentum = 0.95,
-            .nesterov = true,
-            .adamw_lr = 3e-3};
-}
-
 // Each rank has whole matrices, and so there is nothing but that rounding between them too; what it
 // is to a singular value near zero is more to its direction.
 TEST_P(EachNumber, OfRanksWithWholeMatricesFollowsTheRunOfOne) {

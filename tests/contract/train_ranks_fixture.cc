@@ -146,6 +146,15 @@ std::vector<Problem> problems(int ranks, const std::function<Config(int)>& confi
     return found;
 }
 
+OptimizerConfig muon() {
+    return {.method = optim::Method::muon,
+            .lr = 0.02,
+            .weight_decay = 0.1,
+            .momentum = 0.95,
+            .nesterov = true,
+            .adamw_lr = 3e-3};
+}
+
 Config Ranks::tight(Config config, int ranks) const {
     config.budgets.nvme = {
         {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};

@@ -49,6 +49,8 @@ Outcome run(
 // In fp16 with a small norm: some gradients overflow, and all ranks skip those steps alike.
 void expect_some_overflow(Config config, int ranks);
 
+OptimizerConfig muon();
+
 // Each rank's error where one of them fails, or where they do not belong together.
 std::vector<Problem> problems(int ranks, const std::function<Config(int)>& config,
                               const std::function<void(int, Engine&)>& then = {});
