@@ -137,7 +137,7 @@ function(ferry_tests)
             set_tests_properties(train_mpi_${ranks} PROPERTIES LABELS script TIMEOUT 300 PROCESSORS 2)
         endforeach()
     endif()
-    # ranks_test.py preloads this into ranks.
+    # ranks_ended_test.py preloads this into ranks.
     if(FERRY_MPI AND NOT FERRY_ONLY_AIO)
         add_library(mortal_rank MODULE ${PROJECT_SOURCE_DIR}/tests/e2e/mortal_rank.cc)
         target_compile_definitions(mortal_rank PRIVATE OMPI_SKIP_MPICXX)

@@ -79,15 +79,15 @@ struct RunReport {
     std::string binding{};  // the link that sets it
     // The same of kernels that multiply and move at the machine's peaks; 0: not measured.
     double peak_bound_seconds = 0;
-    // A step's predicted seconds, by its schedule and by what is measured with the bound: without
-    // speculative updates, and with those that are committed (0: nothing speculates).
+    // A step's predicted seconds, by its schedule and by what is measured with the bound. The first
+    // is without speculative updates, the second with those that are committed (0: there are none).
     double predicted_seconds = 0, predicted_speculative_seconds = 0;
     // A file of the durable state that was removed under the run: nothing outlives the process.
     std::string removed{};
 };
 
 // Between ranks a library (NCCL, MPI) may never return. The process then ends, with exit code 6 and
-// a text on standard error; or `instead` is called, once for each such call and on a thread of
+// a text on standard error. Or `instead` is called, once for each such call, on a thread of
 // ferry's, and the call stays where it is. Empty: as at first. For the whole process.
 void on_stuck(std::function<void(const Error&)> instead);
 
@@ -121,8 +121,8 @@ struct FedBatch {
 };
 // Called by step() and evaluate() on the thread that calls them, before anything of theirs is done.
 // What it throws comes out of that call, and so does usage for a token that the model does not
-// know: the engine is as it was and asks again in the next call. Of several ranks every one is
-// called, is to give the same, and ends where one of them fails.
+// know. The engine is as it was, and asks again in the next call. Of several ranks every one is
+// called and gives the same. All of them end where one fails.
 using LoadBatch = std::function<void(const FedBatch&)>;
 
 // How a start-up or a checkpoint gets on: so many bytes of so many, at most ten times a second and
@@ -141,7 +141,7 @@ struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
         &aio::Volume::open;
-    // The ranks of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well, and nothing
+    // The ranks of a runtime that has no MPI, on CUDA devices. It brings `gpu` as well, and nothing
     // in its process has used CUDA before. A rank that is lost then has no name, and is missed
     // after zero.timeout_seconds.
     std::optional<NcclRanks> nccl{};
@@ -157,8 +157,8 @@ struct Runtime {
     // Begins after a step that another program came to, or a run with other settings. One rank.
     Imported imported{};
     // Given: batches come from here, and data.tokens is not looked at. data.isolate_documents and
-    // only_evaluates are refused then, and a checkpoint is of fed batches: what a run that goes on
-    // from it is fed with is the program's to decide.
+    // only_evaluates are refused then. A checkpoint is of fed batches: the program decides what a
+    // run that goes on from it is fed with.
     LoadBatch load_batch{};
     Progress progress{};
     // Host memory for state, staging and checkpoints on their way; none: the system's.
@@ -172,15 +172,15 @@ class Engine {
 public:
     // Plans, reserves everything, initialises the state over the tiers. Throws Error.
     // With several ranks every one of them makes the same calls of everything below, and gets the
-    // same answers; where one fails, the others throw rank_lost.
+    // same answers. Where one fails, the others throw rank_lost.
     static std::unique_ptr<Engine> make(const Config& config, Runtime runtime);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
     // Whether any rank says so.
     bool any(bool mine);
-    // Tells the other ranks by what error of its caller's this one ends, between the calls of the
-    // engine, whose own errors they hear of anyway. Never throws, never waits long.
+    // Tells the other ranks that an error of its caller's ends this one between two calls of the
+    // engine. Of the engine's own errors they hear anyway. Never throws, never waits long.
     void abandon(const char* why) noexcept;
 
     // Throws diverged when loss or gradient is not finite and the configuration does not skip, or
@@ -195,8 +195,8 @@ public:
     // it with the same bits as without it. Throws diverged, naming the layer, when it is not
     // finite.
     Evaluation evaluate() { return evaluate({}); }
-    // The same; `logits` gets those of the first tokens, [tokens, vocab], as many as there is room
-    // for and this rank's evaluation looks at, in the order of the text.
+    // The same. `logits` gets those of the first tokens that this rank's evaluation looks at, in
+    // the order of the text: [tokens, vocab], as many as there is room for.
     Evaluation evaluate(std::span<float> logits);
     // XXH3 over all master weights, moments and compute weights after the last update, in the
     // model's order, shard by shard. No placement and no ZeRO stage changes it.

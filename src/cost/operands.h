@@ -207,13 +207,13 @@ template <class As>
 struct ExchangeMomentum {
     static constexpr Op kOp = Op::exchange_momentum;
     In<As, Content::parts> to_ranks;
-    Out<As, Content::parts> from_ranks;
+    Out<As, Content::arrived> from_ranks;
 };
 
 template <class As>
 struct Merge {
     static constexpr Op kOp = Op::merge;
-    In<As, Content::parts> parts;  // one from each rank
+    In<As, Content::arrived> parts;  // one from each rank
     InOut<As, Content::feedback> feedback;
     Out<As, Content::parts> merged;  // this rank's of them
 };
@@ -255,7 +255,7 @@ template <class As>
 struct Exchange {
     static constexpr Op kOp = Op::exchange;
     In<As, Content::parts> to_ranks;
-    Out<As, Content::parts> from_ranks;
+    Out<As, Content::arrived> from_ranks;
 };
 
 template <class As>

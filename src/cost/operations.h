@@ -104,7 +104,8 @@ enum class Content : uint8_t {
     scratch,         // nothing before and nothing after
     report,
     wire,      // gradient of a chunk in the wire type; gathered: of every rank's
-    parts,     // the ranks' parts of a turn
+    parts,     // of a turn: what this rank has for each of the ranks
+    arrived,   // of a turn: what each of the ranks had for this one
     codes,     // a layer's weights as codes, of every rank's shards
     leaves,    // the norm's leaves, fp32
     state,     // of a chunk

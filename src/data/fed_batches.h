@@ -17,14 +17,8 @@ public:
     // target -1 is not real.
     using Load =
         std::function<void(int64_t step, std::span<int32_t> tokens, std::span<int32_t> targets)>;
-    struct Options {
+    struct Options : BatchShape {
         Load load{};
-        int64_t sequence = 0, micro_batch = 0;
-        int64_t micro_batches = 0;             // of a rank's, in a step
-        int64_t evaluation_micro_batches = 0;  // of all ranks
-        int64_t vocab = 0;
-        int rank = 0, ranks = 1;
-        int part = 0, parts = 1;  // of each sequence
     };
     explicit FedBatches(Options options);
     const TokenFileInfo& info() const override { return info_; }

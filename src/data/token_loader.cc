@@ -63,8 +63,7 @@ TokenSplit split_tokens(const TokenLoader::Options& options, const TokenFileInfo
 }
 
 struct TokenLoader::Impl {
-    explicit Impl(Options chosen)
-        : options(std::move(chosen)), file(options.path, options.model_vocab) {
+    explicit Impl(Options chosen) : options(std::move(chosen)), file(options.path, options.vocab) {
         const TokenFileInfo& info = file.info();
         const TokenSplit split = split_tokens(options, info);
         training = split.training;

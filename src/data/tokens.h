@@ -69,6 +69,16 @@ struct MicroBatch {
     std::span<int32_t> part_start{};
 };
 
+// How a run's batches are cut, and which of them are a rank's.
+struct BatchShape {
+    int64_t sequence = 0, micro_batch = 0;
+    int64_t micro_batches = 0;             // of a rank's, in a step
+    int64_t evaluation_micro_batches = 0;  // of all ranks; refused where there are not as many
+    int64_t vocab = 0;                     // the model's
+    int rank = 0, ranks = 1;
+    int part = 0, parts = 1;  // of each sequence
+};
+
 // Where a run's batches come from. A step's targets are known once it is loaded.
 class Batches {
 public:
@@ -87,8 +97,8 @@ public:
     virtual void fill_evaluation(int64_t micro_batch_index, MicroBatch out) const = 0;
 };
 
-// Checks the file whole (header, size, checksum, every token below the vocabulary and below
-// `model_vocab`); throws usage or io naming the file and the first bad token. It goes on reading
+// Checks the file whole (header, size, checksum, every token below its vocabulary and the
+// model's); throws usage or io naming the file and the first bad token. It goes on reading
 // from it. A token block that is no longer as it was then is an io error, which says what changed.
 //
 // Sequences start at multiples of `sequence` tokens. An epoch visits every training sequence
@@ -100,17 +110,12 @@ public:
 // end cuts off goes on in the next row as a document of its own.
 class TokenLoader final : public Batches {
 public:
-    struct Options {
+    struct Options : BatchShape {
         std::string path{};
-        int64_t sequence = 0, micro_batch = 0, micro_batches = 0;
-        int64_t model_vocab = 0;
         double held_back = 0;
-        bool trains = true;                    // false: the whole file is held back
-        int64_t evaluation_micro_batches = 0;  // that will be asked for; refused when not there
+        bool trains = true;  // false: the whole file is held back
         bool isolates_documents = false;
         uint32_t seed = 0;
-        int rank = 0, ranks = 1;
-        int part = 0, parts = 1;  // of each sequence
     };
     explicit TokenLoader(Options options);
     ~TokenLoader() override;

@@ -88,23 +88,16 @@ HWY_INLINE void put(V value, D d, T* at) {
 // For values below 2^16.
 HWY_INLINE hn::Vec<H> narrow(VU bits) { return hn::DemoteTo(H(), hn::BitCast(I(), bits)); }
 
-HWY_INLINE hn::Vec<H> high_halves(VU bits) {
+enum class Side : uint16_t { low, high };
+// That half of every lane.
+template <Side kSide>
+HWY_INLINE hn::Vec<H> halves(VU bits) {
 #if HWY_TARGET == HWY_AVX3
-    const auto odd = hn::Add(hn::Iota(hn::Repartition<uint16_t, U>(), 1),
-                             hn::Iota(hn::Repartition<uint16_t, U>(), 0));
-    return hn::Vec<H>{_mm512_castsi512_si256(_mm512_permutexvar_epi16(odd.raw, bits.raw))};
+    const hn::Repartition<uint16_t, U> d;
+    const auto at = hn::Add(hn::Iota(d, static_cast<uint16_t>(kSide)), hn::Iota(d, 0));
+    return hn::Vec<H>{_mm512_castsi512_si256(_mm512_permutexvar_epi16(at.raw, bits.raw))};
 #else
-    return narrow(hn::ShiftRight<16>(bits));
-#endif
-}
-
-// Those below the high ones.
-HWY_INLINE hn::Vec<H> low_halves(VU bits) {
-#if HWY_TARGET == HWY_AVX3
-    const auto even = hn::Add(hn::Iota(hn::Repartition<uint16_t, U>(), 0),
-                              hn::Iota(hn::Repartition<uint16_t, U>(), 0));
-    return hn::Vec<H>{_mm512_castsi512_si256(_mm512_permutexvar_epi16(even.raw, bits.raw))};
-#else
+    if constexpr (kSide == Side::high) return narrow(hn::ShiftRight<16>(bits));
     return narrow(hn::And(bits, hn::Set(U(), 0xffffu)));
 #endif
 }
@@ -134,7 +127,7 @@ HWY_INLINE void store_rounded(VF value, void* array, int64_t i) {
     } else {
         hn::Vec<H> half;
         if constexpr (kType == DType::bf16) {
-            half = high_halves(round_bf16(value));
+            half = halves<Side::high>(round_bf16(value));
         } else {
             half = narrow_f16(value);
         }

@@ -134,8 +134,8 @@ HWY_INLINE void store_split(VF p, uint16_t* weight, uint16_t* low) {
         put_halves<kStream>(narrow(hn::IfThenElseZero(finite, left)), low);
     } else {
         const VU bits = hn::BitCast(u, p);
-        put_halves<kStream>(high_halves(hn::Add(bits, hn::Set(u, 0x8000u))), weight);
-        put_halves<kStream>(low_halves(bits), low);
+        put_halves<kStream>(halves<Side::high>(hn::Add(bits, hn::Set(u, 0x8000u))), weight);
+        put_halves<kStream>(halves<Side::low>(bits), low);
     }
 }
 
@@ -189,7 +189,7 @@ struct Pass {
     template <bool kStream>
     HWY_INLINE static void store_moment(VF value, VU noise, void* array, int64_t i) {
         if constexpr (kNoisy) {
-            put_halves<kStream>(high_halves(round_by_noise(value, noise)),
+            put_halves<kStream>(halves<Side::high>(round_by_noise(value, noise)),
                                 static_cast<uint16_t*>(array) + i);
         } else {
             put<kStream>(value, F(), static_cast<float*>(array) + i);

@@ -40,6 +40,7 @@ constexpr Class buffers_of(Content content) {
         case Content::wire:
             return Class::wire;
         case Content::parts:
+        case Content::arrived:
             return Class::parts;
         case Content::codes:
             return Class::codes;

@@ -226,7 +226,7 @@ struct Recorder::Impl {
     std::set<int64_t> kept_in_host;             // layers whose second shards are this step's
     struct Arrival {                            // the ranks' parts of this rank's chunk, under way
         int64_t chunk = 0;
-        BufferOf<Content::parts> parts{};
+        BufferOf<Content::arrived> parts{};
     };
     // The oldest first: those that their owner adds, and those that the host combines before.
     std::deque<Arrival> arrivals, arrivals_in_host;

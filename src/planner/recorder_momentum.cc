@@ -14,7 +14,8 @@ struct Recorder::Turn {
     // They came here from NVMe.
     AssignedBuffer staging{}, gradient_staging{};
     // What this rank sends and, later, what the owners have merged; what comes in between.
-    BufferOf<Content::parts> parts{}, received{};
+    BufferOf<Content::parts> parts{};
+    BufferOf<Content::arrived> received{};
     bool merged = false;
 };
 
@@ -59,7 +60,7 @@ Recorder::Turn Recorder::compress(int64_t index) {
                           .feedback = turn.feedback.written(),
                           .parts = turn.parts});
     turn.gradient_staging.release();
-    turn.received = acquire<Content::parts>();
+    turn.received = acquire<Content::arrived>();
     const int64_t bytes = plan_.partition.codecs.momentum.bytes(chunk.count);
     record<op::ExchangeMomentum>(chunk.layer, index,
                                  {.to_ranks = turn.parts, .from_ranks = turn.received},

@@ -11,20 +11,21 @@ namespace ferry::train {
 
 TokenLoader::Options loader_options(const Config& config, const model::Shape& shape, bool trains,
                                     const World& world) {
-    return {.path = config.data.tokens,
-            .sequence = config.batch.sequence,
-            .micro_batch = config.batch.micro_batch,
-            .micro_batches = config.batch.micro_batches / world.replicas(),
-            .model_vocab = shape.vocab,
-            .held_back = config.data.held_back,
-            .trains = trains,
-            .evaluation_micro_batches = config.evaluate.micro_batches,
-            .isolates_documents = config.data.isolate_documents,
-            .seed = config.seed,
-            .rank = world.replica(),
-            .ranks = world.replicas(),
-            .part = world.part(),
-            .parts = world.sequence};
+    TokenLoader::Options options{{.sequence = config.batch.sequence,
+                                  .micro_batch = config.batch.micro_batch,
+                                  .micro_batches = config.batch.micro_batches / world.replicas(),
+                                  .evaluation_micro_batches = config.evaluate.micro_batches,
+                                  .vocab = shape.vocab,
+                                  .rank = world.replica(),
+                                  .ranks = world.replicas(),
+                                  .part = world.part(),
+                                  .parts = world.sequence}};
+    options.path = config.data.tokens;
+    options.held_back = config.data.held_back;
+    options.trains = trains;
+    options.isolates_documents = config.data.isolate_documents;
+    options.seed = config.seed;
+    return options;
 }
 
 namespace {
@@ -51,21 +52,12 @@ std::unique_ptr<Batches> batches_of(const Config& config, const model::Shape& sh
         loader_options(config, shape, !runtime.only_evaluates, world);
     if (!runtime.load_batch) return std::make_unique<TokenLoader>(options);
     check_feeding(config, runtime.only_evaluates);
-    return std::make_unique<FedBatches>(
-        FedBatches::Options{.load =
-                                [load = runtime.load_batch](int64_t step, std::span<int32_t> tokens,
-                                                            std::span<int32_t> targets) {
-                                    load({step, tokens, targets});
-                                },
-                            .sequence = options.sequence,
-                            .micro_batch = options.micro_batch,
-                            .micro_batches = options.micro_batches,
-                            .evaluation_micro_batches = options.evaluation_micro_batches,
-                            .vocab = options.model_vocab,
-                            .rank = options.rank,
-                            .ranks = options.ranks,
-                            .part = options.part,
-                            .parts = options.parts});
+    const FedBatches::Load load = [load = runtime.load_batch](int64_t step,
+                                                              std::span<int32_t> tokens,
+                                                              std::span<int32_t> targets) {
+        load({step, tokens, targets});
+    };
+    return std::make_unique<FedBatches>(FedBatches::Options{BatchShape(options), load});
 }
 
 int64_t evaluation_sequences(const Config& config) {

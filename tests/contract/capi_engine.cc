@@ -167,14 +167,17 @@ TEST_F(CapiEngine, RefusesReports) {
 // What the file's loader gives, for a program that feeds it; or what it is told to do instead.
 struct FromFile {
     explicit FromFile(const std::string& path)
-        : loader({.path = path,
-                  .sequence = 8,
-                  .micro_batch = 2,
-                  .micro_batches = 2,
-                  .model_vocab = 32,
-                  .held_back = 0.2,
-                  .evaluation_micro_batches = 2,
-                  .seed = 3}) {}
+        : loader([&path] {
+              TokenLoader::Options options{{.sequence = 8,
+                                            .micro_batch = 2,
+                                            .micro_batches = 2,
+                                            .evaluation_micro_batches = 2,
+                                            .vocab = 32}};
+              options.path = path;
+              options.held_back = 0.2;
+              options.seed = 3;
+              return options;
+          }()) {}
 
     static int64_t load(void* context, int64_t step, int64_t sequences, int64_t sequence,
                         int32_t* tokens, int32_t* targets) {

@@ -110,6 +110,41 @@ class BenchCommTest(FerryTest):
         self.assertIn('"overhead_s" must be a number above 0', run.err)
 
     @unittest.skipUnless(MPIRUN[0], "no mpirun")
+    def test_groups_are_measured_and_planned_by(self):
+        machine = self.path("machine.json")
+        config = self.config(parallel__tensor=2, parallel__sequence=2, swap__speculate="off")
+        run = self.ferry(*QUICK, "--json", "--tensor", "2", "--sequence", "2", "--save", machine,
+                         through=[*MPIRUN, "4"])
+        self.assertEqual(run.code, 0, run.err)
+        table = json.loads(run.out)
+        self.assertTrue(table["command"].endswith("--tensor 2 --sequence 2"), table["command"])
+        self.assertEqual([row["name"] for row in table["rows"][6:]],
+                         [f"{name} over 2: exchange {size}" for name in ("tensors", "sequences")
+                          for size in ("1000 B", "2.00 MiB")])
+        with open(machine, encoding="utf-8") as file:
+            content = json.load(file)
+        (entry,) = content["ranks"]
+        self.assertEqual((entry["ranks"], entry["tensor"], entry["sequence"]), (4, 2, 2))
+
+        def prediction():
+            with open(machine, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            plan = self.ferry("plan", self.command(config)[1], "--json", "--ranks", "4", "--machine", machine)
+            self.assertEqual(plan.code, 0, plan.err)
+            return json.loads(plan.out)["prediction"]
+        found = prediction()
+        self.assertFalse(any("4 ranks" in line for line in found["assumed"]), found["assumed"])
+        for group in ("tensor", "sequence"):
+            with self.subTest(group):
+                rate = entry[f"{group}_bytes_per_s"]
+                entry[f"{group}_bytes_per_s"] = 1e4  # modems
+                self.assertGreater(prediction()["step_seconds"], 2 * found["step_seconds"])
+                entry[f"{group}_bytes_per_s"] = rate
+        entry["tensor"] = 4  # others' rates are none of these
+        self.assertTrue(any("4 ranks, 4 on a host, tensors over 2, sequences over 2, by mpi" in line
+                            for line in prediction()["assumed"]))
+
+    @unittest.skipUnless(MPIRUN[0], "no mpirun")
     def test_what_cannot_be_kept(self):
         for words, ranks, said in (
                 (QUICK, 1, "one rank has nobody"),

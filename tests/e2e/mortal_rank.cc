@@ -1,5 +1,5 @@
-// Preloaded into the ranks by ranks_test.py: one of them dies, as if by the kernel's hand, at the
-// message that the test chose. Messages are those of the ranks' operations and of their groups'
+// Preloaded into the ranks by ranks_ended_test.py: one of them dies, as if by the kernel's hand, at
+// the message that the test chose. Messages are those of the ranks' operations and of their groups'
 // (src/comm/mpi.cc), counted from 1.
 //   FERRY_TEST_MORTAL=1       the rank that is meant
 //   FERRY_TEST_MESSAGES=FILE  keeps the bytes of each of its messages, a line each

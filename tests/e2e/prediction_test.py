@@ -410,6 +410,37 @@ class SavedByAGpuTest(PredictionTest):
         self.assertIn("this model's kernels, by their operations", prediction["assumed"])
         self.assertGreater(slow["compute"]["seconds"], 2 * fast["compute"]["seconds"])
 
+    GROUPS = ("--set", "model.layers=4", "--set", "parallel.sequence=2", "--set", "batch.micro_batches=2", "--ranks", "4")
+
+    def of_groups(self, **rates):
+        """Adds what four GPUs that share sequences by two would have saved."""
+        def add(content):
+            content["ranks"] = [{"ranks": 4, "on_a_host": 4, "by": "nccl", "sequence": 2, "bytes_per_s": 2e11,
+                                 "overhead_s": 2e-5, **rates}]
+        return add
+
+    def test_rates_of_groups_are_their_own(self):
+        known = {"sequence_bytes_per_s": 3e11, "sequence_overhead_s": 1e-5}
+        slow = {**known, "sequence_bytes_per_s": 3e9}
+        alike, fast, late = (self.plan_by(*self.GROUPS, change=self.of_groups(**rates))[1]["step_seconds"]
+                             for rates in ({}, known, slow))
+        self.assertLessEqual(fast, alike)
+        self.assertGreater(late, 1.2 * fast)
+
+    def test_a_path_says_how_many_chunks_it_takes_at_once(self):
+        config = self.config(budgets__nvme=[self.nvme()], swap__state_on_nvme=1, swap__chunk_elements=4096)
+        name = self.command(config)[1]
+
+        def staged(**said):
+            def add(content):
+                content["paths"] = [{"path": self.path("nvme"), "drive": 1, "file_system": "ext4",
+                                     "mixed_read_bytes_per_s": 1e9, "mixed_write_bytes_per_s": 1e9, **said}]
+            plan, _, _ = self.plan_by(change=add, example=name)
+            return plan["host_bytes"]
+        one = staged()
+        self.assertEqual(staged(chunks_at_once=1), one)
+        self.assertGreater(staged(chunks_at_once=4), one)
+
     def test_copies_are_planned_by_without_memory(self):
         def no_memory(content):
             content["memory"].clear()

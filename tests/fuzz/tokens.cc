@@ -17,13 +17,14 @@ void run_on(std::string_view text, bool isolates_documents) {
     const std::string name = directory.put("tokens.bin", text);
     fuzz::refused_or_read([&] {
         constexpr int64_t kSequence = 4;
-        const TokenLoader loader({.path = name,
-                                  .sequence = kSequence,
-                                  .micro_batch = 1,
-                                  .micro_batches = 2,
-                                  .held_back = 0.25,
-                                  .evaluation_micro_batches = 1,
-                                  .isolates_documents = isolates_documents});
+        TokenLoader::Options options{{.sequence = kSequence,
+                                      .micro_batch = 1,
+                                      .micro_batches = 2,
+                                      .evaluation_micro_batches = 1}};
+        options.path = name;
+        options.held_back = 0.25;
+        options.isolates_documents = isolates_documents;
+        const TokenLoader loader(options);
         std::vector<int32_t> tokens(kSequence), targets(kSequence);
         std::vector<int32_t> start(isolates_documents ? kSequence : 0), end(start);
         const MicroBatch out{tokens, targets, start, end};

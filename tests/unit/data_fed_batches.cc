@@ -24,12 +24,12 @@ void count(int64_t step, std::span<int32_t> tokens, std::span<int32_t> targets) 
 }
 
 FedBatches::Options options(FedBatches::Load load = count) {
-    return {.load = std::move(load),
-            .sequence = kSequence,
-            .micro_batch = 2,
-            .micro_batches = 3,
-            .evaluation_micro_batches = 2,
-            .vocab = 5000};
+    return {{.sequence = kSequence,
+             .micro_batch = 2,
+             .micro_batches = 3,
+             .evaluation_micro_batches = 2,
+             .vocab = 5000},
+            std::move(load)};
 }
 
 struct Filled {

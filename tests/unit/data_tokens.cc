@@ -43,7 +43,7 @@ protected:
         write_tokens(path_, tokens, vocabulary, mask, documents);
     }
     TokenLoader::Options options() const {
-        return {.path = path_, .sequence = kSequence, .micro_batch = 2, .micro_batches = 2};
+        return {{.sequence = kSequence, .micro_batch = 2, .micro_batches = 2}, path_};
     }
     std::string bytes() const {
         std::ifstream file(path_, std::ios::binary);
@@ -56,7 +56,7 @@ protected:
     }
     void expect_refusal(Trouble trouble, const char* part, int64_t model_vocab = 0) const {
         TokenLoader::Options wanted = options();
-        wanted.model_vocab = model_vocab;
+        wanted.vocab = model_vocab;
         try {
             TokenLoader loader(wanted);
             ADD_FAILURE() << "accepted; wanted: " << part;
@@ -325,7 +325,7 @@ TEST_F(Tokens, RefusesTokensTheModelDoesNotKnow) {
     write(100);
     expect_refusal(Trouble::usage, "token 50", 50);
     TokenLoader::Options wanted = options();
-    wanted.model_vocab = 100;  // the file's vocabulary is larger, its tokens are not
+    wanted.vocab = 100;  // the file's vocabulary is larger, its tokens are not
     EXPECT_NO_THROW(TokenLoader{wanted});
 }
 

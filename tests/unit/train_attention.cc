@@ -11,7 +11,7 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
 #include "train/model_of.h"
-#include "train/state/numerics_record.h"
+#include "train/numerics_record.h"
 
 namespace ferry::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/state/durable.h"
+#include "train/saving/durable.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

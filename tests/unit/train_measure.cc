@@ -23,15 +23,18 @@ Topology with_memory_left(int64_t bytes) {
     return machine;
 }
 
-UpdateRates rates(const planner::Plan& plan, int64_t left_bytes, std::span<std::byte> buffers) {
+cost::Measurements rates(const planner::Plan& plan, int64_t left_bytes,
+                         std::span<std::byte> buffers) {
     const Topology machine = with_memory_left(left_bytes);
     NodeTeams teams(machine, 1);
-    return time_updates(teams, machine, optim::scalars_of({}, 1, 1.0), plan, kUnlimited, buffers);
+    cost::Measurements found;
+    time_updates(teams, machine, optim::scalars_of({}, 1, 1.0), plan, kUnlimited, buffers, found);
+    return found;
 }
 
-void expect_plausible(const UpdateRates& found) {
-    EXPECT_GT(found.bytes_per_s, 0);
-    EXPECT_GE(found.overhead_s, 0);
+void expect_plausible(const cost::Measurements& found) {
+    EXPECT_GT(found.dram_bytes_per_s, 0);
+    EXPECT_GE(found.update_overhead_s, 0);
     EXPECT_GE(found.out_of_place, 1);
 }
 

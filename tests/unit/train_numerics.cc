@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "train/model_of.h"
-#include "train/state/numerics_record.h"
-#include "train/state/save.h"
+#include "train/numerics_record.h"
+#include "train/saving/save.h"
 
 namespace ferry::train {
 namespace {

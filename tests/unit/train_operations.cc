@@ -177,6 +177,7 @@ int64_t bytes_of(const cost::OperandOf& operand, Op op, const Work& work) {
                                            : work.ranks * 2) *
                    work.elements * 4 / 2;
         case Content::parts:
+        case Content::arrived:
             if (op == Op::compress || op == Op::average) return work.ranks * signs;
             if (op == Op::merge) return (operand.role == Role::in ? work.ranks : 1) * signs;
             return (op == Op::sum || (op == Op::combine && operand.role == Role::out)

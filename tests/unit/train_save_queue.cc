@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ferry/team.h"
-#include "train/state/save_queue.h"
+#include "train/saving/save_queue.h"
 
 namespace ferry::train {
 namespace {

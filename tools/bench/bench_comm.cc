@@ -3,40 +3,46 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <span>
+
+#include "train/rank_share.h"
 
 namespace ferry::tools {
 namespace {
 
+// Of one kind of groups: every rank is in one, and all groups are timed at once.
 class Bench {
 public:
-    Bench(const CommBench& bench, comm::Communicator& ranks, Executor& executor, Device& device)
+    Bench(const CommBench& bench, comm::Communicator& ranks, const std::vector<int>& members,
+          Executor& executor, Device& device)
         : bench_(bench),
           ranks_(ranks),
+          own_group_(std::ssize(members) < ranks.size() ? ranks.group(members) : nullptr),
+          group_(own_group_ ? *own_group_ : ranks),
           executor_(executor),
           memory_(device.memory().data()),
           compute_(device.stream(StreamKind::compute)),
-          in_kernel_(comm::make_stream_exchange(
-              device, executor, ranks.group(comm::across_runs(0, 1, ranks.size())))) {}
+          in_kernel_(comm::make_stream_exchange(device, executor, ranks.group(members))) {}
 
     Row all_gather(int64_t bytes) {
-        const int64_t part = bytes / ranks_.size();
-        const comm::Gather gather{memory_ + ranks_.rank() * part, memory_, part};
+        const int64_t part = bytes / group_.size();
+        const comm::Gather gather{memory_ + group_.rank() * part, memory_, part};
         return row("all-gather", part, [&] {
-            for_rounds([&] { ranks_.all_gather({&gather, 1}, kTopic); });
-            finish(ranks_);
+            for_rounds([&] { group_.all_gather({&gather, 1}, kTopic); });
+            finish(group_);
         });
     }
     Row exchange(int64_t bytes) {
-        const int64_t part = bytes / ranks_.size();
+        const int64_t part = bytes / group_.size();
         const comm::Exchange exchange{memory_, memory_ + round_up(bytes, 4096), part};
         return row("exchange", part, [&] {
-            for_rounds([&] { ranks_.exchange({&exchange, 1}, kTopic); });
-            finish(ranks_);
+            for_rounds([&] { group_.exchange({&exchange, 1}, kTopic); });
+            finish(group_);
         });
     }
-    // One after the other in the compute stream, as attention's of ranks that share sequences.
-    Row exchange_in_kernel(int64_t bytes) {
-        const int64_t part = bytes / ranks_.size();
+    // One after the other in the compute stream, as those of a block's ranks.
+    Row exchange_in_kernel(const std::string& name, int64_t bytes) {
+        const int64_t part = bytes / group_.size();
         struct Kernel {
             Bench& bench;
             comm::Exchange parts;
@@ -45,7 +51,7 @@ public:
             }
         };
         Kernel kernel{*this, {memory_, memory_ + round_up(bytes, 4096), part}};
-        return row("exchange in a kernel", part, [&] {
+        return row(name, part, [&] {
             compute_.launch(
                 {[](void* self, uint64_t) { static_cast<Kernel*>(self)->run(); }, &kernel});
             finish(compute_);
@@ -58,15 +64,15 @@ private:
     // `part`: bytes from one rank to another. One rank only copies; then its copies count. `call`
     // makes all rounds and waits for them.
     template <class Call>
-    Row row(const char* name, int64_t part, const Call& call) {
+    Row row(const std::string& name, int64_t part, const Call& call) {
         std::vector<double> seconds;
         for (int repeat = -1; repeat < bench_.repeats; ++repeat) {  // the first is not counted
             const double slowest = slowest_of(time(call));
             if (repeat >= 0) seconds.push_back(slowest);
         }
         const double once = median(seconds) / bench_.rounds;
-        const int others = std::max(ranks_.size() - 1, 1);
-        return {.name = fmt::format("{} {}", name, format_bytes(part * ranks_.size())),
+        const int others = std::max(group_.size() - 1, 1);
+        return {.name = fmt::format("{} {}", name, format_bytes(part * group_.size())),
                 .value = static_cast<double>(part * others) / once * 1e-9,
                 .unit = "GB/s",
                 .more = {{"us", once * 1e6}}};
@@ -99,6 +105,8 @@ private:
 
     const CommBench& bench_;
     comm::Communicator& ranks_;
+    std::unique_ptr<comm::Communicator> own_group_;
+    comm::Communicator& group_;
     Executor& executor_;
     std::byte* memory_;
     Stream& compute_;
@@ -108,29 +116,63 @@ private:
 double seconds_of(const Row& row) { return row.more.front().second * 1e-6; }
 double bytes_of(const Row& row) { return row.value * 1e9 * seconds_of(row); }
 
-}  // namespace
-
-std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
-                              Device& device) {
-    Bench on(bench, ranks, executor, device);
-    std::vector<Row> rows;
-    rows.reserve(3 * bench.sizes.size());
-    for (const int64_t bytes : bench.sizes) rows.push_back(on.all_gather(bytes));
-    for (const int64_t bytes : bench.sizes) rows.push_back(on.exchange(bytes));
-    for (const int64_t bytes : bench.sizes) rows.push_back(on.exchange_in_kernel(bytes));
-    return rows;
-}
-
-CommRates comm_rates(std::span<const Row> rows) {
+// The line through the shortest and the longest of the rows.
+cost::GroupRate line_through(std::span<const Row> rows) {
     constexpr double kLeast = 1e-6;  // the least overhead that is believed, in seconds
-    const auto gathers = rows.first(rows.size() / 3);
-    const auto [few, many] = std::ranges::minmax_element(gathers, {}, bytes_of);
+    const auto [few, many] = std::ranges::minmax_element(rows, {}, bytes_of);
     const double slope =
         (seconds_of(*many) - seconds_of(*few)) / (bytes_of(*many) - bytes_of(*few));
     // Where times vary more than with the bytes, the line means nothing.
     if (slope <= 0) return {bytes_of(*many) / seconds_of(*many), kLeast};
     const double overhead_s = seconds_of(*few) - slope * bytes_of(*few);
     return {1 / slope, std::max(kLeast, overhead_s)};
+}
+
+}  // namespace
+
+std::vector<Row> CommRows::all() const {
+    std::vector<Row> rows;
+    for (const auto* part :
+         {&all_gather, &exchange, &exchange_in_kernel, &with_tensors, &with_sequences})
+        rows.insert(rows.end(), part->begin(), part->end());
+    return rows;
+}
+
+CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
+                      Device& device) {
+    const train::World world = train::world_of(Config{.parallel = bench.groups}, ranks.rank(),
+                                               ranks.size(), ranks.local_size());
+    CommRows rows;
+    const auto in_kernels = [&](Bench& on, const std::string& name) {
+        std::vector<Row> of_sizes;
+        for (const int64_t bytes : bench.sizes)
+            of_sizes.push_back(on.exchange_in_kernel(name, bytes));
+        return of_sizes;
+    };
+    Bench on(bench, ranks, world.with_slice(), executor, device);
+    for (const int64_t bytes : bench.sizes) rows.all_gather.push_back(on.all_gather(bytes));
+    for (const int64_t bytes : bench.sizes) rows.exchange.push_back(on.exchange(bytes));
+    rows.exchange_in_kernel = in_kernels(on, "exchange in a kernel");
+    if (world.tensor > 1) {
+        Bench with_tensors(bench, ranks, world.with_tensors(), executor, device);
+        rows.with_tensors =
+            in_kernels(with_tensors, fmt::format("tensors over {}: exchange", world.tensor));
+    }
+    if (world.sequence > 1) {
+        Bench with_sequences(bench, ranks, world.with_sequences(), executor, device);
+        rows.with_sequences =
+            in_kernels(with_sequences, fmt::format("sequences over {}: exchange", world.sequence));
+    }
+    return rows;
+}
+
+cost::Measurements comm_rates(const CommRows& rows) {
+    const cost::GroupRate among_all = line_through(rows.all_gather);
+    cost::Measurements found{.comm_bytes_per_s = among_all.bytes_per_s,
+                             .comm_overhead_s = among_all.overhead_s};
+    if (!rows.with_sequences.empty()) found.with_sequence = line_through(rows.with_sequences);
+    if (!rows.with_tensors.empty()) found.with_slices = line_through(rows.with_tensors);
+    return found;
 }
 
 }  // namespace ferry::tools

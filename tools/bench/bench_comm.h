@@ -7,8 +7,9 @@
 
 #include "bench_rows.h"
 #include "comm/comm.h"
+#include "cost/measurements.h"
+#include "ferry/config.h"
 #include "ferry/device.h"
-#include "tools/machine/machine_file.h"
 
 namespace ferry::tools {
 
@@ -16,16 +17,22 @@ struct CommBench {
     std::vector<int64_t> sizes{};  // bytes of what is gathered, of all ranks together
     int rounds = 20;               // operations in a row, of which the time is taken
     int repeats = 5;               // how often that is timed; the median counts
+    ParallelConfig groups{};       // that the ranks are cut into, as those of a run
 };
 
-// Rows of all-gather, exchange, and exchange within a kernel, at every size: bus bandwidth as
-// nccl-tests defines it, the bytes that enter a rank from others over the slowest rank's time. The
-// same on every rank.
-std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
-                              Device& device);
+// A row for each size: bus bandwidth as nccl-tests defines it, the bytes that enter a rank from
+// others over the slowest rank's time. The same on every rank.
+struct CommRows {
+    // Among the ranks that share state and gradients.
+    std::vector<Row> all_gather{}, exchange{}, exchange_in_kernel{};
+    std::vector<Row> with_tensors{}, with_sequences{};  // exchanges in a kernel; may be none
+    std::vector<Row> all() const;
+};
+CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
+                      Device& device);
 
-// The rates that planning uses: the line through the shortest and the longest all-gather of these
-// rows.
-CommRates comm_rates(std::span<const Row> rows);
+// The rates that planning uses: lines through the shortest and the longest, among the ranks that
+// share state of the all-gathers.
+cost::Measurements comm_rates(const CommRows& rows);
 
 }  // namespace ferry::tools

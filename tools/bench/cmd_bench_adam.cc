@@ -18,15 +18,19 @@
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "topology/topology.h"
+#include "word_option.h"
 
 namespace ferry::tools {
 namespace {
+
+constexpr Words<DType, 2> kWeightWords{{{"bf16", DType::bf16}, {"fp16", DType::f16}}};
 
 struct AdamOptions {
     double millions = 32;  // of 2^20 elements
     std::vector<int> threads{};
     std::vector<std::string> gradients{"bf16", "fp32"}, methods{"adamw"}, targets{}, formats{};
-    std::string weight = "bf16", deepspeed{};
+    DType weight = DType::bf16;
+    std::string deepspeed{};
     int pairs = 15;
     bool in_place_only = false, json = false;
 };
@@ -99,7 +103,7 @@ AdamBench bench_of(const AdamOptions& options) {
     what.count = static_cast<int64_t>(options.millions * (1 << 20));
     const Topology machine = discover_topology();
     what.threads = thread_counts(options.threads, machine.cores());
-    what.weight_type = type_named(options.weight);
+    what.weight_type = options.weight;
     what.pairs = options.pairs;
     what.out_of_place = !options.in_place_only;
     need_memory(what, machine.memory_left_bytes);
@@ -117,15 +121,15 @@ AdamBench bench_of(const AdamOptions& options) {
         if (name.ends_with("int8-moments")) format.moment_type = MomentType::int8;
         format.split = name.starts_with("split");
         if (!format.split || what.weight_type != DType::f32) continue;
-        throw Error(Trouble::usage, {.what = "a split master has weights of 16 bits",
-                                     .where = "--format",
-                                     .measured = "--weight " + options.weight,
-                                     .remedy = "measure it with --weight bf16 or fp16"});
+        throw Error(Trouble::usage,
+                    {.what = "a split master has weights of 16 bits",
+                     .where = "--format",
+                     .measured = "--weight " + word_of(kWeightWords, options.weight),
+                     .remedy = "measure it with --weight bf16 or fp16"});
     }
     return what;
 }
 
-// CLI::Range lets a NaN pass: it is neither below nor above.
 // The words a user typed, so that a table says how to get it again.
 std::string command_of(const AdamOptions& options) {
     std::string line = "ferry bench adam --millions " + CLI::detail::to_string(options.millions);
@@ -134,7 +138,7 @@ std::string command_of(const AdamOptions& options) {
     };
     add("threads", options.threads);
     add("gradient", options.gradients);
-    line += " --weight " + options.weight;
+    line += " --weight " + word_of(kWeightWords, options.weight);
     add("method", options.methods);
     add("target", options.targets);
     add("format", options.formats);
@@ -174,9 +178,8 @@ void add_adam_bench(CLI::App& bench) {
         ->check(CLI::Range(1, 4096));
     command->add_option("--gradient", options->gradients, "bf16, fp16, fp32 or all")
         ->capture_default_str();
-    command->add_option("--weight", options->weight, "type of the weight written")
-        ->check(CLI::IsMember({"bf16", "fp16"}))
-        ->capture_default_str();
+    add_word_option(*command, "--weight", options->weight, kWeightWords,
+                    "type of the weight written");
     command->add_option("--method", options->methods,
                         "besides adamw: adam, sgd, lion, adagrad or all; without a loop by hand");
     command->add_option(

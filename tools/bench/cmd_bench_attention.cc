@@ -23,9 +23,13 @@
 #include "tools/output/output.h"
 #include "tools/process/child_process.h"
 #include "topology/topology.h"
+#include "word_option.h"
 
 namespace ferry::tools {
 namespace {
+
+constexpr Words<AttentionKernels, 2> kKernelWords{
+    {{"best", AttentionKernels::best}, {"ferry", AttentionKernels::ferry}}};
 
 struct AttentionOptions {
     ops::Attention shape{.sequences = 1,
@@ -34,7 +38,8 @@ struct AttentionOptions {
                          .kv_heads = 8,
                          .head_dim = 128,
                          .type = DType::bf16};
-    std::string device = "cpu", precision = "bf16", kernels = "best";
+    DeviceKind device = DeviceKind::cpu;
+    AttentionKernels kernels = AttentionKernels::best;
     // A pattern of blocks: those right before a query's own and the first ones; none: dense.
     int block = 128;
     int64_t window_blocks = 0, global_blocks = 0;
@@ -63,12 +68,9 @@ public:
     explicit AttentionBench(const AttentionOptions& options)
         : shape_(options.shape),
           executor_(make_thread_executor()),
-          device_(Device::open(device_from(options.device), *executor_)),
-          team_(options.device == "cpu" ? this_machine()->cores() : 1),
-          ops_(on_gpu() ? ops::make_cuda_ops(*device_, options.kernels == "best"
-                                                           ? AttentionKernels::best
-                                                           : AttentionKernels::ferry)
-                        : ops::make_cpu_ops(team_)),
+          device_(Device::open(options.device, *executor_)),
+          team_(options.device == DeviceKind::cpu ? this_machine()->cores() : 1),
+          ops_(on_gpu() ? ops::make_cuda_ops(*device_, options.kernels) : ops::make_cpu_ops(team_)),
           timed_(*ops_, *device_),
           compute_(*device_, *executor_) {
         if (options.window_blocks + options.global_blocks > 0) {
@@ -245,9 +247,9 @@ std::string command_of(const AttentionOptions& o) {
         add("--global-blocks", std::to_string(o.global_blocks));
     }
     if (o.documents > 0) add("--documents", std::to_string(o.documents));
-    add("--precision", o.precision);
-    add("--device", o.device);
-    if (o.kernels != "best") add("--kernels", o.kernels);
+    add("--precision", word_of(kTypeWords, s.type));
+    add("--device", word_of(kDeviceWords, o.device));
+    if (o.kernels != AttentionKernels::best) add("--kernels", word_of(kKernelWords, o.kernels));
     add("--rounds", std::to_string(o.rounds));
     return shell_line(words);
 }
@@ -268,9 +270,6 @@ void run_attention(AttentionOptions options) {
                                      .limit = std::to_string(s.sequence),
                                      .remedy = "give fewer documents"});
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
-    s.type = options.precision == "fp32"   ? DType::f32
-             : options.precision == "fp16" ? DType::f16
-                                           : DType::bf16;
     AttentionBench bench(options);
     const auto rounds = bench.run(options.rounds);
     const std::vector<Row> rows{row_of(rounds, 0, bench.forward_scratch_bytes()),
@@ -317,15 +316,10 @@ void add_attention_bench(CLI::App& bench) {
         ->add_option("--documents", options->documents,
                      "of one length in a sequence, which do not see each other")
         ->check(CLI::Range(1, 1 << 24));
-    command->add_option("--precision", options->precision, "of all operands")
-        ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
-        ->capture_default_str();
-    command->add_option("--device", options->device, "cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
-    command->add_option("--kernels", options->kernels, "as numerics.attention, of a GPU")
-        ->check(CLI::IsMember({"best", "ferry"}))
-        ->capture_default_str();
+    add_word_option(*command, "--precision", s.type, kTypeWords, "of all operands");
+    add_word_option(*command, "--device", options->device, kDeviceWords, "cpu or cuda");
+    add_word_option(*command, "--kernels", options->kernels, kKernelWords,
+                    "as numerics.attention, of a GPU");
     command->add_option("--rounds", options->rounds, "times that each is timed")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();

@@ -9,16 +9,18 @@
 #include "bench_comm.h"
 #include "number_options.h"
 #include "tools/commands.h"
+#include "tools/machine/machine_file.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
+#include "word_option.h"
 
 namespace ferry::tools {
 namespace {
 
 struct CommBenchOptions {
     std::vector<std::string> sizes{"1MiB", "16MiB", "64MiB", "256MiB"};
-    std::string device = "cpu";
-    int rounds = 20, repeats = 5;
+    DeviceKind device = DeviceKind::cpu;
+    int rounds = 20, repeats = 5, tensor = 1, sequence = 1;
     double timeout_seconds = 60;
     std::string save{};
     bool json = false;
@@ -39,9 +41,13 @@ std::vector<int64_t> bytes_of(const std::vector<std::string>& sizes) {
 
 std::string command_of(const CommBenchOptions& options, int ranks) {
     const std::string start = ranks > 1 ? fmt::format("mpirun -n {} ", ranks) : "";
-    return fmt::format("{}ferry bench comm --device {} --sizes {} --rounds {} --repeats {}", start,
-                       options.device, fmt::join(options.sizes, ","), options.rounds,
-                       options.repeats);
+    std::string line =
+        fmt::format("{}ferry bench comm --device {} --sizes {} --rounds {} --repeats {}", start,
+                    word_of(kDeviceWords, options.device), fmt::join(options.sizes, ","),
+                    options.rounds, options.repeats);
+    if (options.tensor > 1) line += fmt::format(" --tensor {}", options.tensor);
+    if (options.sequence > 1) line += fmt::format(" --sequence {}", options.sequence);
+    return line;
 }
 
 // Before anything is measured; the first rank writes the file.
@@ -65,25 +71,31 @@ void check_save(const std::string& file, const std::vector<int64_t>& sizes,
 }
 
 void run_comm(const CommBenchOptions& options) {
-    const CommBench bench{bytes_of(options.sizes), options.rounds, options.repeats};
+    const CommBench bench{bytes_of(options.sizes),
+                          options.rounds,
+                          options.repeats,
+                          {.sequence = options.sequence, .tensor = options.tensor}};
     const comm::CommOptions timeout{.timeout_seconds = options.timeout_seconds};
     const auto executor = make_thread_executor();
     auto ranks =
         comm::launched_as_rank() ? comm::make_mpi(*executor, timeout) : comm::make_solo(*executor);
     if (!options.save.empty()) check_save(options.save, bench.sizes, *ranks);
-    const DeviceKind kind = device_from(options.device);
-    const int gpu = kind == DeviceKind::cuda ? comm::gpu_of_rank(*ranks, *executor) : 0;
-    const auto device = Device::open(kind, *executor, gpu);
+    const int gpu = options.device == DeviceKind::cuda ? comm::gpu_of_rank(*ranks, *executor) : 0;
+    const auto device = Device::open(options.device, *executor, gpu);
     // Twice the largest, for an exchange.
     const int64_t most = *std::ranges::max_element(bench.sizes);
     device->reserve(2 * round_up(most, 4096));
-    if (kind == DeviceKind::cuda)
+    if (options.device == DeviceKind::cuda)
         ranks = comm::make_nccl(*device, *executor, std::move(ranks), timeout);
-    const std::vector<Row> rows = measure_comm(bench, *ranks, *executor, *device);
+    const CommRows measured = measure_comm(bench, *ranks, *executor, *device);
     if (ranks->rank() != 0) return;
     if (!options.save.empty())
-        save_comm(options.save, {ranks->size(), ranks->local_size()}, std::string(ranks->kind()),
-                  comm_rates(rows));
+        save_comm(options.save,
+                  {.count = {ranks->size(), ranks->local_size()},
+                   .groups = bench.groups,
+                   .by = std::string(ranks->kind())},
+                  comm_rates(measured));
+    const std::vector<Row> rows = measured.all();
     nlohmann::json machine = machine_json();
     machine["ranks"] = ranks->size();
     machine["ranks_on_this_machine"] = ranks->local_size();
@@ -109,14 +121,23 @@ void add_comm_bench(CLI::App& bench) {
                      "bytes of all ranks together, with commas; default: 1MiB,16MiB,64MiB,256MiB")
         ->delimiter(',')
         ->allow_extra_args(false);
-    command->add_option("--device", options->device, "cpu: host memory by MPI; cuda: NCCL")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
+    add_word_option(*command, "--device", options->device, kDeviceWords,
+                    "cpu: host memory by MPI; cuda: NCCL");
     command->add_option("--rounds", options->rounds, "operations in a row")
         ->check(CLI::Range(1, 200))
         ->capture_default_str();
     command->add_option("--repeats", options->repeats, "of that; the median counts")
         ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    command
+        ->add_option("--tensor", options->tensor,
+                     "neighbours that share tensors, as parallel.tensor of a run")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    command
+        ->add_option("--sequence", options->sequence,
+                     "of ranks with the same tensors those that share sequences")
+        ->check(CLI::Range(1, 64))
         ->capture_default_str();
     command->add_option("--timeout", options->timeout_seconds, "seconds, of one operation")
         ->check(number_within(0.1, 1e6))

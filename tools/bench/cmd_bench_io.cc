@@ -24,6 +24,7 @@
 #include "tools/process/child_process.h"
 #include "tools/process/interrupt.h"
 #include "topology/topology.h"
+#include "word_option.h"
 
 namespace ferry::tools {
 namespace {
@@ -31,7 +32,8 @@ namespace {
 struct IoOptions {
     std::vector<std::string> paths{}, modes{}, blocks{};
     std::vector<int> depths{};
-    std::string size{}, backend = "auto", plot{}, save{};
+    std::string size{}, plot{}, save{};
+    aio::BackendKind backend = aio::BackendKind::automatic;
     double seconds = 0;
     int rings = 1, threads = 0, pairs = 15;
     bool buffered = false, integrity = false, compare_fio = false, json = false;
@@ -105,7 +107,7 @@ IoBench bench_of(const IoOptions& options) {
         .rings = options.rings,
         .hashers = options.threads,
         .pairs = options.pairs,
-        .backend = backend_from_name(options.backend),
+        .backend = options.backend,
         .direct = !options.buffered,
         .integrity = options.integrity};
     sort_and_unite(bench.depths);
@@ -136,7 +138,8 @@ std::string command_of(const IoOptions& options) {
     if (options.seconds > 0) add("--seconds", fmt::format("{:g}", options.seconds));
     if (options.rings != 1) add("--rings", std::to_string(options.rings));
     if (options.threads != 0) add("--threads", std::to_string(options.threads));
-    if (options.backend != "auto") add("--backend", options.backend);
+    if (options.backend != aio::BackendKind::automatic)
+        add("--backend", word_of(kBackendWords, options.backend));
     if (options.buffered) words.emplace_back("--buffered");
     if (options.integrity) words.emplace_back("--integrity");
     if (options.compare_fio) words.emplace_back("--compare-fio");
@@ -273,9 +276,7 @@ void add_what(CLI::App& command, IoOptions& options) {
     command.add_option("--rings,--jobs", options.rings, "rings a path; jobs of fio")
         ->check(CLI::Range(1, kRingsMax))
         ->capture_default_str();
-    command.add_option("--backend", options.backend, "auto, uring or posix")
-        ->check(CLI::IsMember({"auto", "uring", "posix"}))
-        ->capture_default_str();
+    add_word_option(command, "--backend", options.backend, kBackendWords, "auto, uring or posix");
     command.add_flag("--buffered,!--direct", options.buffered, "through the page cache");
     command.add_flag("--integrity", options.integrity, "seal what is written, verify what is read");
     command

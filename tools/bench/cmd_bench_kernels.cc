@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 
 #include "bench_rows.h"
 #include "tools/commands.h"
@@ -12,12 +13,15 @@
 #include "tools/output/writable.h"
 #include "tools/process/child_process.h"
 #include "train/prediction/kernel_profile.h"
+#include "word_option.h"
 
 namespace ferry::tools {
 namespace {
 
 struct KernelsOptions {
-    std::string model{}, config{}, device{}, precision = "bf16", tune{};
+    std::string model{}, config{}, tune{};
+    std::optional<DeviceKind> device{};  // none: the configuration's
+    DType precision = DType::bf16;
     int64_t sequence = 0, micro_batch = 0;
     int rounds = 5;
     Overrides overrides{};
@@ -31,7 +35,7 @@ Config config_for(const KernelsOptions& options) {
     };
     if (options.sequence > 0) set("batch.sequence", std::to_string(options.sequence));
     if (options.micro_batch > 0) set("batch.micro_batch", std::to_string(options.micro_batch));
-    if (!options.device.empty()) set("device", options.device);
+    if (options.device) set("device", word_of(kDeviceWords, *options.device));
     overrides.insert(overrides.end(), options.overrides.keys.begin(), options.overrides.keys.end());
     if (!options.config.empty())
         return options.overrides.checked(load_config(options.config, overrides));
@@ -39,7 +43,7 @@ Config config_for(const KernelsOptions& options) {
         {"model", {{"path", options.model}, {"load", false}}},
         {"batch", {{"sequence", 2048}, {"micro_batch", 1}, {"micro_batches", 1}}},
         {"data", {{"tokens", "none"}}},  // a required key; nothing reads it
-        {"precision", options.precision},
+        {"precision", word_of(kTypeWords, options.precision)},
         {"steps", 1},
         {"optimizer", {{"method", "adamw"}}}};
     return options.overrides.checked(parse_config(config.dump(), "--model", overrides));
@@ -149,9 +153,9 @@ std::string command_of(const KernelsOptions& o) {
         words.insert(words.end(), {name, value});
     };
     if (!o.model.empty()) add("--model", o.model);
-    if (!o.model.empty()) add("--precision", o.precision);
+    if (!o.model.empty()) add("--precision", word_of(kTypeWords, o.precision));
     if (!o.config.empty()) add("--config", o.config);
-    if (!o.device.empty()) add("--device", o.device);
+    if (o.device) add("--device", word_of(kDeviceWords, *o.device));
     if (o.sequence > 0) add("--sequence", std::to_string(o.sequence));
     if (o.micro_batch > 0) add("--micro-batch", std::to_string(o.micro_batch));
     add("--rounds", std::to_string(o.rounds));
@@ -202,11 +206,9 @@ void add_kernels_bench(CLI::App& bench) {
         bench.add_subcommand("kernels", "every operation of a step, as the engine calls it");
     command->add_option("--model", options->model, "a Hugging Face directory; its config.json");
     command->add_option("--config", options->config, "or a configuration of ferry's");
-    command->add_option("--device", options->device, "cpu or cuda; default: the configuration's")
-        ->check(CLI::IsMember({"cpu", "cuda"}));
-    command->add_option("--precision", options->precision, "with --model")
-        ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
-        ->capture_default_str();
+    add_word_option(*command, "--device", options->device, kDeviceWords,
+                    "cpu or cuda; default: the configuration's");
+    add_word_option(*command, "--precision", options->precision, kTypeWords, "with --model");
     command->add_option("--sequence", options->sequence, "tokens; default: the configuration's")
         ->check(CLI::Range(1, 1 << 24));
     command->add_option("--micro-batch", options->micro_batch, "sequences a kernel")

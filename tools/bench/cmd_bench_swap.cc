@@ -17,15 +17,32 @@
 #include "tools/output/svg.h"
 #include "tools/process/interrupt.h"
 #include "topology/topology.h"
+#include "word_option.h"
 
 namespace ferry::tools {
 namespace {
 
+// No matrices are here.
+constexpr Words<optim::Method, 5> kMethodWords{{{"adamw", optim::Method::adamw},
+                                                {"adam", optim::Method::adam},
+                                                {"sgd", optim::Method::sgd},
+                                                {"lion", optim::Method::lion},
+                                                {"adagrad", optim::Method::adagrad}}};
+// In the order in which they are made.
+constexpr Words<train::Pass, 4> kPassWords{{{"out", train::Pass::swap_out},
+                                            {"in", train::Pass::swap_in},
+                                            {"optimizer", train::Pass::optimizer},
+                                            {"step", train::Pass::step}}};
+
 struct SwapOptions {
-    std::vector<std::string> paths{}, passes{};
+    std::vector<std::string> paths{};
+    std::vector<train::Pass> passes{};
     double millions = 64;  // of 2^20 parameters
-    std::string host{}, block{}, svg{}, precision = "bf16", optimizer = "adamw", backend = "auto";
-    std::string device = "cpu", gpu_memory{};
+    std::string host{}, block{}, svg{}, gpu_memory{};
+    DeviceKind device = DeviceKind::cpu;
+    DType precision = DType::bf16;
+    optim::Method optimizer = optim::Method::adamw;
+    aio::BackendKind backend = aio::BackendKind::automatic;
     double on_device = 0, compute_ms = 0, seconds = 1.5;
     std::optional<double> on_nvme{};  // none: all that the device does not keep
     int64_t chunk = 0, layers = 8;
@@ -57,17 +74,11 @@ std::optional<int64_t> chunk_of(const SwapOptions& options) {
 }
 
 std::vector<train::Pass> passes_of(const SwapOptions& options) {
-    using train::Pass;
-    static const std::vector<std::pair<std::string, Pass>> kWords{{"out", Pass::swap_out},
-                                                                  {"in", Pass::swap_in},
-                                                                  {"optimizer", Pass::optimizer},
-                                                                  {"step", Pass::step}};
-    std::vector<Pass> passes;
-    for (const auto& [word, pass] : kWords) {
-        const auto& asked = options.passes;
-        const bool wanted = asked.empty()
-                                ? pass != Pass::step || options.compute_ms > 0
-                                : std::find(asked.begin(), asked.end(), word) != asked.end();
+    std::vector<train::Pass> passes;
+    for (const auto& [word, pass] : kPassWords) {
+        const bool wanted = options.passes.empty()
+                                ? pass != train::Pass::step || options.compute_ms > 0
+                                : std::ranges::count(options.passes, pass) > 0;
         if (wanted) passes.push_back(pass);
     }
     return passes;
@@ -109,22 +120,22 @@ SwapBench bench_of(const SwapOptions& options) {
                        .layers = options.layers,
                        .compute_seconds = options.compute_ms * 1e-3};
     Config& config = bench.config;
-    set_value(config, "precision=" + options.precision);
-    config.optimizer.method = optim::method_from(options.optimizer);  // no matrices are here
+    config.precision = options.precision;
+    config.optimizer.method = options.optimizer;
     if (options.threads > 0) config.threads = options.threads;
     config.swap.verify = options.verify;
     config.swap.speculate = Speculate::off;
     config.swap.chunk_elements = chunk_of(options);
-    set_value(config, "device=" + options.device);
+    config.device = options.device;
     config.swap.state_on_device = options.on_device;
     if (!options.gpu_memory.empty())
         config.budgets.device_bytes = parse_bytes(options.gpu_memory, "--gpu-memory");
     if (!options.paths.empty()) config.swap.state_on_nvme = stored_part(options);
     if (!options.host.empty()) config.budgets.host_bytes = parse_bytes(options.host, "--host");
-    config.io = {.block_bytes = block_of(options),
+    config.io = {.backend = options.backend,
+                 .block_bytes = block_of(options),
                  .queue_depth = options.depth,
                  .direct = !options.buffered};
-    set_value(config, "io.backend=" + options.backend);
     bench.passes = passes_of(options);
     bench.all_passes = !options.passes.empty();
     return bench;
@@ -134,21 +145,26 @@ SwapBench bench_of(const SwapOptions& options) {
 std::string command_of(const SwapOptions& options) {
     std::string line = fmt::format("ferry bench swap {} --millions {:g} --layers {}",
                                    fmt::join(options.paths, " "), options.millions, options.layers);
-    if (options.device != "cpu") line += " --device " + options.device;
+    if (options.device != DeviceKind::cpu)
+        line += " --device " + word_of(kDeviceWords, options.device);
     if (!options.gpu_memory.empty()) line += " --gpu-memory " + options.gpu_memory;
     if (options.on_device > 0) line += fmt::format(" --on-device {:g}", options.on_device);
     if (!options.host.empty()) line += " --host " + options.host;
     if (options.on_nvme) line += fmt::format(" --on-nvme {:g}", *options.on_nvme);
     if (options.chunk > 0) line += fmt::format(" --chunk {}", options.chunk);
-    if (!options.passes.empty())
-        line += fmt::format(" --passes {}", fmt::join(options.passes, ","));
+    std::vector<std::string> passes;
+    for (const train::Pass pass : options.passes) passes.push_back(word_of(kPassWords, pass));
+    if (!passes.empty()) line += fmt::format(" --passes {}", fmt::join(passes, ","));
     if (options.compute_ms > 0) line += fmt::format(" --compute-ms {:g}", options.compute_ms);
     if (!options.block.empty()) line += " --block " + options.block;
     if (options.depth != 32) line += fmt::format(" --depth {}", options.depth);
     if (options.threads > 0) line += fmt::format(" --threads {}", options.threads);
-    if (options.precision != "bf16") line += " --precision " + options.precision;
-    if (options.optimizer != "adamw") line += " --optimizer " + options.optimizer;
-    if (options.backend != "auto") line += " --backend " + options.backend;
+    if (options.precision != DType::bf16)
+        line += " --precision " + word_of(kTypeWords, options.precision);
+    if (options.optimizer != optim::Method::adamw)
+        line += " --optimizer " + word_of(kMethodWords, options.optimizer);
+    if (options.backend != aio::BackendKind::automatic)
+        line += " --backend " + word_of(kBackendWords, options.backend);
     if (options.buffered) line += " --buffered";
     if (!options.verify) line += " --no-verify";
     if (options.pairs > 0) line += fmt::format(" --pairs {}", options.pairs);
@@ -231,9 +247,8 @@ void add_what(CLI::App& command, SwapOptions& options) {
     command.add_option("--layers", options.layers, "that they are spread over")
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
-    command.add_option("--device", options.device, "cpu: the host's processors; cuda: its GPU")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
+    add_word_option(command, "--device", options.device, kDeviceWords,
+                    "cpu: the host's processors; cuda: its GPU");
     command.add_option("--gpu-memory", options.gpu_memory,
                        "budget of the device's memory, also of the cpu's; default: on cuda all "
                        "there is, on cpu what its buffers take, or with state there no limit");
@@ -253,17 +268,19 @@ void add_what(CLI::App& command, SwapOptions& options) {
                     "that the device computes in a step: adds the row of a whole step")
         ->check(number_within(0.0, 3.6e6));
     command
-        .add_option("--passes", options.passes,
-                    "of out, in, optimizer, step, with commas; default: all that fit")
+        .add_option_function<std::vector<std::string>>(
+            "--passes",
+            [&options](const std::vector<std::string>& words) {
+                for (const std::string& word : words)
+                    options.passes.push_back(value_of(kPassWords, word));
+            },
+            "of out, in, optimizer, step, with commas; default: all that fit")
         ->delimiter(',')
         ->allow_extra_args(false)
-        ->check(CLI::IsMember({"out", "in", "optimizer", "step"}));
-    command.add_option("--precision", options.precision, "of weights and gradients")
-        ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
-        ->capture_default_str();
-    command.add_option("--optimizer", options.optimizer)
-        ->check(CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad"}))
-        ->capture_default_str();
+        ->check(one_of(kPassWords));
+    add_word_option(command, "--precision", options.precision, kTypeWords,
+                    "of weights and gradients");
+    add_word_option(command, "--optimizer", options.optimizer, kMethodWords, "of the updates");
     command.add_option("--chunk", options.chunk, "elements; default: the planner's choice")
         ->check(CLI::Range(1, 1 << 30));
     command.add_option("--threads", options.threads, "of the optimizer; default: all cores")
@@ -272,9 +289,7 @@ void add_what(CLI::App& command, SwapOptions& options) {
     command.add_option("--depth", options.depth, "transfers in flight, a path")
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
-    command.add_option("--backend", options.backend, "auto, uring or posix")
-        ->check(CLI::IsMember({"auto", "uring", "posix"}))
-        ->capture_default_str();
+    add_word_option(command, "--backend", options.backend, kBackendWords, "auto, uring or posix");
     command.add_flag("--buffered,!--direct", options.buffered, "through the page cache");
     command.add_flag("!--no-verify", options.verify, "leave the checksums out");
 }

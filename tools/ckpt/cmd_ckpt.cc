@@ -25,7 +25,7 @@
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "tools/train/resume.h"
-#include "train/state/export.h"
+#include "train/saving/export.h"
 
 namespace ferry::tools {
 namespace {

@@ -49,14 +49,30 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
     return {.bytes_per_s = found.gb_per_s() * 1e9,
             .drive = here ? static_cast<int64_t>(status.st_dev) : -1,
             .in_memory = is_memory(path.path),
-            .cores_per_byte = found.cpu_s_per_gb() * 1e-9};
+            .cores_per_byte = found.cpu_s_per_gb() * 1e-9,
+            .at_once = config.io.rings};
 }
 
 // The command that measures between these ranks.
 std::string comm_command(const MeasurementsOf& what, const train::RankCount& count,
                          const std::string& file) {
-    return fmt::format("mpirun -n {} ferry bench comm --device {} --save {}", count.ranks,
-                       what.kernels.on_host() ? "cpu" : "cuda", file);
+    const auto option = [](const char* name, int ranks) {
+        return ranks > 1 ? fmt::format(" --{} {}", name, ranks) : std::string();
+    };
+    return fmt::format("mpirun -n {} ferry bench comm --device {}{}{} --save {}", count.ranks,
+                       what.kernels.on_host() ? "cpu" : "cuda",
+                       option("tensor", what.groups.tensor),
+                       option("sequence", what.groups.sequence), file);
+}
+
+// Files that do not say how many chunks a path takes at once are of a time when all were taken to
+// be as by default.
+std::optional<cost::Path> known_path(const MachineFile& file, const Config& config,
+                                     const NvmePath& path) {
+    auto known = file.path(path.path);
+    if (known && known->at_once == 0)
+        known->at_once = train::assumed_paths(config.device, {path}).front().at_once;
+    return known;
 }
 
 cost::Measurements known_of(const std::optional<MachineFile>& file, const MeasurementsOf& what) {
@@ -145,7 +161,8 @@ private:
     }
 
     cost::Path find_path(const NvmePath& path) {
-        if (const auto known = file_ ? file_->path(path.path) : std::nullopt) return *known;
+        if (const auto known = file_ ? known_path(*file_, config_, path) : std::nullopt)
+            return *known;
         if (!is_here_) {
             found_.assumed.push_back(path.path);
             return {.bytes_per_s = cost::default_measurements(config_.device).nvme_bytes_per_s};
@@ -167,15 +184,15 @@ private:
     bool is_here_ = true;
 };
 
-// The rate of all paths together; 0: the file does not know all of them.
-double storage_rate(const MachineFile& file, const Config& config) {
+// All paths together; nothing where the file does not know all of them.
+cost::Drive known_drive(const MachineFile& file, const Config& config) {
     std::vector<cost::Path> paths;
     for (const NvmePath& path : config.budgets.nvme) {
-        const auto known = file.path(path.path);
-        if (!known) return 0;
+        const auto known = known_path(file, config, path);
+        if (!known) return {};
         paths.push_back(*known);
     }
-    return cost::one_drive(paths).bytes_per_s;
+    return cost::one_drive(paths);
 }
 
 std::string all_command(const train::RankCount& count, const std::string& file) {
@@ -198,6 +215,7 @@ MeasurementsOf what_is_measured(const train::Predictor& predictor) {
     const cost::KernelsOf kernels = predictor.kernels_of();
     return {.kernels = kernels,
             .count = predictor.count(),
+            .groups = predictor.groups(),
             .by = kernels.on_host() ? "mpi" : "nccl",
             .device_bytes = predictor.device_bytes(),
             .needs = predictor.needs()};
@@ -244,8 +262,8 @@ std::string plan_by(const std::optional<MachineFile>& file, const Config& config
             "the defaults of a {}; --machine FILE plans by this one's, which "
             "ferry bench --all --save FILE measures",
             defaults);
-    cost::Measurements known = file->measurements(what_is_measured(predictor));
-    known.nvme_bytes_per_s = storage_rate(*file, config);
+    const cost::Measurements known = cost::with_drive(
+        file->measurements(what_is_measured(predictor)), known_drive(*file, config));
     std::vector<std::string> lacking;
     if (known.dram_bytes_per_s == 0) lacking.emplace_back("memory");
     if (known.copy_bytes_per_s == 0) lacking.emplace_back("copies");

@@ -121,13 +121,6 @@ std::optional<AccessPattern> pattern_from_name(std::string_view name) {
     return std::nullopt;
 }
 
-aio::BackendKind backend_from_name(std::string_view name) {
-    if (name == "uring") return aio::BackendKind::uring;
-    if (name == "posix") return aio::BackendKind::posix;
-    FERRY_CHECK(name == "auto", name);
-    return aio::BackendKind::automatic;
-}
-
 int64_t IoMemory::limit() { return discover_topology().memory_limit_bytes / 4; }
 
 IoMemory::IoMemory(int64_t bytes) : topology_(discover_topology()), pool_(topology_, limit()) {

@@ -29,9 +29,6 @@ struct AccessPattern {
 std::string name_of(AccessPattern access);
 std::optional<AccessPattern> pattern_from_name(std::string_view name);
 
-// "auto", "uring", "posix"; anything else is a bug.
-aio::BackendKind backend_from_name(std::string_view name);
-
 // Transfers of one block each. A mixed load reads in the lower half of the slots and writes in the
 // upper one, in turns; a sequential one starts over at the end.
 struct Load {

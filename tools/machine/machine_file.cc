@@ -34,6 +34,10 @@ const char* key_of(model::Saved what) {
 }
 
 constexpr const char *kOf = "of", *kOfHost = "host", *kOfRank = "rank";
+// Of a path: a chunk goes through one ring.
+constexpr const char* kAtOnce = "chunks_at_once";
+// Ranks in each group of `ranks`, and the rates within these groups.
+constexpr const char *kTensor = "tensor", *kSequence = "sequence";
 
 const std::array<std::string, 5> kLists = {"paths", "memory", "devices", "kernels", "ranks"};
 
@@ -100,29 +104,37 @@ json fields_of(const IoSettings& settings) {
         return std::round(sample.cpu_s_per_gb() * 1e4) * 1e-4;
     };
     const Sample& mixed = settings.mixed;
-    return {{"path", settings.path},
-            {"drive", drive_of(settings.path)},
-            {"file_system", settings.file_system},
-            {"backend", settings.backend},
-            {"direct", settings.direct},
-            {"block_bytes", settings.block_bytes},
-            {"queue_depth", settings.queue_depth},
-            {"rings", settings.rings},
-            {"read_bytes_per_s", rate(settings.read.bytes_read, settings.read)},
-            {"write_bytes_per_s", rate(settings.write.bytes_written, settings.write)},
-            {"mixed_read_bytes_per_s", rate(mixed.bytes_read, mixed)},
-            {"mixed_write_bytes_per_s", rate(mixed.bytes_written, mixed)},
-            {"read_cpu_s_per_gb", cpu(settings.read)},
-            {"write_cpu_s_per_gb", cpu(settings.write)},
-            {"mixed_cpu_s_per_gb", cpu(mixed)},
-            {"measured", machine_json()["date"]}};
+    json fields{{"path", settings.path},
+                {"drive", drive_of(settings.path)},
+                {"file_system", settings.file_system},
+                {"backend", settings.backend},
+                {"direct", settings.direct},
+                {"block_bytes", settings.block_bytes},
+                {"queue_depth", settings.queue_depth},
+                {"rings", settings.rings},
+                {"read_bytes_per_s", rate(settings.read.bytes_read, settings.read)},
+                {"write_bytes_per_s", rate(settings.write.bytes_written, settings.write)},
+                {"mixed_read_bytes_per_s", rate(mixed.bytes_read, mixed)},
+                {"mixed_write_bytes_per_s", rate(mixed.bytes_written, mixed)},
+                {"read_cpu_s_per_gb", cpu(settings.read)},
+                {"write_cpu_s_per_gb", cpu(settings.write)},
+                {"mixed_cpu_s_per_gb", cpu(mixed)},
+                {"measured", machine_json()["date"]}};
+    // In memory a file takes one writer at a time, and these transfers were of several.
+    if (settings.file_system != kTmpfs) fields[kAtOnce] = settings.rings;
+    return fields;
 }
 
-// Whether an entry of a list is about this. Memory's numbers are a host's unless they say whose.
+// What a key stands for that an entry lacks: memory's numbers are a host's, ranks share nothing.
+json by_default(const std::string& key) {
+    if (key == kOf) return kOfHost;
+    return key == kTensor || key == kSequence ? json(1) : json();
+}
+
+// Whether an entry of a list is about this.
 bool is_about(const json& one, const json& key) {
     return one.is_object() && std::ranges::all_of(key.items(), [&](const auto& item) {
-               const json missing = item.key() == kOf ? json(kOfHost) : json();
-               return one.value(item.key(), missing) == item.value();
+               return one.value(item.key(), by_default(item.key())) == item.value();
            });
 }
 const json* entry(const json& content, const char* list, const json& key) {
@@ -161,12 +173,14 @@ constexpr const char* kMomentum = "momentum_bytes_per_s";
 constexpr std::array kRanks{Field{"bytes_per_s", &Measurements::comm_bytes_per_s},
                             Field{"overhead_s", &Measurements::comm_overhead_s}};
 
-json json_of(std::span<const Field> fields, const Measurements& measured) {
+double field_of(double value) {
     constexpr double kLeast = 1e-6;  // none is 0, which would be unknown
+    return value >= 1e6 ? rounded(value) : std::max(kLeast, value);
+}
+
+json json_of(std::span<const Field> fields, const Measurements& measured) {
     json entry{{"measured", machine_json()["date"]}};
-    for (const auto& [key, value] : fields)
-        entry[key] =
-            measured.*value >= 1e6 ? rounded(measured.*value) : std::max(kLeast, measured.*value);
+    for (const auto& [key, value] : fields) entry[key] = field_of(measured.*value);
     return entry;
 }
 
@@ -177,9 +191,23 @@ json key_of(const cost::KernelsOf& of) {
             {"libraries", of.libraries}, {"threads", of.threads}, {"under_load", of.under_load}};
 }
 
-json key_of_ranks(const train::RankCount& count, const std::string& by) {
-    return {{"ranks", count.ranks}, {"on_a_host", count.on_a_host}, {"by", by}};
+json key_of_ranks(const MeasurementsOf& what, const ParallelConfig& groups) {
+    return {{"ranks", what.count.ranks},
+            {"on_a_host", what.count.on_a_host},
+            {"by", what.by},
+            {kTensor, groups.tensor},
+            {kSequence, groups.sequence}};
 }
+
+// The rates within groups, by the key of a group's size.
+struct OfGroup {
+    std::string of;
+    cost::GroupRate Measurements::*rate;
+    std::string bytes_per_s() const { return of + "_bytes_per_s"; }
+    std::string overhead_s() const { return of + "_overhead_s"; }
+};
+const std::array kGroups{OfGroup{kTensor, &Measurements::with_slices},
+                         OfGroup{kSequence, &Measurements::with_sequence}};
 
 // No machine's numbers come near these ends: what is beyond them, or between the lower one and 0,
 // makes infinities and zeros of times.
@@ -306,16 +334,24 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
 }
 
 std::string text_of_ranks(const MeasurementsOf& what) {
-    return fmt::format("{} ranks, {} on a host, by {}", what.count.ranks, what.count.on_a_host,
+    const auto over = [](const char* of, int ranks) {
+        return ranks > 1 ? fmt::format("{} over {}, ", of, ranks) : std::string();
+    };
+    return fmt::format("{} ranks, {} on a host, {}{}by {}", what.count.ranks, what.count.on_a_host,
+                       over("tensors", what.groups.tensor), over("sequences", what.groups.sequence),
                        what.by);
 }
 
-void save_comm(const std::string& file, const train::RankCount& count, const std::string& by,
-               const CommRates& rates) {
+void save_comm(const std::string& file, const MeasurementsOf& what, const Measurements& measured) {
     json content = read_file(file, true);
-    const Measurements measured{.comm_bytes_per_s = rates.bytes_per_s,
-                                .comm_overhead_s = rates.overhead_s};
-    replace(content["ranks"], key_of_ranks(count, by), json_of(kRanks, measured));
+    json rates = json_of(kRanks, measured);
+    for (const OfGroup& group : kGroups) {
+        const auto& [bytes_per_s, overhead_s] = measured.*group.rate;
+        if (bytes_per_s == 0) continue;
+        rates[group.bytes_per_s()] = field_of(bytes_per_s);
+        rates[group.overhead_s()] = field_of(overhead_s);
+    }
+    replace(content["ranks"], key_of_ranks(what, what.groups), rates);
     write_whole("--save", file, text_of(content));
 }
 
@@ -329,6 +365,7 @@ MachineFile MachineFile::read(const std::string& file) {
 }
 
 std::optional<cost::Path> MachineFile::path(const std::string& path) const {
+    constexpr uint64_t kMostAtOnce = 64;  // rings of a volume
     const std::string absolute = absolute_path(path);
     const json* fields = entry(content_, "paths", {{"path", absolute}});
     if (!fields) return std::nullopt;
@@ -341,7 +378,8 @@ std::optional<cost::Path> MachineFile::path(const std::string& path) const {
                        positive(name_, *fields, where, "mixed_write_bytes_per_s"),
         .drive = drive.get<int64_t>(),
         .in_memory = fields->value("file_system", json()) == kTmpfs,
-        .cores_per_byte = 1e-9 * none_or_more(name_, *fields, where, "mixed_cpu_s_per_gb")};
+        .cores_per_byte = 1e-9 * none_or_more(name_, *fields, where, "mixed_cpu_s_per_gb"),
+        .at_once = count_or_zero(name_, *fields, where, kAtOnce, kMostAtOnce)};
 }
 
 namespace {
@@ -360,8 +398,7 @@ public:
             if (device->contains(kCopyWithin))
                 found_.device_copy_bytes_per_s = positive(file_, *device, where, kCopyWithin);
         }
-        const json* ranks = entry(content_, "ranks", key_of_ranks(what.count, what.by));
-        if (ranks && what.count.ranks > 1) read(kRanks, *ranks, "ranks, " + text_of_ranks(what));
+        if (what.count.ranks > 1) read_ranks(what);
         const json* kernels = entry(content_, "kernels", key_of(what.kernels));
         if (kernels) read_kernels(*kernels);
         if (kernels && kernels->contains(kMomentum))
@@ -407,6 +444,21 @@ private:
                 positive(file_, one, fmt::format("memory, threads {}", most), "update_bytes_per_s");
         }
         return rate;
+    }
+
+    // Of groups that nobody measured the rates are those among all ranks.
+    void read_ranks(const MeasurementsOf& what) {
+        const json* ranks = entry(content_, "ranks", key_of_ranks(what, what.groups));
+        if (!ranks) ranks = entry(content_, "ranks", key_of_ranks(what, {}));
+        if (!ranks) return;
+        const std::string where = "ranks, " + text_of_ranks(what);
+        read(kRanks, *ranks, where);
+        for (const OfGroup& group : kGroups) {
+            const std::string bytes_per_s = group.bytes_per_s(), overhead_s = group.overhead_s();
+            if (!ranks->contains(bytes_per_s)) continue;
+            found_.*group.rate = {positive(file_, *ranks, where, bytes_per_s.c_str()),
+                                  positive(file_, *ranks, where, overhead_s.c_str())};
+        }
     }
 
     void read_kernels(const json& known) {

@@ -33,6 +33,7 @@ void save_paths(const std::string& file, const std::vector<IoSettings>& paths);
 struct MeasurementsOf {
     cost::KernelsOf kernels{};  // with device and threads
     train::RankCount count{};
+    ParallelConfig groups{};   // of these ranks
     std::string by{};          // comm::Communicator::kind() of several ranks
     int64_t device_bytes = 0;  // device memory that a process can have
     planner::DeviceNeeds needs{};
@@ -41,14 +42,10 @@ struct MeasurementsOf {
 void save_measurements(const std::string& file, const MeasurementsOf& what,
                        const cost::Measurements& measured);
 
-// The rates of exchanges between ranks.
-struct CommRates {
-    double bytes_per_s = 0;  // that reach a rank from the others
-    double overhead_s = 0;   // each exchange's, however small
-};
-void save_comm(const std::string& file, const train::RankCount& count, const std::string& by,
-               const CommRates& rates);
-// "2 ranks, 2 on a host, by nccl".
+// The rates of exchanges between the ranks, and within their groups as far as they are known.
+void save_comm(const std::string& file, const MeasurementsOf& what,
+               const cost::Measurements& measured);
+// "2 ranks, 2 on a host, by nccl"; "4 ranks, 4 on a host, tensors over 2, by nccl".
 std::string text_of_ranks(const MeasurementsOf& what);
 
 // ---------------------------------------------------------------- reading
@@ -60,7 +57,7 @@ public:
     static MachineFile read(const std::string& file);
 
     const std::string& name() const noexcept { return name_; }
-    // Nothing where the file has none for that.
+    // Nothing where the file has none for that. `at_once` is 0 where an older file does not say it.
     std::optional<cost::Path> path(const std::string& path) const;
     // All else, 0 where the file has nothing for that.
     cost::Measurements measurements(const MeasurementsOf& what) const;

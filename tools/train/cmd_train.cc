@@ -32,7 +32,7 @@
 #include "trace/trace.h"
 #include "train/from_config.h"
 #include "train/inside.h"
-#include "train/state/export.h"
+#include "train/saving/export.h"
 #include "train/state/saving.h"
 
 namespace ferry::tools {

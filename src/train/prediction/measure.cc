@@ -310,11 +310,8 @@ cost::Measurements take_measurements(const swap::Schedule& step, const Bench& on
                              .kernels = time_kernels(step, on)};
     found.kernels.saved_s = time_saved(on);
     found.copy_bytes_per_s = time_copies(on, weight);
-    const UpdateRates updates = time_updates(teams, as_left_now(topology), scalars, on.plan,
-                                             working_bytes, staging_buffers(on.plan, host));
-    found.dram_bytes_per_s = updates.bytes_per_s;
-    found.update_overhead_s = updates.overhead_s;
-    found.out_of_place = updates.out_of_place;
+    time_updates(teams, as_left_now(topology), scalars, on.plan, working_bytes,
+                 staging_buffers(on.plan, host), found);
     found.check_bytes_per_s = time_checks(state);
     found.threads = teams.all().threads();
     found.device_bytes_per_s =

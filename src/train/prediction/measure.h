@@ -47,17 +47,13 @@ double time_copies(const Bench& on, std::span<std::byte> host);
 double time_device_copies(const Bench& on);
 // Bytes of state, gradients and weights that a step's updates go over, wherever they live.
 int64_t footprint_of_updates(const planner::Plan& plan);
-struct UpdateRates {
-    double bytes_per_s = 0;  // rate over memory, beside the overhead
-    double overhead_s = 0;   // each update's
-    double out_of_place = 1;
-};
-// The optimizer's update of one chunk after another, on memory of its own: `working_bytes` or
-// somewhat more than the last cache holds. Where the machine has less left than that, on what is
-// left; where that is no more than they are, on `buffers`, which nothing uses meanwhile.
-UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
-                         const planner::Plan& plan, int64_t working_bytes,
-                         std::span<std::byte> buffers);
+// Sets the rate of memory, an update's overhead and what one out of place takes. The optimizer
+// updates one chunk after another, on memory of its own: `working_bytes` or somewhat more than the
+// last cache holds. Where the machine has less left than that, on what is left; where that is no
+// more than they are, on `buffers`, which nothing uses meanwhile.
+void time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
+                  const planner::Plan& plan, int64_t working_bytes, std::span<std::byte> buffers,
+                  cost::Measurements& measured);
 // The plan's staging buffers, in the host arena.
 std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::byte> host);
 // Bytes a second of an update by the GPU, over its own memory: a buffer's.

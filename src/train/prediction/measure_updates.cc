@@ -65,9 +65,9 @@ int64_t footprint_of_updates(const planner::Plan& plan) {
     return elements * bytes_of_element(plan);
 }
 
-UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
-                         const planner::Plan& plan, int64_t working_bytes,
-                         std::span<std::byte> buffers) {
+void time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
+                  const planner::Plan& plan, int64_t working_bytes, std::span<std::byte> buffers,
+                  cost::Measurements& measured) {
     // So many times the last-level cache. With 300 MB of it the rate fell from 186 GB/s in 0.3 GB
     // and 154 in 1.5 to 139 in 3, and in 12 GB it was 144 (bench/results/dram_footprint.json).
     constexpr int64_t kCaches = 10;
@@ -97,10 +97,10 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
                                        : whole_s / static_cast<double>(large);
     const double overhead_s =
         std::clamp(whole_s - slope * static_cast<double>(large), 0.0, whole_s / 2);
-    return {.bytes_per_s =
-                static_cast<double>(update_bytes_as_asked(plan, large)) / (whole_s - overhead_s),
-            .overhead_s = overhead_s,
-            .out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s)};
+    measured.dram_bytes_per_s =
+        static_cast<double>(update_bytes_as_asked(plan, large)) / (whole_s - overhead_s);
+    measured.update_overhead_s = overhead_s;
+    measured.out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s);
 }
 
 double time_device_updates(const Bench& on, const optim::Scalars& scalars) {

@@ -21,13 +21,13 @@
 #include "train/from_config.h"
 #include "train/loader_of.h"
 #include "train/model_of.h"
+#include "train/numerics_record.h"
 #include "train/rank_share.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
 #include "train/stages.h"
-#include "train/state/numerics_record.h"
 #include "train/step.h"
 
 namespace ferry::train {
@@ -483,6 +483,8 @@ int Predictor::threads() const {
 int64_t Predictor::device_bytes() const { return model_->device_most; }
 planner::DeviceNeeds Predictor::needs() const { return model_->needs; }
 bool Predictor::is_here() const { return !model_->absent; }
+ParallelConfig Predictor::groups() const { return model_->config.parallel; }
+
 RankCount Predictor::count() const {
     return {model_->world.ranks, model_->world.local_ranks, model_->gpu};
 }

@@ -155,6 +155,7 @@ public:
     planner::DeviceNeeds needs() const;
     bool is_here() const;
     RankCount count() const;
+    ParallelConfig groups() const;
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
     cost::Measurements assumed(const planner::Plan& plan) const;

@@ -12,9 +12,9 @@
 #include "ferry/team.h"
 #include "model/model.h"
 #include "planner/planner.h"
-#include "state_arrays.h"
-#include "state_io.h"
 #include "train/stack/start_up.h"
+#include "train/state/state_arrays.h"
+#include "train/state/state_io.h"
 
 namespace ferry::train {
 

@@ -7,8 +7,8 @@
 #include "aio/published_run.h"
 #include "base/log.h"
 #include "ferry/error.h"
-#include "numerics_record.h"
 #include "ops/blas_kernels.h"
+#include "train/numerics_record.h"
 
 namespace ferry::train {
 

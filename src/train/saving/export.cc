@@ -21,11 +21,11 @@
 #include "checkpoint/tensors_ahead.h"
 #include "ferry/export.h"
 #include "ferry/team.h"
-#include "loaded_weights.h"
 #include "model/huggingface.h"
 #include "planner/planner.h"
 #include "train/model_of.h"
-#include "train/state/export.h"
+#include "train/resuming/loaded_weights.h"
+#include "train/saving/export.h"
 
 namespace ferry::train {
 namespace {

@@ -14,8 +14,8 @@
 #include "ferry/train.h"
 #include "model/model.h"
 #include "planner/planner.h"
-#include "saving.h"
-#include "state_arrays.h"
+#include "train/state/saving.h"
+#include "train/state/state_arrays.h"
 
 namespace ferry::train {
 

@@ -12,10 +12,10 @@
 #include "base/log.h"
 #include "checkpoint/array_file.h"
 #include "checkpoint/steps.h"
-#include "numerics_record.h"
-#include "shared_values.h"
 #include "train/inside.h"
 #include "train/model_of.h"
+#include "train/numerics_record.h"
+#include "train/state/shared_values.h"
 
 namespace ferry::train {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ferry/team.h"
-#include "state_arrays.h"
+#include "train/state/state_arrays.h"
 
 namespace ferry::train {
 

@@ -12,11 +12,11 @@
 
 #include "ferry/error.h"
 #include "ferry/team.h"
-#include "passing_state.h"
 #include "save.h"
 #include "save_queue.h"
-#include "saving.h"
-#include "shared_values.h"
+#include "train/state/passing_state.h"
+#include "train/state/saving.h"
+#include "train/state/shared_values.h"
 #include "train/trace_rows.h"
 
 namespace ferry::train {

@@ -14,8 +14,8 @@
 #include "loaded_weights.h"
 #include "model/model.h"
 #include "planner/planner.h"
-#include "state_io.h"
 #include "train/stack/start_up.h"
+#include "train/state/state_io.h"
 
 namespace ferry::train {
 

@@ -1,0 +1,167 @@
+// Ranks that have some of the layers each: the numbers of ranks that have all of them.
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "tests/contract/train_ranks_fixture.h"
+#include "tests/support/run_ranks.h"
+
+namespace ferry::train::of_ranks {
+namespace {
+
+struct Layers {
+    int ranks, pipeline;
+    friend void PrintTo(const Layers& layers, std::ostream* out) {
+        *out << layers.ranks << "By" << layers.pipeline;
+    }
+};
+
+class Pipelines : public Ranks, public testing::WithParamInterface<Layers> {
+protected:
+    int ranks() const override { return GetParam().ranks; }
+    void SetUp() override {
+        Ranks::SetUp();
+        if (comm::device_of_ranks() != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
+    }
+
+    // Blocks that no number of stages divides.
+    Config staged() const {
+        Config config = this->config();
+        config.model.layers = 5;
+        config.batch.micro_batches = 4;
+        config.evaluate.micro_batches = 3;
+        config.steps = 3;
+        config.zero.stage = 1;
+        config.parallel.pipeline = GetParam().pipeline;
+        return config;
+    }
+    // The same micro-batches on ranks that have all layers each.
+    std::optional<Outcome> whole(Config config) const {
+        config.parallel.pipeline = 1;
+        const int each = ranks() / GetParam().pipeline;
+        if (each > 1 && comm::ranks_launched() > 0) return std::nullopt;  // there are more
+        if (each > 1) return run(config, each);
+        return alone(config);
+    }
+    // But for the order in which fp64 norms are added nothing rounds otherwise.
+    static void expect_same_numbers(const Outcome& staged, const Outcome& whole) {
+        EXPECT_EQ(staged.losses(), whole.losses());
+        ASSERT_EQ(staged.reports.size(), whole.reports.size());
+        for (size_t i = 0; i < whole.reports.size(); ++i) {
+            const StepReport &a = staged.reports[i], &b = whole.reports[i];
+            EXPECT_EQ(a.skipped, b.skipped);
+            EXPECT_EQ(a.targets, b.targets);
+            EXPECT_EQ(a.tokens, b.tokens);
+            EXPECT_NEAR(a.clip_factor, b.clip_factor, 1e-14);
+            if (!a.skipped) {
+                EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 1e-14 * b.gradient_norm);
+            }
+        }
+        EXPECT_EQ(staged.gradients, whole.gradients);
+        EXPECT_EQ(staged.weights, whole.weights);
+        EXPECT_EQ(staged.before.targets, whole.before.targets);
+        EXPECT_EQ(staged.before.loss, whole.before.loss);
+        EXPECT_EQ(staged.after.loss, whole.after.loss);
+    }
+    void compare(const char* what, const Config& config) const {
+        SCOPED_TRACE(what);
+        const auto expected = whole(config);
+        const Outcome found = run(config, ranks());
+        if (expected) expect_same_numbers(found, *expected);
+    }
+};
+
+TEST_P(Pipelines, GiveTheNumbersOfRanksThatHaveAllLayers) {
+    Config config = staged();
+    config.clip_norm = 0;
+    compare("no clipping", config);
+    config.batch.micro_batches = ranks() / GetParam().pipeline;
+    compare("one micro-batch", config);
+    config.batch.micro_batches *= 6;
+    config.swap.groups = 3;
+    compare("three groups of two", config);
+}
+
+// A clip factor may differ in its last bit, and with it a weight.
+TEST_P(Pipelines, ClipAsRanksThatHaveAllLayers) {
+    Config config = staged();
+    config.clip_norm = 0.5;
+    const Outcome found = run(config, ranks());
+    expect_equal(run(config, ranks()), found);  // the same again
+    EXPECT_GT(
+        std::ranges::count_if(found.reports, [](const StepReport& r) { return r.clip_factor < 1; }),
+        0);
+    const auto expected = whole(config);
+    if (!expected) return;
+    for (size_t i = 0; i < found.reports.size(); ++i) {
+        EXPECT_NEAR(found.reports[i].loss, expected->reports[i].loss, 1e-6);
+        EXPECT_NEAR(found.reports[i].gradient_norm, expected->reports[i].gradient_norm, 1e-6);
+    }
+}
+
+TEST_P(Pipelines, GiveTheNumbersOfRanksThatHaveAllLayersWhateverTheModel) {
+    Config config = staged();
+    config.clip_norm = 0;
+    config.steps = 2;
+    config.model.tie_embeddings = true;
+    compare("tied embeddings", config);
+    config.batch.micro_batches = 2 * ranks() / GetParam().pipeline;
+    config.zero.stage = 1;
+    config.precision = DType::bf16;
+    compare("tied embeddings in bf16, stage 1", config);
+    config.freeze = {"*embed_tokens*", "*layers.0.*", "*layers.1.*", "*layers.3.*q_proj*"};
+    compare("a tied table and the first blocks frozen", config);
+    config.freeze = {"*layers.4.*", "*.norm.*"};
+    compare("the last block and the head's norm frozen", config);
+    config.freeze = {};
+    config.model.tie_embeddings = false;
+    config.optimizer.moments = MomentType::bf16;
+    config.optimizer.master = MasterFormat::split;
+    compare("a split master", config);
+    config = staged();
+    config.clip_norm = 0;
+    config.zero.stage = 2;
+    config.zero.compress = {.gradients = CodecKind::int8, .block = 64};
+    compare("coded gradients", config);
+}
+
+TEST_P(Pipelines, ChangeNoBitByStageOrTier) {
+    Config config = staged();
+    config.model.tie_embeddings = true;
+    config.zero.stage = 0;
+    const Outcome first = run(config, ranks());
+    for (const int64_t stage : {0, 1}) {
+        SCOPED_TRACE(testing::Message() << "stage " << stage);
+        config.zero.stage = stage;
+        Config on_nvme = config;
+        on_nvme.budgets.nvme = {
+            {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
+        on_nvme.budgets.host_bytes = ranks() * 4 * kMiB;
+        on_nvme.swap.state_on_nvme = 1;
+        on_nvme.swap.speculate = Speculate::all;
+        on_nvme.swap.save_inputs = 0;
+        on_nvme.io.direct = false;
+        expect_equal(run(on_nvme, ranks()), first);
+        on_nvme.budgets.device_bytes = 600 * kKiB;  // few weights stay there
+        expect_equal(run(on_nvme, ranks()), first);
+        Config on_device = config;
+        on_device.swap.state_on_device = 0.6;
+        on_device.swap.save_attention = on_device.swap.save_mlp = 2;
+        expect_equal(run(on_device, ranks()), first);
+        if (HasFailure()) return;
+    }
+}
+
+// An fp16 gradient that overflows in one stage is skipped on all of them.
+TEST_P(Pipelines, SkipTogetherWhereOneOverflows) {
+    Config config = staged();
+    config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 4};
+    expect_some_overflow(config, ranks());
+}
+
+INSTANTIATE_TEST_SUITE_P(staged, Pipelines,
+                         testing::Values(Layers{2, 2}, Layers{3, 3}, Layers{4, 2}, Layers{4, 4}),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace ferry::train::of_ranks

@@ -1,0 +1,130 @@
+// Ranks that have a slice of each tensor: as one rank has them whole.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+
+#include "tests/contract/train_ranks_fixture.h"
+#include "tests/support/run_ranks.h"
+
+namespace ferry::train::of_ranks {
+namespace {
+
+struct Slices {
+    int ranks, tensor, sequence;
+    friend void PrintTo(const Slices& slices, std::ostream* out) {
+        *out << slices.ranks << "By" << slices.tensor << "By" << slices.sequence;
+    }
+};
+
+class Tensors : public Ranks, public testing::WithParamInterface<Slices> {
+protected:
+    int ranks() const override { return GetParam().ranks; }
+    void SetUp() override {
+        Ranks::SetUp();
+        if (comm::device_of_ranks() != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
+    }
+
+    // An MLP that no number of ranks divides, and tokens that four do not.
+    Config shared() const {
+        Config config = this->config();
+        config.model.heads = 8;
+        config.model.kv_heads = 4;
+        config.model.intermediate = 37;
+        config.batch = {.sequence = 6, .micro_batch = 3, .micro_batches = 2};
+        config.evaluate.micro_batches = 1;
+        config.steps = 2;
+        config.parallel = {.sequence = GetParam().sequence, .tensor = GetParam().tensor};
+        return config;
+    }
+    static double apart(const std::vector<uint32_t>& some, const std::vector<uint32_t>& others) {
+        double squares = 0, of_others = 0;
+        for (size_t i = 0; i < some.size(); ++i) {
+            const double a = std::bit_cast<float>(some[i]), b = std::bit_cast<float>(others[i]);
+            squares += (a - b) * (a - b);
+            of_others += b * b;
+        }
+        return of_others > 0 ? std::sqrt(squares / of_others) : std::sqrt(squares);
+    }
+    // Each tensor's gradient is there once, whoever has which slice of it.
+    static void expect_near_each(const Outcome& several, const Outcome& one, double rounding) {
+        expect_near(several, one, rounding);
+        ASSERT_EQ(several.gradients.size(), one.gradients.size());
+        for (const auto& [name, gradient] : one.gradients) {
+            ASSERT_EQ(several.gradients.at(name).size(), gradient.size()) << name;
+            EXPECT_LT(apart(several.gradients.at(name), gradient), 50 * rounding) << name;
+            ASSERT_EQ(several.weights.at(name).size(), one.weights.at(name).size()) << name;
+        }
+    }
+};
+
+TEST_P(Tensors, ChangeNoBitByStageOrTier) {
+    Config config = shared();
+    config.zero.stage = 3;
+    const Outcome first = run(config, ranks());
+    expect_equal(run(tight(config, ranks()), ranks()), first);
+    config.zero.stage = 1;
+    config.swap.state_on_device = 0.6;
+    expect_equal(run(config, ranks()), first);
+    if (ranks() == GetParam().tensor) return;  // nobody to share state with
+    config.swap.state_on_device = {};
+    for (const int64_t stage : {0, 1}) {
+        config.zero.stage = stage;
+        expect_equal(run(tight(config, ranks()), ranks()), first);
+    }
+}
+
+TEST_P(Tensors, FollowTheRunOfOneAndGiveTheSameBitsAgain) {
+    const Outcome several = run(shared(), ranks());
+    expect_equal(run(shared(), ranks()), several);
+    expect_near_each(several, alone(shared()), 2e-6);
+}
+
+TEST_P(Tensors, BeginWithTheWeightsOfOne) {
+    Config config = shared();
+    config.steps = 1;
+    config.optimizer.lr = 0;
+    EXPECT_EQ(run(config, ranks()).weights, alone(config).weights);
+}
+
+TEST_P(Tensors, FollowTheRunOfOneWhateverTheHeadsAndTiles) {
+    Config config = shared();
+    const auto compare = [&](const char* what, double rounding = 2e-6) {
+        SCOPED_TRACE(what);
+        expect_near_each(run(config, ranks()), alone(config), rounding);
+    };
+    config.numerics.mlp_tile = 7;
+    config.model.heads = 12;
+    config.model.kv_heads = 1;
+    compare("tiles of the MLP, and one head of keys that every rank has");
+    config.model.kv_heads = GetParam().tensor == 3 ? 3 : 2;  // which four ranks have two by two
+    config.model.tie_embeddings = true;
+    compare("few heads of keys, and tied embeddings");
+    config.model.heads = 5;
+    config.model.kv_heads = 5;
+    config.model.head_dim = 4;
+    config.freeze = {"*k_proj*", "*.0.mlp.*", "*.1.input_layernorm*"};
+    compare("five heads, and frozen tensors");
+    config.freeze = {};
+    config.batch.micro_batches = ranks() / GetParam().tensor / GetParam().sequence;
+    config.precision = DType::bf16;
+    compare("bf16", 4e-3);
+}
+
+// An fp16 gradient that overflows in one slice is skipped on all of them.
+TEST_P(Tensors, SkipTogetherWhereOneOverflows) {
+    Config config = shared();
+    config.model.heads = 12;
+    config.model.kv_heads = 1;
+    config.batch.sequence = GetParam().sequence;
+    config.batch.micro_batch = 1;
+    expect_some_overflow(config, ranks());
+}
+
+INSTANTIATE_TEST_SUITE_P(sliced, Tensors,
+                         testing::Values(Slices{2, 2, 1}, Slices{3, 3, 1}, Slices{4, 2, 1},
+                                         Slices{4, 4, 1}, Slices{4, 2, 2}),
+                         [](const auto& slices) { return testing::PrintToString(slices.param); });
+
+}  // namespace
+}  // namespace ferry::train::of_ranks

@@ -1,0 +1,162 @@
+"""Ranks that send gradients, weights or momentum as codes."""
+
+import unittest
+
+from harness import USAGE, in_quick
+from ranks import ENVIRONMENT, MPIRUN, Ranks
+
+
+class CodesTest(Ranks):
+    def test_codes_give_the_same_bits_and_are_counted(self):
+        """Every stage and tier that shares a codec; what was sent follows from the model."""
+        for codec, bits in (("none", 32), ("int8", 8 + 32 / 64), ("int4", 4 + 32 / 64)):
+            runs = []
+            for stage in in_quick((0, 1, 2, 3), (0, 3)):
+                for name, tiers in (("memory", {}), ("tight", self.tight(2))):
+                    with self.subTest(codec=codec, stage=stage, tiers=name):
+                        run = self.ranks(2, self.config(
+                            zero__stage=stage, zero__compress={"gradients": codec, "block": 64}, **tiers))
+                        self.assert_trained(run)
+                        runs.append(run.numbers())
+                        self.assertEqual(runs[-1], runs[0])
+                        sent = {one["collective"]: one for one in run.summary["collectives"]}
+                        gradients = sent.pop("exchange gradients")
+                        self.assertEqual(gradients["sent_bytes"] * 32, gradients["raw_bytes"] * bits)
+                        for other in sent.values():
+                            self.assertEqual(other["sent_bytes"], other["raw_bytes"])
+                        everything = sum(one["sent_bytes"] for name, one in sent.items() if name != "agree")
+                        self.assertEqual(run.lane("comm"), everything + gradients["sent_bytes"])
+                        self.assert_left_nothing()
+
+    def test_signs_of_momentum_give_the_same_bits_and_are_counted(self):
+        """1-bit Adam, at every stage and tier: a bit an element and a scale a block, there and back."""
+        onebit = {"optimizer__method": "onebit_adam", "optimizer__freeze_step": 2, "steps": 6,
+                  "zero__compress": {"block": 64}}
+        runs = []
+        tight = {**self.tight(2), "budgets__host": "1800KiB", "swap__state_on_nvme": 1}  # momentum passes too
+        for stage in in_quick((0, 1, 2, 3), (0, 3)):
+            for name, tiers in (("memory", {}), ("tight", tight)):
+                with self.subTest(stage=stage, tiers=name):
+                    run = self.ranks(2, self.config(zero__stage=stage, **onebit, **tiers))
+                    self.assert_trained(run)
+                    runs.append(run.numbers())
+                    self.assertEqual(runs[-1], runs[0])
+                    sent = {one["collective"]: one for one in run.summary["collectives"]}
+                    for name in ("exchange momentum", "gather momentum"):
+                        self.assertEqual(sent[name]["sent_bytes"] * 32, sent[name]["raw_bytes"] * (1 + 32 / 64))
+                        # Four steps as signs, two of gradients.
+                        self.assertEqual(sent[name]["raw_bytes"], 2 * sent["exchange gradients"]["raw_bytes"])
+                    self.assert_left_nothing()
+        exact = self.ranks(2, self.config(steps=6))
+        self.assertNotEqual(runs[0], exact.numbers())
+
+    def test_zeroone_adam_sends_what_its_intervals_say(self):
+        """Of 12 updates 1, 2, 3, 5 and 7 take gradients in full; the others send signs, or nothing at local steps."""
+        zeroone = {"optimizer__method": "zeroone_adam", "optimizer__var_freeze_step": 7, "optimizer__var_update_scaler": 2,
+                   "steps": 12, "zero__compress": {"block": 64}}
+        tight = {**self.tight(2), "budgets__host": "1800KiB", "swap__state_on_nvme": 1}
+        runs = []
+        for stage, tiers in ((0, {}), (0, tight), (1, {}), (2, tight), (3, {})):
+            with self.subTest(stage=stage, tight=bool(tiers)):
+                run = self.ranks(2, self.config(zero__stage=stage, **zeroone, **tiers))
+                self.assert_trained(run)
+                runs.append(run.numbers())
+                self.assertEqual(runs[-1], runs[0])
+                sent = {one["collective"]: one for one in run.summary["collectives"]}
+                for name in ("exchange momentum", "gather momentum"):
+                    self.assertEqual(sent[name]["sent_bytes"] * 32, sent[name]["raw_bytes"] * (1 + 32 / 64))
+                    self.assertEqual(5 * sent[name]["raw_bytes"], 7 * sent["exchange gradients"]["raw_bytes"])
+                # Before updates 4, 6 and 8, in fp32 as the gradients of the five others: this rank's shard.
+                moments = sent.get("gather moments", {"sent_bytes": 0})["sent_bytes"]
+                self.assertEqual(5 * moments, 3 * sent["exchange gradients"]["sent_bytes"] if stage > 0 else 0)
+                self.assert_left_nothing()
+        local = {**zeroone, "optimizer__var_freeze_step": 3, "optimizer__local_step_scaler": 1,
+                 "optimizer__local_step_clipper": 4}
+        for tiers in ({}, {**tight, "budgets__host": "2400KiB"}):
+            run = self.ranks(2, self.config(zero__stage=0, **local, **tiers))
+            self.assert_trained(run)
+            runs.append(run.numbers())
+            sent = {one["collective"]: one for one in run.summary["collectives"]}
+            # Updates 4, 5 and 9 send signs, 1 to 3 gradients; the last is of no exchange, and is said to be.
+            self.assertEqual(sent["exchange momentum"]["raw_bytes"], sent["exchange gradients"]["raw_bytes"])
+            self.assertIn("a local step unless some are skipped: exports will have", run.err)
+        self.assertEqual(runs[-1], runs[-2])
+        self.assertNotEqual(runs[-1], runs[0])
+
+    def test_an_emulated_network(self):
+        """Ranks wait for bytes as if a network were that slow, and compute the same."""
+        def over(network, config):
+            return self.train(config, through=[*MPIRUN, "-n", "2"], env={**ENVIRONMENT, "FERRY_EMULATED_NETWORK": network})
+        config = self.config(zero__stage=1, steps=3)
+        plain, slow = self.ranks(2, config), over("40Mbit,200us", config)
+        self.assert_trained(slow)
+        self.assertEqual(slow.numbers(), plain.numbers())
+        self.assertIn("a network is emulated, every rank a host: 40 Mbit/s and a delay of 200 us", slow.err)
+        for one in slow.steps[1:]:
+            self.assertGreater(one["seconds"], slow.lane("comm") / len(slow.steps) * 8 / 40e6)
+        wrong = over("fast", config)
+        self.assertEqual(wrong.code, USAGE, wrong.err)
+        self.assertIn("measured: fast", wrong.err)
+
+    def test_all_ranks_skip_a_step_of_momentum_whose_gradient_overflows(self):
+        steep = {"precision": "fp16", "batch__sequence": 1, "batch__micro_batches": 2, "steps": 16,
+                 "model__norm_eps": 1e-30, "clip_norm": 1e6, "optimizer__lr": 1e-6}
+        onebit = {"optimizer__method": "onebit_adam", "optimizer__freeze_step": 1}
+        tight = {**self.tight(2), "budgets__host": "1800KiB", "swap__state_on_nvme": 1}
+        runs = [self.ranks(2, self.config(**onebit, **steep, **tiers)) for tiers in ({}, tight)]
+        for run in runs:
+            self.assert_trained(run)
+            self.assertEqual(run.hashes, runs[0].hashes)
+        skipped = [step["skipped"] for step in runs[0].steps]
+        self.assertEqual(skipped, [step["skipped"] for step in runs[1].steps])
+        first = skipped.index(False)  # the only update that is exact
+        self.assertIn(True, skipped[first + 1:])
+        self.assertIn(False, skipped[first + 1:])
+
+    def test_weights_that_travel_as_codes(self):
+        compressed = {"gradients": "int4", "weights": "int8", "block": 256}
+        runs = [self.ranks(3, self.config(zero__compress=compressed, **tiers))
+                for tiers in ({}, self.tight(3), {"swap__state_on_device": 1}, {"swap__groups": 2})]
+        for run in runs:
+            self.assert_trained(run)
+            self.assertEqual(run.numbers(), runs[0].numbers())
+        sent = {one["collective"]: one for one in runs[0].summary["collectives"]}
+        self.assertNotIn("gather weights", sent)
+        weights = sent["gather weight codes"]
+        self.assertEqual(weights["sent_bytes"] * 32, weights["raw_bytes"] * (8 + 32 / 256))
+        self.assertNotEqual(runs[0].numbers(), self.ranks(3, self.config()).numbers())
+        evaluated = self.ranks(3, self.config(zero__compress=compressed, evaluate__micro_batches=3, evaluate__every=1))
+        self.assert_trained(evaluated)
+        # What evaluations gather is not the steps'.
+        self.assertEqual(evaluated.summary["collectives"], runs[0].summary["collectives"])
+
+    def test_the_table_of_what_was_sent(self):
+        command = [word for word in self.command(self.config(
+            zero__compress={"gradients": "int8"}, steps=2)) if word != "--json"]
+        table = self.ferry(*command, through=[*MPIRUN, "-n", "2"], env=ENVIRONMENT)
+        self.assertEqual(table.code, 0, table.err)
+        self.assertRegex(table.out, r"\n  collective +calls/step +raw bytes/step +sent/step +ratio\n")
+        self.assertRegex(table.out, r"\n  exchange gradients .* 0\.254\n")
+        self.assertIn("gradients travel as int8 in blocks of 256, weights as fp32\n", table.out)
+        alone = self.ferry(*command)
+        self.assertNotIn("collective", alone.out)
+        self.assertIn("zero.compress does nothing: no two ranks have the same state", alone.err)
+        self.assertNotIn("zero.compress", table.err)
+
+    def test_all_ranks_skip_a_step_whose_coded_gradient_overflows(self):
+        steep = {"precision": "fp16", "batch__sequence": 1, "batch__micro_batches": 2, "steps": 12,
+                 "model__norm_eps": 1e-30, "clip_norm": 1e6}
+        for compressed in ({"gradients": "int8"}, {"gradients": "int4", "weights": "int8"}):
+            runs = [self.ranks(2, self.config(zero__compress=compressed, **steep, **tiers))
+                    for tiers in ({}, self.tight(2))]
+            for run in runs:
+                self.assert_trained(run)
+                self.assertEqual(run.hashes, runs[0].hashes)
+            skipped = [step["skipped"] for step in runs[0].steps]
+            self.assertEqual(skipped, [step["skipped"] for step in runs[1].steps])
+            self.assertIn(True, skipped)
+            self.assertIn(False, skipped)
+
+
+if __name__ == "__main__":
+    unittest.main()
