@@ -141,14 +141,14 @@ struct Cut {
 template <class As>
 struct Combine {
     static constexpr Op kOp = Op::combine;
-    In<As, Content::parts> parts;      // one from each rank of the host for each host
+    In<As, Content::arrived> parts;    // one from each rank of the host for each host
     Out<As, Content::parts> combined;  // one for each host
 };
 
 template <class As>
 struct Sum {
     static constexpr Op kOp = Op::sum;
-    In<As, Content::parts> parts;  // one from each rank, or from each host
+    In<As, Content::arrived> parts;  // one from each rank, or from each host
     Out<As, Content::wire> wire;
     Out<As, Content::leaves> leaves;
 };
@@ -248,7 +248,7 @@ template <class As>
 struct ExchangeInHost {
     static constexpr Op kOp = Op::exchange_in_host;
     In<As, Content::parts> to_ranks;
-    Out<As, Content::parts> from_ranks;
+    Out<As, Content::arrived> from_ranks;
 };
 
 template <class As>

@@ -163,7 +163,7 @@ void Recorder::exchange(int64_t index, const Gradient& gradient) {
     const int64_t part = partition.part_bytes(chunk.count, plan_.wire);
     auto out = acquire<Content::parts>();
     record<op::Cut>(chunk.layer, index, {.gradient = gradient, .parts = out});
-    auto in = acquire<Content::parts>();
+    auto in = acquire<Content::arrived>();
     if (!partition.two_levels()) {
         record<op::Exchange>(chunk.layer, index, {.to_ranks = out, .from_ranks = in},
                              {.bytes = zero::exchanged_bytes(partition, part)});
@@ -189,7 +189,7 @@ void Recorder::combine_oldest() {
     auto combined = acquire<Content::parts>();
     record<op::Combine>(chunk.layer, arrival.chunk, {.parts = arrival.parts, .combined = combined});
     arrival.parts.release();
-    auto in = acquire<Content::parts>();
+    auto in = acquire<Content::arrived>();
     const int64_t part = plan_.partition.part_bytes(chunk.count, plan_.wire);
     record<op::Exchange>(chunk.layer, arrival.chunk, {.to_ranks = combined, .from_ranks = in},
                          {.bytes = zero::exchanged_across_bytes(plan_.partition, part),

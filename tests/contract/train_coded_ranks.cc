@@ -6,7 +6,12 @@
 #include <cmath>
 #include <functional>
 
+#include "cost/simulator.h"
+#include "cost/traffic.h"
 #include "tests/contract/train_ranks_fixture.h"
+#include "tests/support/tiny_run.h"
+#include "train/from_config.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train::of_ranks {
 namespace {
@@ -66,6 +71,155 @@ TEST_F(Ranks, WhoseWeightsAreCodedGiveTheSameBitsOnEveryTier) {
             in_groups.swap.groups = 2;
             expect_equal(run(in_groups, 2), first);
         }
+    }
+}
+
+// Four ranks, of which two share a host.
+class OfHosts : public Ranks {
+protected:
+    int ranks() const override { return 4; }
+    void SetUp() override {
+        Ranks::SetUp();
+        if (Ranks::config().device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    }
+    Config config() const {
+        Config config = Ranks::config();
+        config.batch.micro_batches = 2 * ranks();
+        config.steps = 3;
+        config.zero.ranks_per_host = 2;
+        config.zero.compress = {.gradients = CodecKind::int8, .block = 64};
+        return config;
+    }
+};
+
+class OfHostsOfEachKind : public OfHosts, public testing::WithParamInterface<int> {};
+
+TEST_P(OfHostsOfEachKind, CombineTheirGradientsWithTheSameBitsAtEveryStageAndOnEveryTier) {
+    Config config = this->config();
+    const std::array<std::function<void()>, 4> kinds{
+        [] {},
+        [&] {  // several chunks a shard, the last one smaller, and frozen tensors
+            config.swap.chunk_elements = 8192;
+            config.model.hidden = 64;
+            config.model.intermediate = 160;
+            config.model.head_dim = 32;
+            config.precision = DType::bf16;
+            config.zero.compress = {.gradients = CodecKind::int4, .block = 256};
+            config.freeze = {"*.q_proj.weight", "*layers.1.*norm*"};
+        },
+        [&] {
+            config.zero.compress = {.gradients = CodecKind::int4, .block = 128};
+            config.precision = DType::f16;
+            config.model.tie_embeddings = true;
+            config.parallel.sequence = 2;
+            config.batch.micro_batches /= 2;
+        },
+        [&] { config.optimizer = muon(); }};
+    kinds[static_cast<size_t>(GetParam())]();
+    expect_stages_equal(config, ranks());
+}
+
+INSTANTIATE_TEST_SUITE_P(kinds, OfHostsOfEachKind, testing::Range(0, 4));
+
+// It is where gradients are rounded, whoever is near.
+TEST_F(OfHosts, CombineWithinTheRoundingOfTheirCodes) {
+    Config config = this->config();
+    config.steps = 1;
+    config.clip_norm = 0;
+    const auto with = [&](CodecKind kind, int ranks_per_host) {
+        config.zero.compress.gradients = kind;
+        config.zero.ranks_per_host = ranks_per_host;
+        return run(config, ranks());
+    };
+    const Outcome plain = with(CodecKind::none, 1);
+    expect_equal(with(CodecKind::none, 2), plain);  // what is not coded has one level
+    for (const CodecKind kind : {CodecKind::int8, CodecKind::int4}) {
+        const Outcome one = with(kind, 1), two = with(kind, 2);
+        expect_equal(with(kind, 4), one);  // all of them on one host
+        EXPECT_NE(two.gradients, one.gradients) << "nothing was combined";
+        double difference = 0, squares = 0;
+        for (const auto& [name, bits] : plain.gradients) {
+            for (size_t i = 0; i < bits.size(); ++i) {
+                const double value = std::bit_cast<float>(bits[i]);
+                const double off = std::bit_cast<float>(two.gradients.at(name)[i]) - value;
+                squares += value * value;
+                difference += off * off;
+            }
+        }
+        const double levels = kind == CodecKind::int8 ? 127 : 7;
+        EXPECT_LT(std::sqrt(difference / squares), 2.5 / levels);
+    }
+}
+
+// A second copy inside each host changes no bit, whatever is coded, and wherever it lies.
+TEST_F(OfHosts, KeepSecondShardsWithTheBitsOfThoseThatDoNot) {
+    Config config = this->config();
+    config.zero.stage = 3;
+    for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
+        for (const bool tied : {false, true}) {
+            SCOPED_TRACE(testing::Message() << static_cast<int>(weights) << ", tied " << tied);
+            config.zero.secondary_shard = SecondShard::none;
+            config.zero.compress.weights = weights;
+            config.model.tie_embeddings = tied;
+            config.precision = tied ? DType::f32 : DType::bf16;
+            const Outcome first = run(config, ranks());
+            config.zero.secondary_shard = SecondShard::node;
+            expect_equal(run(config, ranks()), first);
+            expect_equal(run(tight(config, ranks()), ranks()), first);
+            Config in_groups = config;
+            in_groups.swap.groups = 2;
+            expect_equal(run(in_groups, ranks()), first);
+            in_groups.swap.state_on_device = 1;
+            expect_equal(run(in_groups, ranks()), first);
+            if (HasFailure()) return;
+        }
+    }
+}
+
+// And 1-bit Adam's momentum has no levels.
+TEST_F(OfHosts, KeepSecondShardsBesideMomentumAsSigns) {
+    Config config = this->config();
+    config.zero.stage = 3;
+    config.steps = 4;
+    config.optimizer.method = optim::Method::onebit_adam;
+    config.optimizer.freeze_step = 2;
+    config.zero.compress = {.gradients = CodecKind::none, .block = 64};
+    config.zero.ranks_per_host = 1;
+    const Outcome first = run(config, ranks());
+    config.zero.ranks_per_host = 2;
+    config.zero.secondary_shard = SecondShard::node;
+    expect_equal(run(config, ranks()), first);
+}
+
+TEST_F(OfHosts, MoveInAStepWhatTheBoundCounts) {
+    Config config = this->config();
+    config.zero.stage = 3;
+    config.zero.secondary_shard = SecondShard::node;
+    for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
+        config.zero.compress.weights = weights;
+        const auto predictor = Predictor::make(config, {.ranks = 4, .on_a_host = 2});
+        const planner::Plan plan = predictor->plan(request_of(config));
+        cost::CommTraffic moved;
+        const swap::Schedule step = record_step(plan, Previous::not_speculative, false);
+        for (const swap::Task& task : step.tasks)
+            if (task.lane == swap::Lane::comm)
+                moved.of(cost::among(task)) += static_cast<double>(task.bytes);
+        const cost::CommTraffic least = cost::comm_traffic(
+            plan.layers, plan.partition, plan.compute, plan.wire, Exchanged::gradients);
+        EXPECT_EQ(moved.among_all, least.among_all);
+        EXPECT_EQ(moved.in_host, least.in_host);
+        EXPECT_EQ(moved.across_hosts, least.across_hosts);
+        EXPECT_GT(moved.in_host, moved.across_hosts);
+        // A link that is slow sets the bound, and the step is no faster.
+        cost::Measurements measurements = predictor->assumed(plan);
+        measurements.in_host = {1e9, 0};
+        measurements.across_hosts = {1e3, 0};
+        measurements.comm_bytes_per_s = 2e3;
+        const Prediction slow = predictor->predict(request_of(config), plan, measurements);
+        EXPECT_EQ(slow.bound_link, cost::Link::comm);
+        EXPECT_NEAR(slow.bound_seconds, least.among_all / 2e3 + least.across_hosts / 1e3,
+                    1e-6 * slow.bound_seconds);
+        EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     }
 }
 

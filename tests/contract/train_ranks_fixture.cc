@@ -158,7 +158,8 @@ OptimizerConfig muon() {
 Config Ranks::tight(Config config, int ranks) const {
     config.budgets.nvme = {
         {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
-    config.budgets.host_bytes = ranks * 500 * kKiB;
+    const bool keeps = config.zero.secondary_shard != SecondShard::none;
+    config.budgets.host_bytes = ranks * (keeps ? 700 : 500) * kKiB;
     if (config.device == DeviceKind::cuda) {
         config.budgets.host_bytes = ranks * 64 * kMiB;
         config.swap.state_on_nvme = 1;

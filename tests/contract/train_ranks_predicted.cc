@@ -22,7 +22,8 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
             const planner::Plan plan = Predictor::make(config, {.ranks = ranks, .on_a_host = ranks})
                                            ->plan(request_of(config));
             const double least = cost::comm_traffic(plan.layers, plan.partition, plan.compute,
-                                                    plan.wire, Exchanged::gradients);
+                                                    plan.wire, Exchanged::gradients)
+                                     .bytes();
             EXPECT_GT(least, 0);
             for (const ScheduleBytes& schedule : schedule_bytes(plan)) {
                 if (schedule.name != "after a step without speculation") continue;
@@ -47,7 +48,8 @@ TEST_F(Ranks, MoveInAStepOfMomentumWhatTheBoundCounts) {
         for (const swap::Task& task : step.tasks)
             bytes += task.lane == swap::Lane::comm ? task.bytes : 0;
         EXPECT_EQ(bytes, cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire,
-                                            Exchanged::momentum))
+                                            Exchanged::momentum)
+                             .bytes())
             << "stage " << stage;
         // A slow network: the bound of a step of gradients, which are more, is none of this one.
         cost::Measurements measurements = predictor->assumed(plan);
@@ -74,7 +76,8 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
     EXPECT_NE(step(1e15, 0).binding().link, cost::Link::comm);
     const Prediction slow = step(1e3, 0);
     const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire,
-                                            Exchanged::gradients);
+                                            Exchanged::gradients)
+                             .bytes();
     EXPECT_EQ(slow.binding().link, cost::Link::comm);
     EXPECT_EQ(slow.bound_link, cost::Link::comm);
     EXPECT_DOUBLE_EQ(slow.bound_seconds, bytes / 1e3);

@@ -130,6 +130,46 @@ class CodesTest(Ranks):
         # What evaluations gather is not the steps'.
         self.assertEqual(evaluated.summary["collectives"], runs[0].summary["collectives"])
 
+    def test_ranks_of_a_host_combine_gradients_and_keep_weights(self):
+        """Four ranks on hosts of two: what crosses between hosts, and what stays inside; every tier has the same bits."""
+        compressed = {"gradients": "int4", "weights": "int8", "block": 64}
+        hosts = {"zero__ranks_per_host": 2, "zero__compress": compressed}
+        tight = {**self.tight(4), "budgets__host": "3200KiB"}
+        runs = [self.ranks(4, self.config(**hosts, **more)) for more in (
+            {}, {"zero__secondary_shard": "node"}, {"zero__secondary_shard": "node", **tight},
+            {"zero__secondary_shard": "node", "batch__micro_batches": 24, "swap__groups": 2}, {"batch__micro_batches": 24})]
+        for run in runs:
+            self.assert_trained(run)
+        for run in runs[1:3]:
+            self.assertEqual(run.numbers(), runs[0].numbers())
+        self.assertEqual(runs[3].numbers(), runs[4].numbers())
+        self.assertGreater(runs[1].bytes_of("host", "second shards of weights"), 0)
+        self.assertGreater(runs[2].lane("nvme write"), 0)
+        without, kept = ({one["collective"]: one for one in run.summary["collectives"]} for run in runs[:2])
+        across, inside = kept["exchange gradients"], kept["exchange gradients in host"]
+        self.assertEqual(inside["sent_bytes"], 2 * across["sent_bytes"])
+        self.assertEqual(across["sent_bytes"] * 32, across["raw_bytes"] * (4 + 32 / 64))
+        flat = self.ranks(4, self.config(zero__compress=compressed))
+        self.assertNotEqual(flat.numbers(), runs[0].numbers())  # gradients are rounded twice
+        flat = {one["collective"]: one for one in flat.summary["collectives"]}
+        self.assertEqual(flat["exchange gradients"]["sent_bytes"], 3 * across["sent_bytes"])
+        self.assertNotIn("exchange gradients in host", flat)
+        self.assertEqual(without["gather weight codes"], flat["gather weight codes"])
+        here = kept["gather weight codes in host"]
+        self.assertEqual(here["sent_bytes"] * 32, here["raw_bytes"] * (8 + 32 / 64))
+        # All layers once from everywhere; the blocks once more, from the host.
+        blocks = 3 * here["sent_bytes"] // 2
+        self.assertEqual(kept["gather weight codes"]["sent_bytes"], without["gather weight codes"]["sent_bytes"] - blocks)
+
+    def test_hosts_that_cannot_be_are_refused(self):
+        run = self.ranks(3, self.config(zero__ranks_per_host=2, zero__compress={"gradients": "int8"}))
+        self.assertEqual(run.code, USAGE, run.err)
+        for word in ("zero.ranks_per_host", "share a host", "groups of 2, 3 ranks", "start 4 ranks"):
+            self.assertIn(word, run.err)
+        idle = self.ranks(2, self.config(zero__ranks_per_host=2))
+        self.assert_trained(idle)
+        self.assertIn("zero.ranks_per_host does nothing", idle.err)
+
     def test_the_table_of_what_was_sent(self):
         command = [word for word in self.command(self.config(
             zero__compress={"gradients": "int8"}, steps=2)) if word != "--json"]

@@ -149,8 +149,8 @@ class EndedTest(Ranks):
                      "zero.timeout_seconds", "do:       "):
             self.assertIn(text, run.stderr)
 
-    def mortal(self, command, **environment):
-        """Rank 1 of 3 ends as the environment says. Each rank's exit code and last words; mpirun is
+    def mortal(self, command, ranks=3, **environment):
+        """Rank 1, of 3 unless said, ends as the environment says. Each rank's exit code and last words; mpirun is
         told to leave the others alone, so that they end by themselves."""
         where = self.path("mortal")
         shutil.rmtree(where, ignore_errors=True)
@@ -158,7 +158,7 @@ class EndedTest(Ranks):
         rank = '"$@" 2>"$WHERE/$OMPI_COMM_WORLD_RANK"; echo $? >"$WHERE/$OMPI_COMM_WORLD_RANK.code"'
         sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
         subprocess.run(
-            [*MPIRUN, "--enable-recovery", "-x", f"LD_PRELOAD={MORTAL}", "-n", "3", "sh", "-c", rank, "sh",
+            [*MPIRUN, "--enable-recovery", "-x", f"LD_PRELOAD={MORTAL}", "-n", str(ranks), "sh", "-c", rank, "sh",
              FERRY, *command], capture_output=True, text=True, timeout=120, check=False,
             # Everything that a rank has sent has arrived; only the operation that it dies at is missing. With a limit of
             # 512 KiB Open MPI 4.1 leaves shared memory for TCP, where it may turn for ever on a
@@ -166,7 +166,7 @@ class EndedTest(Ranks):
             env={**ENVIRONMENT, "OMPI_MCA_btl_vader_eager_limit": str(1 << 17), "WHERE": where,
                  "FERRY_TEST_MORTAL": "1", "ASAN_OPTIONS": sanitizer, **environment})
         said, codes = {}, {}
-        for name in range(3):
+        for name in range(ranks):
             with open(os.path.join(where, str(name)), encoding="utf-8") as file:
                 said[name] = file.read()
             with open(os.path.join(where, f"{name}.code"), encoding="ascii") as file:
@@ -233,6 +233,28 @@ class EndedTest(Ranks):
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(sizes.index(part) + 1))
         self.assert_ended(said, codes, "lost rank 1: its process has ended", "exchange of the sums of layer 1, step 1",
                           "among ranks 0, 1, 2")
+
+    @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
+    def test_a_rank_killed_in_either_level_of_an_exchange_is_named(self):
+        """Its neighbour on the host waits for it in the first level, the one that stands alike on the other host in the second."""
+        config = self.config(zero__ranks_per_host=2, zero__compress={"gradients": "int8", "block": 64}, steps=1,
+                             **{**self.tight(4), "swap__chunk_elements": 4096})
+        command = self.command(config)
+        self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
+        messages = self.path("messages-hosts")
+        said, codes = self.mortal(command, 4, FERRY_TEST_MESSAGES=messages)
+        self.assertEqual(codes, {0: 0, 1: 0, 2: 0, 3: 0}, said)
+        with open(messages, encoding="ascii") as file:
+            sizes = [int(line) for line in file]
+        part = 4096 + 4096 // 64 * 4  # bytes of a chunk as codes
+        for size, neighbour, operation in ((2 * part, 0, "exchange of the gradient in the host of layer"),
+                                           (part, 3, "exchange of the gradient of layer")):
+            with self.subTest(operation=operation):
+                said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(sizes.index(size) + 1))
+                self.assertEqual(codes, {0: RANK_LOST, 1: 128 + signal.SIGKILL, 2: RANK_LOST, 3: RANK_LOST}, said)
+                for rank in (0, 2, 3):
+                    self.assertIn("lost rank 1: its process has ended", said[rank])
+                self.assertIn(operation, said[neighbour])
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
     def test_a_rank_of_a_pipeline_is_named_when_it_is_killed(self):

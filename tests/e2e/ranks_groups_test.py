@@ -1,5 +1,6 @@
 """Ranks that share sequences, tensors or layers."""
 
+import json
 import os
 import pathlib
 import unittest
@@ -74,6 +75,12 @@ class GroupsTest(Ranks):
             # There and back, in each step of the circle: forward, again in backward, and backward's own.
             calls = 6 * (number // 2) * 12 * ring[0].summary["steps"] * self.config()["model"]["layers"]
             self.assertEqual(sent["shift heads"]["calls"], calls)
+            # Where all blocks save attention's results, backward does not go round for them again.
+            saved = self.ranks(number, self.config(**shared, swap__save_attention=8))
+            self.assert_trained(saved)
+            self.assertEqual(saved.numbers(), ring[0].numbers())
+            sent = {one["collective"]: one for one in saved.summary["collectives"]}
+            self.assertEqual(sent["shift heads"]["calls"], calls * 2 // 3)
 
     def test_ranks_that_cannot_share_sequences_are_refused(self):
         for number, changes, words in (
@@ -82,8 +89,8 @@ class GroupsTest(Ranks):
                 (2, {"parallel__sequence": 2, "batch__sequence": 25}, ("equal parts", "set batch.sequence to 26")),
                 (2, {"parallel__sequence": 0}, ("parallel.sequence", "at least 1, at most 4096")),
                 (2, {"parallel__sequence": 2, "parallel__sequence_order": "zigzag"}, ("sequence_order", "ring")),
-                (2, {"parallel__sequence": 2, "parallel__sequence_order": "ring", "device": "cuda"},
-                 ("parallel.sequence_order", "no attention in a ring", "device is cuda")),
+                (2, {"parallel__sequence": 2, "parallel__sequence_order": "ring", "device": "cuda", "precision": "fp32"},
+                 ("parallel.sequence_order", "in 16 bits alone", "precision is fp32")),
                 (4, {"parallel__sequence": 2, "batch__micro_batches": 3},
                  ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4"))):
             with self.subTest(ranks=number, **changes):
@@ -227,7 +234,8 @@ class GroupsTest(Ranks):
                 (4, {"parallel__pipeline": 2, "zero__stage": 3}, ("zero.stage", "set zero.stage to 2 or less")),
                 (4, {"parallel__pipeline": 2, "batch__micro_batches": 3},
                  ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4")),
-                (2, {"parallel__pipeline": 2, "checkpoint__dir": self.path("saved")}, ("checkpoint.dir",))):
+                (2, {"parallel__pipeline": 2, "checkpoint__durable_steps": True, "budgets__nvme": [self.nvme()]},
+                 ("checkpoint.durable_steps", "steps of a pipeline"))):
             with self.subTest(ranks=number, **changes):
                 config = self.config(**changes)
                 run = self.ranks(number, config) if number > 1 else self.train(config)
@@ -238,9 +246,71 @@ class GroupsTest(Ranks):
         run = self.ranks(2, config)
         self.assert_trained(run)
         self.assertIn("1 group of micro-batches for 2 stages: each stage waits 50 % of a step", run.err)
-        planned = self.ferry("plan", self.command(config)[1], "--ranks", "2")
-        self.assertEqual(planned.code, USAGE)
-        self.assertIn("a pipeline is not planned ahead yet", planned.err)
+        planned = self.ferry("plan", self.command(config)[1], "--ranks", "2", "--no-prediction")
+        self.assertEqual(planned.code, 0, planned.err)
+        self.assertIn("1 group of 1 micro-batch for 2 stages: each stage waits 50 % of a step", planned.err)
+        self.assertIn("a pipeline of 2 stages of 1 rank", planned.out)
+
+    def test_groups_that_cannot_be_planned_are_refused(self):
+        """As `train` refuses them, before anything is measured."""
+        heads = {"model__heads": 4, "model__kv_heads": 2}
+        for ranks, changes, words in (
+                (3, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 3 ranks", "start 4 ranks")),
+                (4, {"parallel__pipeline": 3}, ("parallel.pipeline", "groups of 3, 4 ranks")),
+                (6, {"parallel__tensor": 4}, ("parallel.tensor", "groups of 4, 6 ranks")),
+                (8, {"parallel__tensor": 8, **heads}, ("more ranks share a block's tensors than it has heads",
+                                                       "set parallel.tensor to 4")),
+                (3, {"parallel__pipeline": 3, "model__layers": 2}, ("3 stages", "2 blocks", "set it to 2 or less")),
+                (4, {"parallel__pipeline": 2, "zero__stage": 3}, ("zero.stage", "set zero.stage to 2 or less"))):
+            with self.subTest(ranks=ranks, **changes):
+                planned = self.ferry("plan", self.command(self.config(**changes))[1], "--ranks", str(ranks))
+                self.assertEqual(planned.code, USAGE, planned.err)
+                self.assertEqual(planned.out, "")
+                for word in words:
+                    self.assertIn(word, planned.err)
+
+    def test_the_plan_of_a_pipeline_is_that_of_training(self):
+        tight = {**self.tight(4), "budgets__host": "8MiB"}
+        config = self.config(parallel__pipeline=2, model__layers=5, zero__stage=1, **tight)
+        run = self.ranks(4, config)
+        self.assert_trained(run)
+        picture = self.path("step.svg")
+        planned = self.ferry("plan", self.command(config)[1], "--ranks", "4", "--json", "--svg", picture)
+        self.assertEqual(planned.code, 0, planned.err)
+        plan = json.loads(planned.out)
+        drawn = pathlib.Path(picture).read_text()
+        for row in ("0 compute", "0 comm", "1 compute", "1 comm", "take over"):
+            self.assertIn(row, drawn)
+        for key in ("device_bytes", "host_bytes", "nvme_bytes", "groups", "chunk_elements"):
+            self.assertEqual(plan[key], run.summary[key], key)
+        stages, steps = plan["pipeline"]["stages"], run.summary["steps"]
+        self.assertEqual(sum(stage["blocks"] for stage in stages), 5)
+        sent = {one["collective"]: one for one in run.summary["collectives"]}
+        self.assertEqual(sent["pass on"]["sent_bytes"], steps * stages[0]["to_next_bytes"])
+        for stage in stages:
+            self.assertGreater(stage["compute_seconds"], 0)
+            self.assertTrue(0 < stage["waits"] < 1)
+
+    def test_checkpoints_of_a_pipeline_go_on_with_other_stages(self):
+        """The same ranks a stage keep every bit; also from one rank's, and to one."""
+        changes = {"model__layers": 4, "precision": "bf16", "steps": 4, "clip_norm": 0}
+        whole = self.train(self.config(**changes))
+        self.assert_trained(whole)
+        there = self.path("saved")
+        saving = {**changes, "parallel__pipeline": 2, "checkpoint__dir": there, "checkpoint__every": 2,
+                  "checkpoint__keep": {"last": 9}}
+        self.assert_trained(self.ranks(2, self.config(**saving)))
+        for stages in (1, 2, 3):
+            with self.subTest(stages=stages):
+                config = self.config(**{**changes, "parallel__pipeline": stages})
+                resume = ("--resume", os.path.join(there, "step-00000002"))
+                run = self.ranks(stages, config, *resume) if stages > 1 else self.train(config, *resume)
+                self.assert_trained(run)
+                for mine, theirs in zip(run.steps, whole.steps[1:]):  # the first is the one that was saved
+                    self.assertEqual((mine["step"], mine["loss"]), (theirs["step"], theirs["loss"]))
+        out = self.path("exported")
+        exported = self.ferry("ckpt", "export", os.path.join(there, "step-00000004"), out)
+        self.assertEqual(exported.code, 0, exported.err)
 
 
 if __name__ == "__main__":

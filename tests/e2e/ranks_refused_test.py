@@ -40,7 +40,8 @@ class RefusedTest(Ranks):
         first = self.command(self.config())
         for changes, key in (({"optimizer__lr": 0.004}, "optimizer.lr"), ({"seed": 8}, "seed"),
                              ({"zero__stage": 1}, "zero.stage"),
-                             ({"zero__compress": {"gradients": "int8"}}, "zero.compress.gradients")):
+                             ({"zero__compress": {"gradients": "int8"}}, "zero.compress.gradients"),
+                             ({"zero__ranks_per_host": 2}, "zero.ranks_per_host")):
             with self.subTest(key=key):
                 other = self.command(self.config(**changes))
                 run = subprocess.run(

@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 #include "norm_row.h"
-#include "turn.h"
+#include "rotation.h"
 
 namespace ferry::ops::cuda {
 namespace {
@@ -60,7 +60,7 @@ struct Backward {
     double share;    // 1 / n
     float* partial;  // partial sums of the weight's gradient
     float* bias_partial = nullptr;
-    Turn turn{};                // of dy, before all else
+    Rotation rotation{};        // of dy, before all else
     int64_t rows_of_group = 0;  // where the same kernel sums the weight's gradient
 };
 
@@ -77,7 +77,7 @@ struct Inputs {
         d.fetch(a.dy, run, n);
         x.fetch(a.x, run, n);
         if (a.addend.data != nullptr) before.fetch(a.addend, run, n);
-        turn(a, run);
+        rotate(a, run);
     }
     // Into shared memory, three rows' places a thread; the row's own numbers come back.
     static __device__ Row start(const Norm& norm, const Backward& a, int64_t i, int64_t n,
@@ -97,13 +97,13 @@ struct Inputs {
         x.take(run, room + places_of(kHeld, kLie) * blockDim.x);
         if (a.addend.data != nullptr)
             before.take(run, room + 2 * places_of(kHeld, kLie) * blockDim.x);
-        turn(a, run);
+        rotate(a, run);
     }
-    __device__ void turn(const Backward& a, Run run) {
-        if constexpr (turns<kRow, kHeld, kLie>()) {
-            if (a.turn.angles == nullptr) return;
+    __device__ void rotate(const Backward& a, Run run) {
+        if constexpr (rotates<kRow, kHeld, kLie>()) {
+            if (a.rotation.angles == nullptr) return;
             Pack first = d.held(a.dy, 0, kPack), second = d.held(a.dy, 1, kPack);
-            turn_packs(a.turn, run.row, first, second);
+            rotate_packs(a.rotation, run.row, first, second);
             d.low[0] = bf16_words(first);
             d.low[1] = bf16_words(second);
         }
@@ -566,11 +566,11 @@ bool norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd
                         float* weight_gradient, const Rope& rope, const float* angles,
                         float* partial, cudaStream_t stream) {
     if (x.rows == 0) return true;
-    if (!turns_heads(angles, weight.cols) || !lies_whole(d) || !lies_whole(x) ||
+    if (!rotates_heads(angles, weight.cols) || !lies_whole(d) || !lies_whole(x) ||
         !lies_whole(weight))
         return false;
     Backward a = backward_of(d, x, weight, {}, d, partial);
-    a.turn = turn_of(rope, angles);
+    a.rotation = rotation_of(rope, angles);
     // The sums of few rows are a kernel apart, which turns nothing.
     const unsigned blocks = blocks_for(a.runs.count, Summing<8, 2, Lie::whole>::kRows);
     if (weight_gradient != nullptr && !sums_at_once(weight.cols, blocks)) return false;

@@ -1,7 +1,7 @@
 // RMSNorm and LayerNorm, forward.
 #include "kernels.h"
 #include "norm_row.h"
-#include "turn.h"
+#include "rotation.h"
 
 namespace ferry::ops::cuda {
 namespace {
@@ -9,7 +9,7 @@ namespace {
 template <int kRow, int kHeld, Lie kLie>
 __global__ void __launch_bounds__(block_of(kRow))
     forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, Runs runs,
-                   Turn turn) {
+                   Rotation rotation) {
     const int64_t i = group_index<kRow>(), n = i < runs.count ? weight.cols : 0;
     const Run run = runs(i);
     HeldRow<kRow, kHeld, kLie> in;
@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(block_of(kRow))
         row_sum<kRow>(static_cast<double>(squares)) / static_cast<double>(weight.cols);
     const auto r = static_cast<float>(1 / sqrt(mean + eps));
     if (threadIdx.x % kRow == 0 && n > 0) rstd[i] = r;
-    if constexpr (turns<kRow, kHeld, kLie>()) {
-        if (turn.angles != nullptr) {
+    if constexpr (rotates<kRow, kHeld, kLie>()) {
+        if (rotation.angles != nullptr) {
             Pack halves[kHeld];
             if (n == 0) return;
             each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(block_of(kRow))
                 for (int e = 0; e < kPack; ++e)
                     halves[k].at[e] = rounded(halves[k].at[e] * r * w.at[e], DType::bf16);
             });
-            turn_packs(turn, run.row, halves[0], halves[1]);
+            rotate_packs(rotation, run.row, halves[0], halves[1]);
             each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int) {
                 store_as<kLie>(halves[k], y, run.row, run.col + col);
             });
@@ -87,15 +87,15 @@ __global__ void __launch_bounds__(block_of(kRow))
     });
 }
 
-void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd, const Turn& turn,
-                 cudaStream_t stream) {
+void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                 const Rotation& rotation, cudaStream_t stream) {
     const Runs runs = runs_of(x, weight.cols);
     const Lie lie = lie_of(weight.cols, any_wide(x), x, weight, y);
     with_plan(weight.cols, lie, [&](auto plan) {
         using P = decltype(plan);
         forward_kernel<P::kRow, P::kHeld, P::kLie>
             <<<P::blocks(runs.count), P::kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs,
-                                                                turn);
+                                                                rotation);
     });
 }
 
@@ -111,10 +111,10 @@ void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd
 bool norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
                        const Rope& rope, const float* angles, cudaStream_t stream) {
     if (x.rows == 0) return true;
-    if (!turns_heads(angles, weight.cols) || !lies_whole(x) || !lies_whole(weight) ||
+    if (!rotates_heads(angles, weight.cols) || !lies_whole(x) || !lies_whole(weight) ||
         !lies_whole(y))
         return false;
-    run_forward(x, weight, eps, y, rstd, turn_of(rope, angles), stream);
+    run_forward(x, weight, eps, y, rstd, rotation_of(rope, angles), stream);
     check_launch("norm and rope forward");
     return true;
 }

@@ -4,7 +4,7 @@
 #include "kernels.h"
 #include "launch.h"
 #include "pack.h"
-#include "turn.h"
+#include "rotation.h"
 
 namespace ferry::ops::cuda {
 namespace {
@@ -47,7 +47,7 @@ __global__ void rope_kernel(View x, Rope rope, Frequencies frequencies) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
             if (i >= count) break;
-            turn_pair(a.at[i], b.at[i], cosine[first + i], sine[first + i]);
+            rotate_pair(a.at[i], b.at[i], cosine[first + i], sine[first + i]);
         }
         store_pack(a, x, row, col);
         store_pack(b, x, row, col + half);
@@ -264,7 +264,7 @@ void rope(View x, const Rope& rope, cudaStream_t stream) {
 }
 
 int64_t rope_angles_floats(const Rope& rope) {
-    return rope.head_dim == kTurnedHead ? rope.all_positions() * kTurnedHead : 0;
+    return rope.head_dim == kRotatedHead ? rope.all_positions() * kRotatedHead : 0;
 }
 
 void rope_angles(const Rope& rope, float* angles, cudaStream_t stream) {
