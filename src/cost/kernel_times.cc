@@ -37,7 +37,9 @@ bool is_timed(const swap::Task& task) {
 }
 
 bool is_update(const swap::Task& task) {
-    return task.verb == swap::Verb::kernel && row_of(task).timed_by == TimedBy::update;
+    if (task.verb != swap::Verb::kernel) return false;
+    const TimedBy by = row_of(task).timed_by;
+    return by == TimedBy::update || by == TimedBy::momentum;
 }
 
 bool passes(const swap::Task& task) {

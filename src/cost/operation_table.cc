@@ -3,7 +3,6 @@
 #include <array>
 
 #include "cost/operands.h"
-#include "cost/traffic.h"
 
 namespace ferry::cost {
 namespace {
@@ -183,6 +182,7 @@ constexpr std::array kRows{
         {.name = "gather weight codes", .lane = Lane::comm, .of_codecs = true, .bytes = own}),
     row<op::GatherCodesInHost>({.name = "gather weight codes in host",
                                 .lane = Lane::comm,
+                                .among = Among::host,
                                 .of_codecs = true,
                                 .bytes = own}),
     row<op::DecodeWeights>(
@@ -199,7 +199,7 @@ constexpr std::array kRows{
     row<op::Compress>({.name = "compress momentum",
                        .lane = Lane::team,
                        .item = kChunk,
-                       .timed_by = TimedBy::update,
+                       .timed_by = TimedBy::momentum,
                        .bytes =
                            [](const Work& w) {
                                const int64_t arrays = 3 + w.codecs.local_steps;
@@ -209,7 +209,7 @@ constexpr std::array kRows{
         {.name = "move alone",
          .lane = Lane::team,
          .item = kChunk,
-         .timed_by = TimedBy::update,
+         .timed_by = TimedBy::momentum,
          .bytes = [](const Work& w) { return w.ranks * (wire(w) + 4 * w.elements * 4); }}),
     row<op::ExchangeMomentum>(
         {.name = "exchange momentum", .lane = Lane::comm, .item = kChunk, .bytes = own}),
@@ -217,7 +217,7 @@ constexpr std::array kRows{
         {.name = "merge momentum",
          .lane = Lane::team,
          .item = kChunk,
-         .timed_by = TimedBy::update,
+         .timed_by = TimedBy::momentum,
          .bytes = [](const Work& w) { return (w.ranks + 1) * signs(w) + 3 * w.elements * 4; }}),
     row<op::GatherMomentum>(
         {.name = "gather momentum", .lane = Lane::comm, .item = kChunk, .bytes = own}),
@@ -225,13 +225,16 @@ constexpr std::array kRows{
         {.name = "average momentum",
          .lane = Lane::team,
          .item = kChunk,
-         .timed_by = TimedBy::update,
+         .timed_by = TimedBy::momentum,
          .bytes = [](const Work& w) { return w.ranks * (signs(w) + 2 * w.elements * 4); }}),
     row<op::GatherWeights>({.name = "gather weights", .lane = Lane::comm, .bytes = own}),
     row<op::GatherWeightsInHost>(
-        {.name = "gather weights in host", .lane = Lane::comm, .bytes = own}),
-    row<op::ExchangeInHost>(
-        {.name = "exchange gradients in host", .lane = Lane::comm, .item = kChunk, .bytes = own}),
+        {.name = "gather weights in host", .lane = Lane::comm, .among = Among::host, .bytes = own}),
+    row<op::ExchangeInHost>({.name = "exchange gradients in host",
+                             .lane = Lane::comm,
+                             .item = kChunk,
+                             .among = Among::host,
+                             .bytes = own}),
     row<op::Exchange>(
         {.name = "exchange gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),
     row<op::GatherGradient>(
@@ -258,6 +261,12 @@ const Row& row_of(Op op) {
     const auto index = static_cast<size_t>(op);
     FERRY_CHECK(index < kRows.size(), "unknown operation");
     return kRows[index];
+}
+
+Among among(const swap::Task& exchange) {
+    const bool second =
+        static_cast<Op>(exchange.op) == Op::exchange && (exchange.flags & kAcrossHosts) != 0;
+    return second ? Among::hosts : row_of(exchange).among;
 }
 
 const char* name_of(const swap::Task& task) {

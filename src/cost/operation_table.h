@@ -7,6 +7,7 @@
 #include <span>
 
 #include "cost/operations.h"
+#include "cost/traffic.h"
 #include "ferry/dtype.h"
 #include "model/model.h"
 #include "model/saved_activations.h"
@@ -51,6 +52,7 @@ enum class ItemOf : uint8_t { none, micro_batch, chunk };
 enum class TimedBy : uint8_t {
     nothing,   // not timed: it takes no time, or that of its lane's bytes
     update,    // not timed: its bytes at the rate that updates reach
+    momentum,  // the same, at the rate of what codes momentum
     memory,    // not timed: its task's bytes at the rate of memory
     layer,     // no more than that
     flags,     // those say what backward computes
@@ -64,7 +66,8 @@ struct Row {
     bool device_too = false;  // on the compute lane where the chunk's state is the device's
     ItemOf item = ItemOf::none;
     TimedBy timed_by = TimedBy::nothing;
-    bool of_codecs = false;  // its time is another where gradients or weights travel as codes
+    Among among = Among::all;  // of an exchange: the ranks that it is among
+    bool of_codecs = false;    // its time is another where gradients or weights travel as codes
     // Bytes of its operands, read and written, without scratch, report and what ranks agree on. A
     // table counts by the rows that occur, taken to be as large as the block input that they make.
     int64_t (*bytes)(const Work&) = nullptr;
@@ -75,6 +78,8 @@ struct Row {
 std::span<const Row> operations();  // by Op
 const Row& row_of(Op op);
 inline const Row& row_of(const swap::Task& kernel) { return row_of(static_cast<Op>(kernel.op)); }
+// The ranks that a task of the comm lane exchanges among, but for what stages pass.
+Among among(const swap::Task& exchange);
 inline const char* name_of(Op op) { return row_of(op).name; }
 // A kernel has its operation's name, every other task its verb's.
 const char* name_of(const swap::Task& task);

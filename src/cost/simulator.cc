@@ -36,17 +36,9 @@ Cost check_cost(double bytes, const Measurements& measured) {
 
 // Of the team. Coding takes longer than moving the bytes.
 double update_rate(const Task& task, const Measurements& measured) {
-    switch (static_cast<Op>(task.op)) {
-        case Op::compress:
-        case Op::move_alone:
-        case Op::merge:
-        case Op::average:
-            return measured.momentum_bytes_per_s > 0
-                       ? std::min(measured.momentum_bytes_per_s, measured.dram_bytes_per_s)
-                       : measured.dram_bytes_per_s;
-        default:
-            return measured.dram_bytes_per_s;
-    }
+    const double memory = measured.dram_bytes_per_s, coding = measured.momentum_bytes_per_s;
+    const bool codes = row_of(task).timed_by == TimedBy::momentum && coding > 0;
+    return codes ? std::min(coding, memory) : memory;
 }
 
 // An update on all cores and at the rate of all memory, then the checks.
@@ -75,19 +67,6 @@ double exchange_seconds(const Task& task, const WorkOf& work_of, const Measureme
 }
 
 }  // namespace
-
-Among among(const Task& exchange) {
-    switch (static_cast<Op>(exchange.op)) {
-        case Op::exchange_in_host:
-        case Op::gather_weights_in_host:
-        case Op::gather_codes_in_host:
-            return Among::host;
-        case Op::exchange:
-            return (exchange.flags & kAcrossHosts) != 0 ? Among::hosts : Among::all;
-        default:
-            return Among::all;
-    }
-}
 
 swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
     const double one = 1.0 / measured.threads, on_host = measured.computes_on_host ? 1 : 0;

@@ -15,6 +15,4 @@ constexpr int64_t kPieceBytes = 256 * kKiB;
 // outlive the model.
 swap::CostModel cost_model(WorkOf work_of, const Measurements& measured);
 
-Among among(const swap::Task& exchange);
-
 }  // namespace ferry::cost

@@ -97,6 +97,7 @@ TEST(Operations, EachHasARowWithItsOwnName) {
         EXPECT_NE(row.bytes, nullptr) << row.name;
         EXPECT_FALSE(row.operands.empty()) << row.name;
         EXPECT_LE(row.operands.size(), static_cast<size_t>(swap::kPlaces)) << row.name;
+        EXPECT_TRUE(row.among == cost::Among::all || row.lane == Lane::comm) << row.name;
         // The comm lane's take the time of their bytes; of a kernel's somebody has to know.
         EXPECT_EQ(row.lane == Lane::comm,
                   row.timed_by == TimedBy::nothing && row.lane != Lane::team)

@@ -83,15 +83,18 @@ size_t RankLane::on_of(const swap::Task& task) {
             return link + static_cast<size_t>(link_of(task));
         case cost::Op::agree:
             return run;
-        case cost::Op::gather_codes_in_host:
-        case cost::Op::gather_weights_in_host:
-        case cost::Op::exchange_in_host:
-            return inside;
-        case cost::Op::exchange:
-            return (task.flags & cost::kAcrossHosts) != 0 ? across : slice;
         default:
-            return slice;
+            break;
     }
+    switch (cost::among(task)) {
+        case cost::Among::all:
+            return slice;
+        case cost::Among::host:
+            return inside;
+        case cost::Among::hosts:
+            return across;
+    }
+    bug("no such ranks");
 }
 
 void RankLane::start(const swap::Call& call) {
