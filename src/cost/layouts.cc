@@ -49,15 +49,16 @@ private:
         const double tables = found_.pipeline > 1 || m_.tied ? 1 : 2;
         return blocks() * m_.block_elements / slices() + tables * m_.table_elements;
     }
+    double link() const { return comm_rate(c_.measured); }
     bool crosses_hosts(int64_t ranks) const { return ranks > c_.on_a_host; }
 
     // Between so many ranks, each `apart` from the next.
     double group_rate(int64_t ranks, int64_t apart) const {
-        if (ranks == 1) return c_.link_bytes_per_s;
+        if (ranks == 1) return link();
         const int64_t here = std::clamp<int64_t>(c_.on_a_host / apart, 1, ranks);
         const double outside = static_cast<double>(ranks - here) / static_cast<double>(ranks - 1);
         const double of_a_rank = c_.network_bytes_per_s / static_cast<double>(c_.on_a_host);
-        double inverse = outside < 1 ? (1 - outside) / c_.link_bytes_per_s : 0;
+        double inverse = outside < 1 ? (1 - outside) / link() : 0;
         if (outside > 0) inverse += outside / of_a_rank;
         return 1 / inverse;
     }
@@ -65,8 +66,8 @@ private:
     // Of a micro-batch on the slowest stage: its blocks, and the head where that is more.
     void time_slots() {
         const double flops = 2 * m_.block_elements / slices() + m_.attention_flops / slices();
-        const double block = tokens() * flops / c_.flops_per_s;
-        const double head = 2 * tokens() * m_.table_elements / c_.flops_per_s;
+        const double block = tokens() * flops / c_.measured.assumed_flops_per_s;
+        const double head = 2 * tokens() * m_.table_elements / c_.measured.assumed_flops_per_s;
         const double each = static_cast<double>(m_.blocks);
         // The cut evens the head out as far as whole blocks allow. Head: forward, and both
         // gradients in the same visit.
@@ -88,7 +89,7 @@ private:
     void count_memory() {
         const double own = found_.zero_stage >= 1 ? elements() / sharers() : elements();
         const double weights = found_.zero_stage == 3 ? elements() / sharers() : elements();
-        const double state = own * (m_.element.state + static_cast<double>(m_.element.wire));
+        const double state = own * m_.element.state_and_gradient();
         const double under_way =
             found_.pipeline > 1 ? std::min(stages(), micro_batches()) : micro_batches();
         const double inputs = under_way * blocks() * input_bytes();
@@ -119,8 +120,8 @@ private:
             const int64_t of_a_stage = found_.tensor * found_.replicas;
             const bool crosses = crosses_hosts(c_.ranks);
             const int64_t at_once = std::min(of_a_stage, c_.on_a_host);
-            const double rate = crosses ? c_.network_bytes_per_s / static_cast<double>(at_once)
-                                        : c_.link_bytes_per_s;
+            const double rate =
+                crosses ? c_.network_bytes_per_s / static_cast<double>(at_once) : link();
             passed_s = input_bytes() / rate + (crosses ? c_.latency_s : 0);
             found_.pipeline_bytes = 2 * micro_batches() * input_bytes();
         }
@@ -155,25 +156,23 @@ private:
     double update() {
         const double own = found_.zero_stage >= 1 ? elements() / sharers() : elements();
         const double moved = update_bytes(own, m_.element);
-        const auto here = static_cast<double>(std::min(c_.on_a_host, c_.ranks));
+        const Measurements& rates = c_.measured;
         if (found_.state == StateOn::device)
-            return std::max(moved / c_.device_bytes_per_s,
-                            found_.copied_bytes / c_.copy_bytes_per_s);
+            return std::max(moved / rates.device_bytes_per_s,
+                            found_.copied_bytes / rates.copy_bytes_per_s);
         double copied = found_.copied_bytes + own * static_cast<double>(m_.element.wire);
         copied += streams() ? 2 * elements() / (found_.zero_stage == 3 ? sharers() : 1) * width()
                             : own * width();
         found_.copied_bytes = copied;
-        double seconds =
-            std::max(copied / c_.copy_bytes_per_s, here * (moved + copied) / c_.dram_bytes_per_s);
-        if (found_.state == StateOn::nvme) {
-            found_.stored_bytes = 2 * own * m_.element.state;
-            seconds = std::max(seconds, here * found_.stored_bytes / c_.nvme_bytes_per_s);
-        }
-        return seconds;
+        if (found_.state == StateOn::nvme) found_.stored_bytes = 2 * own * m_.element.state;
+        const double stored = found_.stored_bytes;
+        return std::max({copied / rates.copy_bytes_per_s,
+                         dram_bytes(moved, copied, stored, rates) / rates.dram_bytes_per_s,
+                         stored > 0 ? stored / rates.nvme_bytes_per_s : 0});
     }
 
     bool fits() const {
-        const auto here = static_cast<double>(std::min(c_.on_a_host, c_.ranks));
+        const auto here = static_cast<double>(c_.here());
         return found_.device_bytes <= c_.device_bytes &&
                here * found_.host_bytes <= c_.host_bytes &&
                here * found_.nvme_bytes <= c_.nvme_bytes;

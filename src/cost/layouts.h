@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cost/measurements.h"
 #include "cost/traffic.h"
 
 namespace ferry::cost {
@@ -21,17 +22,14 @@ struct ModelSizes {
     ElementBytes element{};
 };
 
-// 0: there is none. Rates in bytes a second, each way.
+// 0: there is none. Bytes a second go each way.
 struct Cluster {
     int64_t ranks = 1, on_a_host = 1;
-    double flops_per_s = 0;                         // that a rank's products reach
+    Measurements measured{};                        // of a rank (of_rank()); no kernels
     double device_bytes = 0;                        // a rank's, beside its context
-    double device_bytes_per_s = 0;                  // of updates there
-    double link_bytes_per_s = 0;                    // between ranks of a host, of a rank
-    double copy_bytes_per_s = 0;                    // between a rank's device and the host
-    double host_bytes = 0, dram_bytes_per_s = 0;    // a host's, all its ranks'
-    double nvme_bytes = 0, nvme_bytes_per_s = 0;    // the same
+    double host_bytes = 0, nvme_bytes = 0;          // a host's, all its ranks'
     double network_bytes_per_s = 0, latency_s = 0;  // of a host, and of an operation
+    int64_t here() const { return ranks < on_a_host ? ranks : on_a_host; }
 };
 
 enum class StateOn : uint8_t { device, host, nvme };

@@ -26,17 +26,18 @@ ModelSizes model_of(int64_t hidden, int64_t blocks, int64_t sequences) {
             .element = {.wire = 2, .weight = 2}};
 }
 Cluster cluster_of(int64_t ranks, int64_t on_a_host) {
+    const Measurements host{.copy_bytes_per_s = 5e10,
+                            .nvme_bytes_per_s = 4e9,
+                            .dram_bytes_per_s = 4e11,
+                            .device_bytes_per_s = 2e12,
+                            .computes_on_host = false,
+                            .comm_bytes_per_s = 3e11,
+                            .assumed_flops_per_s = 6e14};
     return {.ranks = ranks,
             .on_a_host = on_a_host,
-            .flops_per_s = 6e14,
+            .measured = of_rank(host, static_cast<int>(on_a_host)),
             .device_bytes = 79e9,
-            .device_bytes_per_s = 2e12,
-            .link_bytes_per_s = 3e11,
-            .copy_bytes_per_s = 5e10,
             .host_bytes = 1e12,
-            .dram_bytes_per_s = 4e11,
-            .nvme_bytes = 0,
-            .nvme_bytes_per_s = 4e9,
             .network_bytes_per_s = 5e10,
             .latency_s = 2e-5};
 }
@@ -69,7 +70,7 @@ TEST(Layouts, HaveTheBubbleOfTheory) {
     ModelSizes model = model_of(8192, 32, 8);
     model.table_elements = 0;
     Cluster cluster = cluster_of(4, 4);
-    cluster.link_bytes_per_s = 1e18;
+    cluster.measured.comm_bytes_per_s = 1e18;
     const Layout l =
         weigh(model, cluster, {.tensor = 1, .pipeline = 4, .replicas = 1, .micro_batches = 8})
             .layout;

@@ -51,31 +51,22 @@ cost::Cluster cluster_of(const Config& config, const train::RankCount& count,
                          const std::string& gpu, const std::optional<Network>& network) {
     const cost::Measurements known =
         cost::default_measurements(gpu.empty() ? config.device : DeviceKind::cuda);
-    const auto here = static_cast<double>(std::min(count.on_a_host, count.ranks));
-    // What the processors compute is a host's.
-    const double share = known.computes_on_host ? here : 1;
-    cost::Cluster found{
-        .ranks = count.ranks,
-        .on_a_host = count.on_a_host,
-        .flops_per_s = known.assumed_flops_per_s / share,
-        .device_bytes = bytes_or_infinite(config.budgets.device_bytes),
-        .device_bytes_per_s = known.device_bytes_per_s / share,
-        .link_bytes_per_s = known.copy_bytes_per_s,
-        .copy_bytes_per_s = known.copy_bytes_per_s,
-        .host_bytes = bytes_or_infinite(config.budgets.host_bytes),
-        .dram_bytes_per_s = known.dram_bytes_per_s * (known.memory_of == cost::Of::rank ? here : 1),
-        .nvme_bytes = nvme_bytes(config),
-        .nvme_bytes_per_s = known.nvme_bytes_per_s};
+    cost::Cluster found{.ranks = count.ranks,
+                        .on_a_host = count.on_a_host,
+                        .device_bytes = bytes_or_infinite(config.budgets.device_bytes),
+                        .host_bytes = bytes_or_infinite(config.budgets.host_bytes),
+                        .nvme_bytes = nvme_bytes(config)};
+    found.measured = cost::of_rank(known, static_cast<int>(found.here()));
     if (network) {
         found.network_bytes_per_s = network->bits_per_s / 8;
         found.latency_s = network->latency_s;
     }
     if (gpu.empty()) return found;
     const Gpu& of = gpu_named(gpu);
-    found.flops_per_s = kOfProducts * of.flops_per_s;
+    found.measured.assumed_flops_per_s = kOfProducts * of.flops_per_s;
     found.device_bytes = std::min(found.device_bytes, of.memory_bytes - kContext);
-    found.device_bytes_per_s = kOfRates * of.memory_bytes_per_s;
-    found.link_bytes_per_s = kOfRates * of.link_bytes_per_s;
+    found.measured.device_bytes_per_s = kOfRates * of.memory_bytes_per_s;
+    found.measured.comm_bytes_per_s = kOfRates * of.link_bytes_per_s;
     return found;
 }
 
