@@ -78,7 +78,9 @@ class PlanTest(FerryTest):
         for more, code, words in ((("--network", "400Gbit", "--gpu", "abacus"), USAGE, ("--gpu", "abacus")),
                                   (("--gpu", "h100"), USAGE, ("--layouts", "1024 ranks, 8 a host", "--network")),
                                   (("--network", "400Gbit", "--gpu", "h100", "--set", "batch.micro_batches=3"),
-                                   DOES_NOT_FIT, ("no layout of these ranks fits", "3 sequences a step"))):
+                                   DOES_NOT_FIT, ("no layout of these ranks fits", "3 sequences a step")),
+                                  (("--network", "400Gbit", "--machine", "some.json"), USAGE, ("--layouts", "--machine")),
+                                  (("--network", "400Gbit", "--schedule"), USAGE, ("--layouts", "--schedule"))):
             refused = layouts(*more)
             self.assertEqual(refused.code, code, refused.err)
             for word in words:

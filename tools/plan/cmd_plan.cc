@@ -337,8 +337,9 @@ void add_plan_command(CLI::App& app) {
     command->add_option("config", options->config, "JSON configuration (docs/configuration.md)")
         ->required();
     add_overrides(*command, options->overrides, "override a key: --set budgets.host=64MiB");
-    command->add_option("--machine", options->machine,
-                        "a machine file (docs/machine.md): what it knows is not measured");
+    CLI::Option* machine =
+        command->add_option("--machine", options->machine,
+                            "a machine file (docs/machine.md): what it knows is not measured");
     command->add_option("--ranks", options->count.ranks, "plan one of so many ranks")
         ->check(CLI::Range(1, 1 << 16));
     command
@@ -347,10 +348,12 @@ void add_plan_command(CLI::App& app) {
         ->check(CLI::Range(1, 1 << 16));
     CLI::Option* svg =
         command->add_option("--svg", options->svg, "write the step's timeline to this file (SVG)");
-    command->add_option("--pattern-svg", options->pattern_svg,
-                        "write a picture of attention.pattern's blocks to this file (SVG)");
-    command->add_flag("--longest-sequence", options->longest,
-                      "say how long a sequence fits the budgets, all else as it is");
+    CLI::Option* pattern_svg =
+        command->add_option("--pattern-svg", options->pattern_svg,
+                            "write a picture of attention.pattern's blocks to this file (SVG)");
+    CLI::Option* longest =
+        command->add_flag("--longest-sequence", options->longest,
+                          "say how long a sequence fits the budgets, all else as it is");
     CLI::Option* network = command->add_option(
         "--network", options->network,
         "a step with each codec where hosts are joined by this rate, such as 10Gbit");
@@ -370,8 +373,13 @@ void add_plan_command(CLI::App& app) {
         ->add_flag("!--no-prediction", options->prediction,
                    "only where everything goes: measure nothing, predict nothing")
         ->excludes(svg)
-        ->excludes(network);
-    command->add_flag("--schedule", options->schedule, "the learning rate over the steps as well");
+        ->excludes(network)
+        ->excludes(layouts);
+    CLI::Option* schedule = command->add_flag("--schedule", options->schedule,
+                                              "the learning rate over the steps as well");
+    // It plans no single layout, and its rates are those of a device or a data sheet.
+    for (CLI::Option* other : {machine, svg, pattern_svg, longest, schedule})
+        layouts->excludes(other);
     command->add_flag("--json", options->json,
                       "one JSON object; with --schedule the rates of at most 10,000 steps, evenly "
                       "spaced, and those steps");
