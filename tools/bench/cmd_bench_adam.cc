@@ -23,7 +23,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr Words<DType, 2> kWeightWords{{{"bf16", DType::bf16}, {"fp16", DType::f16}}};
+constexpr config::Words<DType, 2> kWeightWords{{{DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
 
 struct AdamOptions {
     double millions = 32;  // of 2^20 elements
@@ -124,7 +124,7 @@ AdamBench bench_of(const AdamOptions& options) {
         throw Error(Trouble::usage,
                     {.what = "a split master has weights of 16 bits",
                      .where = "--format",
-                     .measured = "--weight " + word_of(kWeightWords, options.weight),
+                     .measured = "--weight " + spelled(kWeightWords, options.weight),
                      .remedy = "measure it with --weight bf16 or fp16"});
     }
     return what;
@@ -138,7 +138,7 @@ std::string command_of(const AdamOptions& options) {
     };
     add("threads", options.threads);
     add("gradient", options.gradients);
-    line += " --weight " + word_of(kWeightWords, options.weight);
+    line += " --weight " + spelled(kWeightWords, options.weight);
     add("method", options.methods);
     add("target", options.targets);
     add("format", options.formats);

@@ -28,8 +28,8 @@
 namespace ferry::tools {
 namespace {
 
-constexpr Words<AttentionKernels, 2> kKernelWords{
-    {{"best", AttentionKernels::best}, {"ferry", AttentionKernels::ferry}}};
+constexpr config::Words<AttentionKernels, 2> kKernelWords{
+    {{AttentionKernels::best, "best"}, {AttentionKernels::ferry, "ferry"}}};
 
 struct AttentionOptions {
     ops::Attention shape{.sequences = 1,
@@ -247,9 +247,9 @@ std::string command_of(const AttentionOptions& o) {
         add("--global-blocks", std::to_string(o.global_blocks));
     }
     if (o.documents > 0) add("--documents", std::to_string(o.documents));
-    add("--precision", word_of(kTypeWords, s.type));
-    add("--device", word_of(kDeviceWords, o.device));
-    if (o.kernels != AttentionKernels::best) add("--kernels", word_of(kKernelWords, o.kernels));
+    add("--precision", spelled(kTypeWords, s.type));
+    add("--device", spelled(kDeviceWords, o.device));
+    if (o.kernels != AttentionKernels::best) add("--kernels", spelled(kKernelWords, o.kernels));
     add("--rounds", std::to_string(o.rounds));
     return shell_line(words);
 }

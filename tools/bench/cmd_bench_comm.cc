@@ -43,7 +43,7 @@ std::string command_of(const CommBenchOptions& options, int ranks) {
     const std::string start = ranks > 1 ? fmt::format("mpirun -n {} ", ranks) : "";
     std::string line =
         fmt::format("{}ferry bench comm --device {} --sizes {} --rounds {} --repeats {}", start,
-                    word_of(kDeviceWords, options.device), fmt::join(options.sizes, ","),
+                    spelled(kDeviceWords, options.device), fmt::join(options.sizes, ","),
                     options.rounds, options.repeats);
     if (options.tensor > 1) line += fmt::format(" --tensor {}", options.tensor);
     if (options.sequence > 1) line += fmt::format(" --sequence {}", options.sequence);

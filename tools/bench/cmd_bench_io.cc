@@ -139,7 +139,7 @@ std::string command_of(const IoOptions& options) {
     if (options.rings != 1) add("--rings", std::to_string(options.rings));
     if (options.threads != 0) add("--threads", std::to_string(options.threads));
     if (options.backend != aio::BackendKind::automatic)
-        add("--backend", word_of(kBackendWords, options.backend));
+        add("--backend", spelled(kBackendWords, options.backend));
     if (options.buffered) words.emplace_back("--buffered");
     if (options.integrity) words.emplace_back("--integrity");
     if (options.compare_fio) words.emplace_back("--compare-fio");

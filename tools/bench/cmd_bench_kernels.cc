@@ -35,7 +35,7 @@ Config config_for(const KernelsOptions& options) {
     };
     if (options.sequence > 0) set("batch.sequence", std::to_string(options.sequence));
     if (options.micro_batch > 0) set("batch.micro_batch", std::to_string(options.micro_batch));
-    if (options.device) set("device", word_of(kDeviceWords, *options.device));
+    if (options.device) set("device", spelled(kDeviceWords, *options.device));
     overrides.insert(overrides.end(), options.overrides.keys.begin(), options.overrides.keys.end());
     if (!options.config.empty())
         return options.overrides.checked(load_config(options.config, overrides));
@@ -43,7 +43,7 @@ Config config_for(const KernelsOptions& options) {
         {"model", {{"path", options.model}, {"load", false}}},
         {"batch", {{"sequence", 2048}, {"micro_batch", 1}, {"micro_batches", 1}}},
         {"data", {{"tokens", "none"}}},  // a required key; nothing reads it
-        {"precision", word_of(kTypeWords, options.precision)},
+        {"precision", spelled(kTypeWords, options.precision)},
         {"steps", 1},
         {"optimizer", {{"method", "adamw"}}}};
     return options.overrides.checked(parse_config(config.dump(), "--model", overrides));
@@ -153,9 +153,9 @@ std::string command_of(const KernelsOptions& o) {
         words.insert(words.end(), {name, value});
     };
     if (!o.model.empty()) add("--model", o.model);
-    if (!o.model.empty()) add("--precision", word_of(kTypeWords, o.precision));
+    if (!o.model.empty()) add("--precision", spelled(kTypeWords, o.precision));
     if (!o.config.empty()) add("--config", o.config);
-    if (o.device) add("--device", word_of(kDeviceWords, *o.device));
+    if (o.device) add("--device", spelled(kDeviceWords, *o.device));
     if (o.sequence > 0) add("--sequence", std::to_string(o.sequence));
     if (o.micro_batch > 0) add("--micro-batch", std::to_string(o.micro_batch));
     add("--rounds", std::to_string(o.rounds));

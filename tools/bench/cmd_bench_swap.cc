@@ -23,16 +23,16 @@ namespace ferry::tools {
 namespace {
 
 // No matrices are here.
-constexpr Words<optim::Method, 5> kMethodWords{{{"adamw", optim::Method::adamw},
-                                                {"adam", optim::Method::adam},
-                                                {"sgd", optim::Method::sgd},
-                                                {"lion", optim::Method::lion},
-                                                {"adagrad", optim::Method::adagrad}}};
+constexpr config::Words<optim::Method, 5> kMethodWords{{{optim::Method::adamw, "adamw"},
+                                                        {optim::Method::adam, "adam"},
+                                                        {optim::Method::sgd, "sgd"},
+                                                        {optim::Method::lion, "lion"},
+                                                        {optim::Method::adagrad, "adagrad"}}};
 // In the order in which they are made.
-constexpr Words<train::Pass, 4> kPassWords{{{"out", train::Pass::swap_out},
-                                            {"in", train::Pass::swap_in},
-                                            {"optimizer", train::Pass::optimizer},
-                                            {"step", train::Pass::step}}};
+constexpr config::Words<train::Pass, 4> kPassWords{{{train::Pass::swap_out, "out"},
+                                                    {train::Pass::swap_in, "in"},
+                                                    {train::Pass::optimizer, "optimizer"},
+                                                    {train::Pass::step, "step"}}};
 
 struct SwapOptions {
     std::vector<std::string> paths{};
@@ -75,7 +75,7 @@ std::optional<int64_t> chunk_of(const SwapOptions& options) {
 
 std::vector<train::Pass> passes_of(const SwapOptions& options) {
     std::vector<train::Pass> passes;
-    for (const auto& [word, pass] : kPassWords) {
+    for (const auto& [pass, word] : kPassWords) {
         const bool wanted = options.passes.empty()
                                 ? pass != train::Pass::step || options.compute_ms > 0
                                 : std::ranges::count(options.passes, pass) > 0;
@@ -146,25 +146,25 @@ std::string command_of(const SwapOptions& options) {
     std::string line = fmt::format("ferry bench swap {} --millions {:g} --layers {}",
                                    fmt::join(options.paths, " "), options.millions, options.layers);
     if (options.device != DeviceKind::cpu)
-        line += " --device " + word_of(kDeviceWords, options.device);
+        line += " --device " + spelled(kDeviceWords, options.device);
     if (!options.gpu_memory.empty()) line += " --gpu-memory " + options.gpu_memory;
     if (options.on_device > 0) line += fmt::format(" --on-device {:g}", options.on_device);
     if (!options.host.empty()) line += " --host " + options.host;
     if (options.on_nvme) line += fmt::format(" --on-nvme {:g}", *options.on_nvme);
     if (options.chunk > 0) line += fmt::format(" --chunk {}", options.chunk);
     std::vector<std::string> passes;
-    for (const train::Pass pass : options.passes) passes.push_back(word_of(kPassWords, pass));
+    for (const train::Pass pass : options.passes) passes.push_back(spelled(kPassWords, pass));
     if (!passes.empty()) line += fmt::format(" --passes {}", fmt::join(passes, ","));
     if (options.compute_ms > 0) line += fmt::format(" --compute-ms {:g}", options.compute_ms);
     if (!options.block.empty()) line += " --block " + options.block;
     if (options.depth != 32) line += fmt::format(" --depth {}", options.depth);
     if (options.threads > 0) line += fmt::format(" --threads {}", options.threads);
     if (options.precision != DType::bf16)
-        line += " --precision " + word_of(kTypeWords, options.precision);
+        line += " --precision " + spelled(kTypeWords, options.precision);
     if (options.optimizer != optim::Method::adamw)
-        line += " --optimizer " + word_of(kMethodWords, options.optimizer);
+        line += " --optimizer " + spelled(kMethodWords, options.optimizer);
     if (options.backend != aio::BackendKind::automatic)
-        line += " --backend " + word_of(kBackendWords, options.backend);
+        line += " --backend " + spelled(kBackendWords, options.backend);
     if (options.buffered) line += " --buffered";
     if (!options.verify) line += " --no-verify";
     if (options.pairs > 0) line += fmt::format(" --pairs {}", options.pairs);

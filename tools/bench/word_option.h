@@ -1,46 +1,34 @@
-// Options that take one of a few words: what is stored is the value that a word stands for.
+// Options that take one of a few words, those of the configuration: what is stored is the value
+// that a word stands for.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
-#include "ferry/aio.h"
-#include "ferry/config.h"
+#include "config/words.h"
 
 namespace ferry::tools {
 
-template <class Value>
-struct Word {
-    std::string_view text;
-    Value value;
-};
-template <class Value, size_t count>
-using Words = std::array<Word<Value>, count>;
-
-constexpr Words<DeviceKind, 2> kDeviceWords{{{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}};
-constexpr Words<DType, 3> kTypeWords{
-    {{"bf16", DType::bf16}, {"fp16", DType::f16}, {"fp32", DType::f32}}};
-constexpr Words<aio::BackendKind, 3> kBackendWords{{{"auto", aio::BackendKind::automatic},
-                                                    {"uring", aio::BackendKind::uring},
-                                                    {"posix", aio::BackendKind::posix}}};
+constexpr const auto& kDeviceWords = config::kDevices;
+constexpr const auto& kTypeWords = config::kPrecisions;
+constexpr const auto& kBackendWords = config::kBackends;
 
 template <class Value, size_t count>
-std::string word_of(const Words<Value, count>& words, Value value) {
-    return std::string(std::ranges::find(words, value, &Word<Value>::value)->text);
+Value value_of(const config::Words<Value, count>& words, std::string_view text) {
+    return std::ranges::find(words, text, &config::Word<Value>::text)->value;
 }
 template <class Value, size_t count>
-Value value_of(const Words<Value, count>& words, std::string_view text) {
-    return std::ranges::find(words, text, &Word<Value>::text)->value;
+std::string spelled(const config::Words<Value, count>& words, Value value) {
+    return std::string(config::word_of(words, value));
 }
 template <class Value, size_t count>
-CLI::Validator one_of(const Words<Value, count>& words) {
+CLI::Validator one_of(const config::Words<Value, count>& words) {
     std::vector<std::string> known;
-    for (const Word<Value>& word : words) known.emplace_back(word.text);
+    for (const config::Word<Value>& word : words) known.emplace_back(word.text);
     return CLI::IsMember(known);
 }
 
@@ -48,13 +36,13 @@ CLI::Validator one_of(const Words<Value, count>& words) {
 // outlive the command.
 template <class Target, class Value, size_t count>
 CLI::Option* add_word_option(CLI::App& command, const std::string& name, Target& target,
-                             const Words<Value, count>& words, const std::string& what) {
+                             const config::Words<Value, count>& words, const std::string& what) {
     const auto take = [&target, &words](const std::string& text) {
         target = value_of(words, text);
     };
     CLI::Option* option =
         command.add_option_function<std::string>(name, take, what)->check(one_of(words));
-    if constexpr (std::is_same_v<Target, Value>) option->default_str(word_of(words, target));
+    if constexpr (std::is_same_v<Target, Value>) option->default_str(spelled(words, target));
     return option;
 }
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "config/words.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 #include "train/from_config.h"
@@ -38,11 +39,9 @@ double quantity(const std::string& text, std::span<const Unit> units, double lea
                                  .remedy = std::string("write it as ") + example});
 }
 
-const char* word_of(CodecKind kind) {
-    return kind == CodecKind::none   ? "none"
-           : kind == CodecKind::int8 ? "int8"
-           : kind == CodecKind::int4 ? "int4"
-                                     : "signs";
+// Signs are of momentum: no key of the gradients has them.
+std::string_view word_of(CodecKind kind) {
+    return kind == CodecKind::sign ? "signs" : config::word_of(config::kGradientCodecs, kind);
 }
 
 // What the ranks of a host do among themselves first.
