@@ -51,6 +51,8 @@ Measurements known_or(Measurements known, const Measurements& assumed) {
     fill(&Measurements::out_of_place);
     fill(&Measurements::check_bytes_per_s);
     fill(&Measurements::device_bytes_per_s);
+    fill(&Measurements::momentum_bytes_per_s);
+    fill(&Measurements::device_copy_bytes_per_s);
     // Updates in the device's memory reach nearly as much.
     if (known.device_copy_bytes_per_s == 0)
         known.device_copy_bytes_per_s = known.device_bytes_per_s;

@@ -145,6 +145,77 @@ class BenchCommTest(FerryTest):
                             for line in prediction()["assumed"]))
 
     @unittest.skipUnless(MPIRUN[0], "no mpirun")
+    def test_hosts_of_ranks_are_measured_and_planned_by(self):
+        machine = self.path("machine.json")
+        config = self.config(zero__ranks_per_host=2, zero__compress={"gradients": "int8"}, batch__micro_batches=4,
+                             swap__speculate="off")
+        run = self.ferry(*QUICK, "--json", "--ranks-per-host", "2", "--save", machine, through=[*MPIRUN, "4"])
+        self.assertEqual(run.code, 0, run.err)
+        table = json.loads(run.out)
+        self.assertTrue(table["command"].endswith("--ranks-per-host 2"), table["command"])
+        self.assertEqual([row["name"] for row in table["rows"][6:]],
+                         [f"hosts of 2: exchange {where} {size}" for where in ("in a host", "between hosts")
+                          for size in ("1000 B", "2.00 MiB")])
+        with open(machine, encoding="utf-8") as file:
+            content = json.load(file)
+        (entry,) = content["ranks"]
+        self.assertEqual((entry["ranks"], entry["ranks_per_host"]), (4, 2))
+
+        def prediction():
+            with open(machine, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            plan = self.ferry("plan", self.command(config)[1], "--json", "--ranks", "4", "--machine", machine)
+            self.assertEqual(plan.code, 0, plan.err)
+            return json.loads(plan.out)["prediction"]
+        found = prediction()
+        self.assertFalse(any("4 ranks" in line for line in found["assumed"]), found["assumed"])
+        for key in ("in_host_bytes_per_s", "across_hosts_bytes_per_s"):
+            with self.subTest(key):
+                rate, entry[key] = entry[key], 1e4  # modems
+                self.assertGreater(prediction()["step_seconds"], 2 * found["step_seconds"])
+                entry[key] = rate
+        entry["ranks_per_host"] = 4  # others' rates are none of these
+        self.assertTrue(any("4 ranks, 4 on a host, hosts of 2, by mpi" in line for line in prediction()["assumed"]))
+
+    def test_what_stages_pass_is_planned_by(self):
+        machine = self.path("machine.json")
+        config = self.config(parallel__pipeline=2, model__layers=2, batch__micro_batches=4, zero__stage=1)
+
+        def plan(**rates):
+            ranks = {"ranks": 2, "on_a_host": 2, "by": "mpi", "bytes_per_s": 1e9, "overhead_s": 1e-6, **rates}
+            with open(machine, "w", encoding="utf-8") as file:
+                json.dump({"ferry_machine": 1, "ranks": [ranks]}, file)
+            run = self.ferry("plan", self.command(config)[1], "--json", "--ranks", "2", "--machine", machine)
+            self.assertEqual(run.code, 0, run.err)
+            found = json.loads(run.out)
+            return found["prediction"]["step_seconds"], found["pipeline"]["stages"][0]["to_next_bytes"]
+        alike, passed = plan()
+        late, _ = plan(between_stages_bytes_per_s=1e4, between_stages_overhead_s=1e-6)
+        self.assertGreater(passed, 0)
+        self.assertGreater(late, alike + passed / 1e4)
+
+    def test_what_codes_momentum_is_kept_and_planned_by(self):
+        machine = self.path("machine.json")
+        command = self.command(self.config(optimizer__method="onebit_adam", optimizer__freeze_step=2, swap__speculate="off"))
+        hosts = ("--ranks", "2", "--ranks-per-host", "1")
+        saved = self.ferry("bench", "--all", "--config", command[1], "--save", machine, *hosts)
+        self.assertEqual(saved.code, 0, saved.err)
+        with open(machine, encoding="utf-8") as file:
+            content = json.load(file)
+        (kernels,) = content["kernels"]
+        self.assertGreater(kernels["momentum_bytes_per_s"], 0)
+
+        def by_momentum():
+            with open(machine, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            run = self.ferry("plan", command[1], "--json", *hosts, "--network", "1000Gbit", "--machine", machine)
+            self.assertEqual(run.code, 0, run.err)
+            return next(step["seconds"] for step in json.loads(run.out)["network"]["steps"] if step["gradients"] == "signs")
+        fast = by_momentum()
+        kernels["momentum_bytes_per_s"] = 1e5
+        self.assertGreater(by_momentum(), 2 * fast)
+
+    @unittest.skipUnless(MPIRUN[0], "no mpirun")
     def test_what_cannot_be_kept(self):
         for words, ranks, said in (
                 (QUICK, 1, "one rank has nobody"),

@@ -20,6 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                                                          .threads = 2},
                                              .count = {.ranks = 2, .on_a_host = 2},
                                              .groups = {.tensor = 2},
+                                             .ranks_per_host = 2,
                                              .by = "nccl"};
             fuzz::refused_or_read([&] { file.measurements(what); });
         }

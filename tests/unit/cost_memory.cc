@@ -57,5 +57,32 @@ TEST_P(MemoryTraffic, OfStorageIsTheSameInEstimateAndSimulator) {
 INSTANTIATE_TEST_SUITE_P(Devices, MemoryTraffic, testing::Bool(),
                          [](const auto& device) { return device.param ? "Processors" : "Gpu"; });
 
+// What a file has of a machine stays, and what was measured beside it is not lost.
+TEST(Measurements, AreFilledFieldByField) {
+    const Measurements measured{.copy_bytes_per_s = 1,
+                                .nvme_bytes_per_s = 2,
+                                .nvme_at_once = 3,
+                                .dram_bytes_per_s = 4,
+                                .update_overhead_s = 5,
+                                .out_of_place = 6,
+                                .check_bytes_per_s = 7,
+                                .momentum_bytes_per_s = 8,
+                                .device_bytes_per_s = 9,
+                                .device_copy_bytes_per_s = 10};
+    const Measurements found = known_or({.copy_bytes_per_s = 11}, measured);
+    EXPECT_EQ(found.copy_bytes_per_s, 11);
+    EXPECT_EQ(found.nvme_bytes_per_s, 2);
+    EXPECT_EQ(found.nvme_at_once, 3);
+    EXPECT_EQ(found.dram_bytes_per_s, 4);
+    EXPECT_EQ(found.update_overhead_s, 5);
+    EXPECT_EQ(found.out_of_place, 6);
+    EXPECT_EQ(found.check_bytes_per_s, 7);
+    EXPECT_EQ(found.momentum_bytes_per_s, 8);
+    EXPECT_EQ(found.device_bytes_per_s, 9);
+    EXPECT_EQ(found.device_copy_bytes_per_s, 10);
+    // Nobody copied within the device: as its updates.
+    EXPECT_EQ(known_or({.device_bytes_per_s = 12}, {}).device_copy_bytes_per_s, 12);
+}
+
 }  // namespace
 }  // namespace ferry::cost

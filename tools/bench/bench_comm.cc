@@ -32,10 +32,10 @@ public:
             finish(group_);
         });
     }
-    Row exchange(int64_t bytes) {
+    Row exchange(const std::string& name, int64_t bytes) {
         const int64_t part = bytes / group_.size();
         const comm::Exchange exchange{memory_, memory_ + round_up(bytes, 4096), part};
-        return row("exchange", part, [&] {
+        return row(name, part, [&] {
             for_rounds([&] { group_.exchange({&exchange, 1}, kTopic); });
             finish(group_);
         });
@@ -132,16 +132,17 @@ cost::GroupRate line_through(std::span<const Row> rows) {
 
 std::vector<Row> CommRows::all() const {
     std::vector<Row> rows;
-    for (const auto* part :
-         {&all_gather, &exchange, &exchange_in_kernel, &with_tensors, &with_sequences})
+    for (const auto* part : {&all_gather, &exchange, &exchange_in_kernel, &with_tensors,
+                             &with_sequences, &in_host, &across_hosts})
         rows.insert(rows.end(), part->begin(), part->end());
     return rows;
 }
 
 CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
                       Device& device) {
-    const train::World world = train::world_of(Config{.parallel = bench.groups}, ranks.rank(),
-                                               ranks.size(), ranks.local_size());
+    const train::World world = train::world_of(
+        Config{.zero = {.ranks_per_host = bench.ranks_per_host}, .parallel = bench.groups},
+        ranks.rank(), ranks.size(), ranks.local_size());
     CommRows rows;
     const auto in_kernels = [&](Bench& on, const std::string& name) {
         std::vector<Row> of_sizes;
@@ -149,9 +150,14 @@ CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executo
             of_sizes.push_back(on.exchange_in_kernel(name, bytes));
         return of_sizes;
     };
+    const auto exchanges = [&](Bench& on, const std::string& name) {
+        std::vector<Row> of_sizes;
+        for (const int64_t bytes : bench.sizes) of_sizes.push_back(on.exchange(name, bytes));
+        return of_sizes;
+    };
     Bench on(bench, ranks, world.with_slice(), executor, device);
     for (const int64_t bytes : bench.sizes) rows.all_gather.push_back(on.all_gather(bytes));
-    for (const int64_t bytes : bench.sizes) rows.exchange.push_back(on.exchange(bytes));
+    rows.exchange = exchanges(on, "exchange");
     rows.exchange_in_kernel = in_kernels(on, "exchange in a kernel");
     if (world.tensor > 1) {
         Bench with_tensors(bench, ranks, world.with_tensors(), executor, device);
@@ -163,6 +169,14 @@ CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executo
         rows.with_sequences =
             in_kernels(with_sequences, fmt::format("sequences over {}: exchange", world.sequence));
     }
+    if (const int here = world.host_ranks; here > 1) {
+        Bench inside(bench, ranks, comm::run_of(ranks.rank(), here), executor, device);
+        rows.in_host = exchanges(inside, fmt::format("hosts of {}: exchange in a host", here));
+        Bench across(bench, ranks, comm::across_runs(ranks.rank(), here, ranks.size()), executor,
+                     device);
+        rows.across_hosts =
+            exchanges(across, fmt::format("hosts of {}: exchange between hosts", here));
+    }
     return rows;
 }
 
@@ -172,6 +186,8 @@ cost::Measurements comm_rates(const CommRows& rows) {
                              .comm_overhead_s = among_all.overhead_s};
     if (!rows.with_sequences.empty()) found.with_sequence = line_through(rows.with_sequences);
     if (!rows.with_tensors.empty()) found.with_slices = line_through(rows.with_tensors);
+    if (!rows.in_host.empty()) found.in_host = line_through(rows.in_host);
+    if (!rows.across_hosts.empty()) found.across_hosts = line_through(rows.across_hosts);
     return found;
 }
 

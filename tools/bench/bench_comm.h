@@ -18,6 +18,7 @@ struct CommBench {
     int rounds = 20;               // operations in a row, of which the time is taken
     int repeats = 5;               // how often that is timed; the median counts
     ParallelConfig groups{};       // that the ranks are cut into, as those of a run
+    int ranks_per_host = 1;        // neighbours that are a host, as zero.ranks_per_host says
 };
 
 // A row for each size: bus bandwidth as nccl-tests defines it, the bytes that enter a rank from
@@ -26,6 +27,7 @@ struct CommRows {
     // Among the ranks that share state and gradients.
     std::vector<Row> all_gather{}, exchange{}, exchange_in_kernel{};
     std::vector<Row> with_tensors{}, with_sequences{};  // exchanges in a kernel; may be none
+    std::vector<Row> in_host{}, across_hosts{};         // exchanges; may be none
     std::vector<Row> all() const;
 };
 CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,

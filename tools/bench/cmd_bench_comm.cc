@@ -20,7 +20,7 @@ namespace {
 struct CommBenchOptions {
     std::vector<std::string> sizes{"1MiB", "16MiB", "64MiB", "256MiB"};
     DeviceKind device = DeviceKind::cpu;
-    int rounds = 20, repeats = 5, tensor = 1, sequence = 1;
+    int rounds = 20, repeats = 5, tensor = 1, sequence = 1, ranks_per_host = 1;
     double timeout_seconds = 60;
     std::string save{};
     bool json = false;
@@ -47,6 +47,8 @@ std::string command_of(const CommBenchOptions& options, int ranks) {
                     options.rounds, options.repeats);
     if (options.tensor > 1) line += fmt::format(" --tensor {}", options.tensor);
     if (options.sequence > 1) line += fmt::format(" --sequence {}", options.sequence);
+    if (options.ranks_per_host > 1)
+        line += fmt::format(" --ranks-per-host {}", options.ranks_per_host);
     return line;
 }
 
@@ -74,7 +76,8 @@ void run_comm(const CommBenchOptions& options) {
     const CommBench bench{bytes_of(options.sizes),
                           options.rounds,
                           options.repeats,
-                          {.sequence = options.sequence, .tensor = options.tensor}};
+                          {.sequence = options.sequence, .tensor = options.tensor},
+                          options.ranks_per_host};
     const comm::CommOptions timeout{.timeout_seconds = options.timeout_seconds};
     const auto executor = make_thread_executor();
     auto ranks =
@@ -93,6 +96,7 @@ void run_comm(const CommBenchOptions& options) {
         save_comm(options.save,
                   {.count = {ranks->size(), ranks->local_size()},
                    .groups = bench.groups,
+                   .ranks_per_host = bench.ranks_per_host,
                    .by = std::string(ranks->kind())},
                   comm_rates(measured));
     const std::vector<Row> rows = measured.all();
@@ -138,6 +142,11 @@ void add_comm_bench(CLI::App& bench) {
         ->add_option("--sequence", options->sequence,
                      "of ranks with the same tensors those that share sequences")
         ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    command
+        ->add_option("--ranks-per-host", options->ranks_per_host,
+                     "neighbours that are a host, as zero.ranks_per_host of a run")
+        ->check(CLI::Range(1, 1024))
         ->capture_default_str();
     command->add_option("--timeout", options->timeout_seconds, "seconds, of one operation")
         ->check(number_within(0.1, 1e6))

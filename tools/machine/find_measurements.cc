@@ -59,10 +59,11 @@ std::string comm_command(const MeasurementsOf& what, const train::RankCount& cou
     const auto option = [](const char* name, int ranks) {
         return ranks > 1 ? fmt::format(" --{} {}", name, ranks) : std::string();
     };
-    return fmt::format("mpirun -n {} ferry bench comm --device {}{}{} --save {}", count.ranks,
+    return fmt::format("mpirun -n {} ferry bench comm --device {}{}{}{} --save {}", count.ranks,
                        what.kernels.on_host() ? "cpu" : "cuda",
                        option("tensor", what.groups.tensor),
-                       option("sequence", what.groups.sequence), file);
+                       option("sequence", what.groups.sequence),
+                       option("ranks-per-host", what.ranks_per_host), file);
 }
 
 // Files that do not say how many chunks a path takes at once are of a time when all were taken to
@@ -216,6 +217,7 @@ MeasurementsOf what_is_measured(const train::Predictor& predictor) {
     return {.kernels = kernels,
             .count = predictor.count(),
             .groups = predictor.groups(),
+            .ranks_per_host = predictor.ranks_per_host(),
             .by = kernels.on_host() ? "mpi" : "nccl",
             .device_bytes = predictor.device_bytes(),
             .needs = predictor.needs()};

@@ -37,7 +37,7 @@ constexpr const char *kOf = "of", *kOfHost = "host", *kOfRank = "rank";
 // Of a path: a chunk goes through one ring.
 constexpr const char* kAtOnce = "chunks_at_once";
 // Ranks in each group of `ranks`, and the rates within these groups.
-constexpr const char *kTensor = "tensor", *kSequence = "sequence";
+constexpr const char *kTensor = "tensor", *kSequence = "sequence", *kPerHost = "ranks_per_host";
 
 const std::array<std::string, 5> kLists = {"paths", "memory", "devices", "kernels", "ranks"};
 
@@ -128,7 +128,7 @@ json fields_of(const IoSettings& settings) {
 // What a key stands for that an entry lacks: memory's numbers are a host's, ranks share nothing.
 json by_default(const std::string& key) {
     if (key == kOf) return kOfHost;
-    return key == kTensor || key == kSequence ? json(1) : json();
+    return key == kTensor || key == kSequence || key == kPerHost ? json(1) : json();
 }
 
 // Whether an entry of a list is about this.
@@ -191,15 +191,22 @@ json key_of(const cost::KernelsOf& of) {
             {"libraries", of.libraries}, {"threads", of.threads}, {"under_load", of.under_load}};
 }
 
-json key_of_ranks(const MeasurementsOf& what, const ParallelConfig& groups) {
+json key_of_ranks(const MeasurementsOf& what) {
     return {{"ranks", what.count.ranks},
             {"on_a_host", what.count.on_a_host},
             {"by", what.by},
-            {kTensor, groups.tensor},
-            {kSequence, groups.sequence}};
+            {kTensor, what.groups.tensor},
+            {kSequence, what.groups.sequence},
+            {kPerHost, what.ranks_per_host}};
+}
+// The same ranks in no groups.
+json key_of_ungrouped(MeasurementsOf what) {
+    what.groups = {};
+    what.ranks_per_host = 1;
+    return key_of_ranks(what);
 }
 
-// The rates within groups, by the key of a group's size.
+// The rates within groups, by the words that their keys begin with.
 struct OfGroup {
     std::string of;
     cost::GroupRate Measurements::*rate;
@@ -207,7 +214,10 @@ struct OfGroup {
     std::string overhead_s() const { return of + "_overhead_s"; }
 };
 const std::array kGroups{OfGroup{kTensor, &Measurements::with_slices},
-                         OfGroup{kSequence, &Measurements::with_sequence}};
+                         OfGroup{kSequence, &Measurements::with_sequence},
+                         OfGroup{"in_host", &Measurements::in_host},
+                         OfGroup{"across_hosts", &Measurements::across_hosts},
+                         OfGroup{"between_stages", &Measurements::between_stages}};
 
 // No machine's numbers come near these ends: what is beyond them, or between the lower one and 0,
 // makes infinities and zeros of times.
@@ -337,9 +347,11 @@ std::string text_of_ranks(const MeasurementsOf& what) {
     const auto over = [](const char* of, int ranks) {
         return ranks > 1 ? fmt::format("{} over {}, ", of, ranks) : std::string();
     };
-    return fmt::format("{} ranks, {} on a host, {}{}by {}", what.count.ranks, what.count.on_a_host,
-                       over("tensors", what.groups.tensor), over("sequences", what.groups.sequence),
-                       what.by);
+    const std::string hosts =
+        what.ranks_per_host > 1 ? fmt::format("hosts of {}, ", what.ranks_per_host) : "";
+    return fmt::format("{} ranks, {} on a host, {}{}{}by {}", what.count.ranks,
+                       what.count.on_a_host, over("tensors", what.groups.tensor),
+                       over("sequences", what.groups.sequence), hosts, what.by);
 }
 
 void save_comm(const std::string& file, const MeasurementsOf& what, const Measurements& measured) {
@@ -351,7 +363,7 @@ void save_comm(const std::string& file, const MeasurementsOf& what, const Measur
         rates[group.bytes_per_s()] = field_of(bytes_per_s);
         rates[group.overhead_s()] = field_of(overhead_s);
     }
-    replace(content["ranks"], key_of_ranks(what, what.groups), rates);
+    replace(content["ranks"], key_of_ranks(what), rates);
     write_whole("--save", file, text_of(content));
 }
 
@@ -448,8 +460,8 @@ private:
 
     // Of groups that nobody measured the rates are those among all ranks.
     void read_ranks(const MeasurementsOf& what) {
-        const json* ranks = entry(content_, "ranks", key_of_ranks(what, what.groups));
-        if (!ranks) ranks = entry(content_, "ranks", key_of_ranks(what, {}));
+        const json* ranks = entry(content_, "ranks", key_of_ranks(what));
+        if (!ranks) ranks = entry(content_, "ranks", key_of_ungrouped(what));
         if (!ranks) return;
         const std::string where = "ranks, " + text_of_ranks(what);
         read(kRanks, *ranks, where);

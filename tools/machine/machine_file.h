@@ -34,6 +34,7 @@ struct MeasurementsOf {
     cost::KernelsOf kernels{};  // with device and threads
     train::RankCount count{};
     ParallelConfig groups{};   // of these ranks
+    int ranks_per_host = 1;    // zero.ranks_per_host; 1: hosts are none of their business
     std::string by{};          // comm::Communicator::kind() of several ranks
     int64_t device_bytes = 0;  // device memory that a process can have
     planner::DeviceNeeds needs{};

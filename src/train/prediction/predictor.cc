@@ -484,6 +484,7 @@ int64_t Predictor::device_bytes() const { return model_->device_most; }
 planner::DeviceNeeds Predictor::needs() const { return model_->needs; }
 bool Predictor::is_here() const { return !model_->absent; }
 ParallelConfig Predictor::groups() const { return model_->config.parallel; }
+int Predictor::ranks_per_host() const { return model_->config.zero.ranks_per_host; }
 
 RankCount Predictor::count() const {
     return {model_->world.ranks, model_->world.local_ranks, model_->gpu};

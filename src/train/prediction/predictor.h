@@ -156,6 +156,7 @@ public:
     bool is_here() const;
     RankCount count() const;
     ParallelConfig groups() const;
+    int ranks_per_host() const;  // that exchange among themselves first; 1: none do
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
     cost::Measurements assumed(const planner::Plan& plan) const;
