@@ -54,13 +54,9 @@ private:
 
     // Between so many ranks, each `apart` from the next.
     double group_rate(int64_t ranks, int64_t apart) const {
-        if (ranks == 1) return link();
         const int64_t here = std::clamp<int64_t>(c_.on_a_host / apart, 1, ranks);
-        const double outside = static_cast<double>(ranks - here) / static_cast<double>(ranks - 1);
-        const double of_a_rank = c_.network_bytes_per_s / static_cast<double>(c_.on_a_host);
-        double inverse = outside < 1 ? (1 - outside) / link() : 0;
-        if (outside > 0) inverse += outside / of_a_rank;
-        return 1 / inverse;
+        return mean_rate(ranks, here, link(),
+                         c_.network_bytes_per_s / static_cast<double>(c_.on_a_host));
     }
 
     // Of a micro-batch on the slowest stage: its blocks, and the head where that is more.
@@ -208,6 +204,12 @@ const char* name_of(StateOn tier) {
             return "NVMe";
     }
     bug("no such tier");
+}
+
+double mean_rate(int64_t ranks, int64_t here, double inside_host, double outside) {
+    if (ranks == here) return inside_host;
+    const double away = static_cast<double>(ranks - here) / static_cast<double>(ranks - 1);
+    return 1 / (away / outside + (1 - away) / inside_host);
 }
 
 Weighed weigh(const ModelSizes& model, const Cluster& cluster, Layout layout) {

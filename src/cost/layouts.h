@@ -53,6 +53,10 @@ struct Layout {
     double bubble() const { return seconds > 0 ? bubble_seconds / seconds : 0; }
 };
 
+// Bytes a second that reach one of so many ranks, of which its host has `here`: from those one
+// after the other at the one rate, from all others at the other.
+double mean_rate(int64_t ranks, int64_t here, double inside_host, double outside);
+
 // What a step takes in this layout, and the memory of it; `fits`: whether there is as much.
 struct Weighed {
     Layout layout{};

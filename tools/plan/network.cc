@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "config/words.h"
+#include "cost/layouts.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 #include "train/from_config.h"
@@ -103,9 +104,7 @@ cost::Measurements over(const Network& network, const train::RankCount& count,
     const double inside_rate = cost::comm_rate(measured);
     // Between `ranks`, of which a host has `here`.
     const auto rate = [&](int ranks, int here) {
-        if (ranks == 1) return inside_rate;
-        const double outside = static_cast<double>(ranks - here) / static_cast<double>(ranks - 1);
-        return 1 / (outside / of_a_rank + (1 - outside) / inside_rate);
+        return cost::mean_rate(ranks, here, inside_rate, of_a_rank);
     };
     const double latency = network.latency_s, overhead = measured.comm_overhead_s;
     const auto group_rate = [&](int ranks, int here) {
