@@ -20,8 +20,9 @@ struct Saving {
     std::optional<double> held_back_loss{};  // the loss of these weights, where it was evaluated
     // Called by the thread that writes: the last time when all is published.
     std::function<void(int64_t bytes, int64_t of)> progress{};
-    // Called by the thread that trains: parts are read and written from here on; what the last step
-    // left under way is finished; and so many seconds were waited that neither call shows.
+    // Called by the thread that trains. `started`: parts are read and written from here on.
+    // `begun`: what the last step left under way is finished. `waited`: so many seconds more were
+    // waited.
     std::function<void()> started{};
     std::function<void()> begun{};
     std::function<void(double seconds)> waited{};
@@ -39,9 +40,9 @@ int64_t checkpoint_files(const planner::Plan& plan, const std::vector<model::Lay
                          const Saving& saving);
 // Whether checkpoints are due before the end of the run.
 bool saves_on_the_way(const Config& config);
-// Whether a rank reads no more than what it has, so that several send it to the first by threads of
-// their own; else all gather it together, while training waits: where they share tensors or layers,
-// or exchange momentum.
+// Whether a rank reads no more than what it has. Threads of theirs then send that to the first
+// rank. Where ranks share tensors or layers, or exchange momentum, all gather it while training
+// waits.
 bool reads_own_part(const planner::Plan& plan);
 int64_t own_checkpoint_bytes(const planner::Plan& plan);  // of that part, without files' headers
 // Whether all that this rank reads of the state lies in host memory. It stays as it is until the
@@ -49,11 +50,12 @@ int64_t own_checkpoint_bytes(const planner::Plan& plan);  // of that part, witho
 // taken, by as many threads.
 bool reads_meanwhile(const planner::Plan& plan);
 constexpr int kMeanwhileThreads = 4;
-// Whether some of that lies on NVMe, and the updates that finish a step pass by all of it, in a
-// checkpoint's order, where every chunk has one (passing_state.h): storage is not read for it.
+// Whether the updates that finish a step can hand the state over, so that storage is not read for a
+// checkpoint (passing_state.h). Some of it lies on NVMe then, none on the device; frozen
+// weights lie in host memory, and the updates go in a checkpoint's order.
 bool passes_by(const planner::Plan& plan);
-// Which steps the program evaluates behind, and which have a checkpoint that is known before them:
-// not those by the clock, nor by a signal.
+// The steps that the program evaluates behind, and those whose checkpoint is known before them: by
+// the clock or by a signal it is not.
 bool evaluates_behind(const Config& config, int64_t step);
 bool saves_behind(const Config& config, int64_t step);
 // Whether the program evaluates or takes a hash behind this step and before its checkpoint, which
