@@ -140,9 +140,11 @@ std::vector<Row> CommRows::all() const {
 
 CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
                       Device& device) {
-    const train::World world = train::world_of(
-        Config{.zero = {.ranks_per_host = bench.ranks_per_host}, .parallel = bench.groups},
-        ranks.rank(), ranks.size(), ranks.local_size());
+    Config config;
+    config.parallel = bench.groups;
+    config.zero.ranks_per_host = bench.ranks_per_host;
+    const train::World world =
+        train::world_of(config, ranks.rank(), ranks.size(), ranks.local_size());
     CommRows rows;
     const auto in_kernels = [&](Bench& on, const std::string& name) {
         std::vector<Row> of_sizes;
