@@ -42,11 +42,14 @@ PREDICTED_WITHIN = 0.15  # of the measured step
 OF_MOMENTUM = ("exchange momentum", "gather momentum")
 OF_GRADIENTS = ("exchange gradients", "gather gradients")
 IN_HOST_GRADIENTS = "exchange gradients in host"
-# The agent by which mpirun starts its daemon on a host: HOST COMMAND...; its last number is that of the namespace.
+# The agent by which mpirun starts its daemon on a host: HOST COMMAND...; its last number is that of the namespace. All
+# have this machine's name, and daemons of the same name that make their directories at once end each other.
 AGENT = """#!/bin/sh
-host=$1
+number=$((${{1##*.}} - 1))
 shift
-exec ip netns exec "{prefix}$((${{host##*.}} - 1))" sh -c "$*"
+export TMPDIR="{directory}/$number"
+mkdir -p "$TMPDIR"
+exec ip netns exec "{prefix}$number" sh -c "$*"
 """
 
 
@@ -79,7 +82,7 @@ class Hosts:
         self._prefix, self._veth = f"ferry{os.getpid()}h", f"fv{os.getpid()}"
         self._bridge = f"fb{os.getpid()}"
         self._agent = directory / "agent.sh"
-        self._agent.write_text(AGENT.format(prefix=self._prefix), encoding="utf-8")
+        self._agent.write_text(AGENT.format(prefix=self._prefix, directory=directory), encoding="utf-8")
         self._agent.chmod(0o755)
 
     def __enter__(self):
