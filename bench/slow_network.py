@@ -2,10 +2,11 @@
 """Ranks on hosts joined by a slow network: a step and the bytes sent with each codec, beside uncoded ones.
 
 The hosts are network namespaces of this machine on one bridge, each behind a veth pair that tc holds to the rate in
-both directions; MPI goes over TCP. Every host has --ranks-per-host ranks, one unless said. The script makes the namespaces and removes them, which
-takes root, `ip` and `tc`. There is no delay but that of the queues. Where that cannot be had, or with --emulate throttle,
-ferry itself holds up what its ranks send each other (FERRY_EMULATED_NETWORK): by rate and --delay, on the thread that
-sends. Give each rank a core of its own: with fewer cores than ranks the figures are of processors that take turns.
+both directions; MPI goes over TCP. Every host has --ranks-per-host ranks, one unless said. The script makes the
+namespaces and removes them, which takes root, `ip` and `tc`. There is no delay but that of the queues. Where that
+cannot be had, or with --emulate throttle, ferry itself holds up what its ranks send other hosts
+(FERRY_EMULATED_NETWORK): by rate and --delay, on the thread that sends. Give each rank a core of its own: with fewer
+cores than ranks the figures are of processors that take turns.
 
     bench/slow_network.py --ranks 2 --mbit 100 1000 --picture step.svg
     bench/slow_network.py --ranks 4 --ranks-per-host 2 --mbit 100 300      # gradients in two levels, a second shard
@@ -41,11 +42,14 @@ PREDICTED_WITHIN = 0.15  # of the measured step
 OF_MOMENTUM = ("exchange momentum", "gather momentum")
 OF_GRADIENTS = ("exchange gradients", "gather gradients")
 IN_HOST_GRADIENTS = "exchange gradients in host"
-# The agent by which mpirun starts its daemon on a host: HOST COMMAND...; its last number is that of the namespace.
+# The agent by which mpirun starts its daemon on a host: HOST COMMAND...; its last number is that of the namespace. All
+# have this machine's name, and daemons of the same name that make their directories at once end each other.
 AGENT = """#!/bin/sh
-host=$1
+number=$((${{1##*.}} - 1))
 shift
-exec ip netns exec "{prefix}$((${{host##*.}} - 1))" sh -c "$*"
+export TMPDIR="{directory}/$number"
+mkdir -p "$TMPDIR"
+exec ip netns exec "{prefix}$number" sh -c "$*"
 """
 
 
@@ -78,7 +82,7 @@ class Hosts:
         self._prefix, self._veth = f"ferry{os.getpid()}h", f"fv{os.getpid()}"
         self._bridge = f"fb{os.getpid()}"
         self._agent = directory / "agent.sh"
-        self._agent.write_text(AGENT.format(prefix=self._prefix), encoding="utf-8")
+        self._agent.write_text(AGENT.format(prefix=self._prefix, directory=directory), encoding="utf-8")
         self._agent.chmod(0o755)
 
     def __enter__(self):
@@ -262,8 +266,9 @@ def main():
                 return found
             try:
                 links[mbit] = Link(options, hosts, mbit, directory)
-                plans[mbit] = {**predicted(options, settings, links[mbit]),
-                               **predicted(options, {**settings, **of_momentum}, links[mbit])}
+                # A plan of momentum has steps of gradients too: those of its warm-up, which no side here is.
+                plans[mbit] = {**predicted(options, {**settings, **of_momentum}, links[mbit]),
+                               **predicted(options, settings, links[mbit])}
             except SideFailed as failure:
                 sys.exit(f"{mbit} Mbit/s: {failure}")
             sides = {name: lambda codec=codec: ferry(codec) for name, codec in codecs.items()}
@@ -295,7 +300,8 @@ def report(options, runs, links, plans, throttles):
         if "uncoded" not in by_codec:
             sys.exit(f"{mbit} Mbit/s: the uncoded side could not be measured")
         uncoded = by_codec["uncoded"]
-        rows.append(plain(f"{mbit} Mbit/s: between two ranks", links[mbit].mbit, "Mbit/s"))
+        ends = "ranks" if options.ranks_per_host == 1 else "hosts"
+        rows.append(plain(f"{mbit} Mbit/s: between two {ends}", links[mbit].mbit, "Mbit/s"))
         rows.append(plain(f"{mbit} Mbit/s: an exchange of nothing", links[mbit].latency * 1e6, "us"))
         rows.append(plain(f"{mbit} Mbit/s: uncoded, a step", [one.step_seconds for one in uncoded], "s"))
         for name, coded in by_codec.items():

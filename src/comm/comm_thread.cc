@@ -55,6 +55,10 @@ CommThread::CommThread(Executor& executor, const CommOptions& options,
       waits_(static_cast<size_t>(place_.size)),
       watchdog_([this](Nanos stuck) { return judge(stuck); }) {
     FERRY_CHECK(!executor.simulated(), "ranks of other processes do not run in virtual time");
+    if (CommThread* const watch = sources_.watch) {
+        const std::lock_guard lock(watch->watched_mutex_);
+        watch->watched_.push_back(this);
+    }
     executor_.host(*this);
 }
 
@@ -64,6 +68,10 @@ CommThread::~CommThread() {
         changed_.wait(lock, [this] { return ended_ == posted_; });
     }
     executor_.retire(*this);
+    if (CommThread* const watch = sources_.watch) {
+        const std::lock_guard lock(watch->watched_mutex_);
+        std::erase(watch->watched_, this);
+    }
 }
 
 // ---------------------------------------------------------------- any thread
@@ -123,12 +131,8 @@ std::unique_ptr<Communicator> CommThread::group_on(Executor& executor,
                                         std::move(sources));
 }
 
-void CommThread::set_waiting(bool waiting, const std::string& where) {
-    if (sources_.watch) return sources_.watch->set_waiting(waiting, where);
-    {
-        const std::lock_guard lock(mutex_);
-        asked_where_ = where;
-    }
+void CommThread::set_waiting(bool waiting) {
+    if (sources_.watch) return sources_.watch->set_waiting(waiting);
     asked_waiting_ += waiting ? 1 : -1;
 }
 
@@ -254,7 +258,7 @@ void CommThread::take_news() {
     }
     if (given_up) {
         const auto& [ranks, how] = *given_up;
-        return fail_and_tell(lost_here(ranks, how, where(), ""), ranks, how);
+        return fail_and_tell(lost_here(ranks, how, where(ranks), ""), ranks, how);
     }
     if (sources_.watch) {
         if (const auto error = sources_.watch->failure()) {
@@ -276,6 +280,7 @@ void CommThread::take_news() {
         const std::vector<int> ranks = ranks_in(news);
         if (told_) continue;
         told_at_ = executor_.now();
+        told_of_ = ranks;
         told_ = std::ranges::find(ranks, rank()) == ranks.end()
                     ? lost(ranks, how, "",
                            "see what that rank said last; end the run and start it again")
@@ -289,7 +294,7 @@ void CommThread::take_news() {
 void CommThread::heed_what_was_told() {
     if (!told_ || executor_.now() - told_at_ < kLastWords) return;
     Problem problem = told_->problem();
-    problem.where = where();
+    problem.where = where(told_of_);
     fail({told_->trouble(), std::move(problem)});
 }
 
@@ -310,7 +315,7 @@ void CommThread::look_for_ended(Nanos now) {
     if (!rank) return;
     ended_seen_at_ = std::min(ended_seen_at_, now);
     if (now - ended_seen_at_ < kLastWords) return;
-    fail_and_tell(lost({&*rank, 1}, kEnded, where(),
+    fail_and_tell(lost({&*rank, 1}, kEnded, where({&*rank, 1}),
                        "see what it or its launcher said last; the kernel may have killed it for "
                        "memory (dmesg)"),
                   {&*rank, 1}, kEnded);
@@ -344,16 +349,32 @@ void CommThread::announce(bool waiting) {
     if (waiting == announced_) return;
     announced_ = waiting;
     if (sources_.watch) {
-        sources_.watch->set_waiting(waiting, waiting ? where() : "");
+        sources_.watch->set_waiting(waiting);
     } else if (sources_.wire) {
         sources_.wire->tell(news_of(waiting ? News::Kind::waiting : News::Kind::going_on));
     }
 }
 
-std::string CommThread::where() const {
+// In which operation this rank is; of several at once in one with a rank that is lost.
+std::string CommThread::where(std::span<const int> lost) const {
     if (first_ < started_) return operations_[first_ % kDepth].text() + among();
-    const std::lock_guard lock(mutex_);
-    return asked_where_;
+    return where_of_watched(lost);
+}
+
+std::string CommThread::where_of_watched(std::span<const int> lost) const {
+    const std::lock_guard lock(watched_mutex_);
+    std::string with_others;
+    for (const CommThread* one : watched_) {
+        const std::string operation = one->oldest();
+        const std::vector<int>& members = one->sources_.members;
+        const auto has = [&](int rank) {
+            return std::ranges::find(members, rank) != members.end();
+        };
+        if (operation.empty()) continue;
+        if (members.empty() || std::ranges::any_of(lost, has)) return operation;
+        if (with_others.empty()) with_others = operation;
+    }
+    return with_others;
 }
 
 // Of a group, who is in it.

@@ -39,8 +39,8 @@ public:
 
     // ---- as the watch of another; any thread
 
-    // Whether this rank is in an operation for long; in which, for errors that this one finds.
-    void set_waiting(bool waiting, const std::string& where = {});
+    // Whether this rank is in an operation for long.
+    void set_waiting(bool waiting);
     // Whether that rank said so of itself.
     bool waits(int rank) const noexcept;
     // Tells the others that `ranks` are lost, unless something failed before.
@@ -82,13 +82,14 @@ private:
     std::vector<int> watched(std::span<const int> ranks) const;
     Error lost_here(std::span<const int> ranks, const std::string& how, const std::string& where,
                     const std::string& remedy) const;
-    std::string where() const;
+    std::string where(std::span<const int> lost = {}) const;
+    std::string where_of_watched(std::span<const int> lost) const;
     std::string among() const;
     void fail(const Error& error);
     void fail_and_tell(const Error& error, std::span<const int> ranks, std::string_view how);
     void rest();
 
-    // Called on the watchdog's thread.
+    // Called on the watchdog's thread, the last one by this one's watch too.
     std::optional<Error> judge(Nanos stuck) const;
     std::optional<Error> known() const;
     std::string oldest() const;
@@ -115,11 +116,13 @@ private:
     Nanos ended_seen_at_ = kForever;    // when a process was first seen to have ended
     Nanos next_look_ = 0;               // for such
     std::optional<Error> told_;         // by another rank: that one is lost
+    std::vector<int> told_of_{};        // which
     Nanos told_at_ = 0;
     bool announced_ = false, over_ = false;
 
     std::atomic<int> asked_waiting_ = 0;  // by those that this is the watch of
-    std::string asked_where_{};           // under mutex_: what the last of them waits in
+    mutable std::mutex watched_mutex_;
+    std::vector<const CommThread*> watched_{};  // under watched_mutex_: whose watch this is
     std::vector<std::atomic<bool>> waits_;
 
     Watchdog watchdog_;  // watches the comm thread's rounds; that thread watches the rest

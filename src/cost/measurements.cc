@@ -133,9 +133,8 @@ double comm_seconds(const CommTraffic& traffic, const Measurements& measured) {
 }
 
 double least_comm_seconds(const CommTraffic& traffic, const Measurements& measured) {
-    const double inside = group_seconds(traffic.in_host, 0, measured.in_host, measured),
-                 across = group_seconds(traffic.across_hosts, 0, measured.across_hosts, measured);
-    return comm_seconds(traffic, measured) - std::min(inside, across);
+    const double inside = group_seconds(traffic.in_host, 0, measured.in_host, measured);
+    return std::max(inside, comm_seconds(traffic, measured) - inside);
 }
 
 }  // namespace ferry::cost

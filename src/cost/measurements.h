@@ -97,7 +97,7 @@ double group_seconds(double bytes, int64_t operations, const GroupRate& rate,
                      const Measurements& measured);
 const GroupRate& rate_among(Among ranks, const Measurements& measured);  // 0: as among all
 // Of a step, without the exchanges' overheads: one after the other, and at the least, where a
-// host's ranks exchange beside what crosses between hosts.
+// host's ranks exchange beside all that crosses between hosts.
 double comm_seconds(const CommTraffic& traffic, const Measurements& measured);
 double least_comm_seconds(const CommTraffic& traffic, const Measurements& measured);
 

@@ -236,8 +236,9 @@ class EndedTest(Ranks):
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
     def test_a_rank_killed_in_either_level_of_an_exchange_is_named(self):
-        """Its neighbour on the host waits for it in the first level, the one that stands alike on the other host in the second."""
-        config = self.config(zero__ranks_per_host=2, zero__compress={"gradients": "int8", "block": 64}, steps=1,
+        """Its neighbour on the host waits for it in the first level, the one that stands alike on the other host in the second.
+        At stage 1 nothing else of backward is under way that all ranks wait in."""
+        config = self.config(zero__stage=1, zero__ranks_per_host=2, zero__compress={"gradients": "int8", "block": 64}, steps=1,
                              **{**self.tight(4), "swap__chunk_elements": 4096})
         command = self.command(config)
         self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's

@@ -54,6 +54,18 @@ TEST(LowerBound, TheRanksBindWhereTheirLinkIsSlowest) {
     EXPECT_EQ(lower_bound(input).seconds, 6);
 }
 
+TEST(LowerBound, RanksOfAHostExchangeBesideWhatCrossesTheNetwork) {
+    BoundInput input = billion();
+    input.measured.comm_bytes_per_s = 1e9;
+    input.measured.across_hosts = {2e9, 0};
+    input.measured.in_host = {4e9, 0};
+    input.comm = {.among_all = 3e9, .in_host = 12e9, .across_hosts = 4e9};
+    EXPECT_EQ(lower_bound(input).binding, Link::comm);
+    EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 5);
+    input.comm.in_host = 28e9;
+    EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 7);
+}
+
 TEST(LowerBound, WhatTheHostCannotHoldGoesToNvmeAndBack) {
     BoundInput input = billion();
     input.host_bytes = 2e9;  // the weights; no state

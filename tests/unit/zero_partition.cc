@@ -141,7 +141,7 @@ constexpr Codecs kCodecs{.gradients = {CodecKind::int4, 64}, .weights = {CodecKi
 
 // Six ranks on hosts of two.
 TEST(Hosts, OrderPartsByWhereTheirOwnersStand) {
-    const Partition two = partition_of(1, 3, 6, kCodecs, {}, {}, {.each = 2});
+    const Partition two = partition_of(3, 3, 6, kCodecs, {}, {}, {.each = 2});
     ASSERT_TRUE(two.two_levels());
     EXPECT_EQ(two.host_count(), 3);
     EXPECT_EQ(two.summed_parts(), 3);
@@ -152,8 +152,8 @@ TEST(Hosts, OrderPartsByWhereTheirOwnersStand) {
     EXPECT_EQ(exchanged_across_bytes(two, 100), 200);
     // Uncoded gradients, and one host: every rank exchanges with every other.
     for (const Partition& one :
-         {partition_of(1, 3, 6, {}, {}, {}, {.each = 2}),
-          partition_of(1, 3, 6, kCodecs, {}, {}, {.each = 6}), partition_of(1, 3, 6, kCodecs)}) {
+         {partition_of(3, 3, 6, {}, {}, {}, {.each = 2}),
+          partition_of(3, 3, 6, kCodecs, {}, {}, {.each = 6}), partition_of(3, 3, 6, kCodecs)}) {
         EXPECT_FALSE(one.two_levels());
         EXPECT_EQ(one.part_for(4), 4);
         EXPECT_EQ(one.summed_parts(), 6);

@@ -175,7 +175,9 @@ constexpr std::array kRanks{Field{"bytes_per_s", &Measurements::comm_bytes_per_s
 
 double field_of(double value) {
     constexpr double kLeast = 1e-6;  // none is 0, which would be unknown
-    return value >= 1e6 ? rounded(value) : std::max(kLeast, value);
+    if (value >= 1e9) return rounded(value);
+    // Of a slow network a megabyte a second is much.
+    return value >= 1e6 ? std::round(value * 1e-3) * 1e3 : std::max(kLeast, value);
 }
 
 json json_of(std::span<const Field> fields, const Measurements& measured) {
