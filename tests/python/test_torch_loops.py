@@ -48,6 +48,27 @@ def test_what_changes_a_gradient_that_left_is_refused(make, change):
     optimizer.step()  # as if nothing had been tried
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_grads": True}, {"overlap": False}, {"host": "120KiB", "chunk_elements": 1024, "nvme": True}])
+def test_gradients_that_the_program_asks_autograd_for_change_nothing(make, storage, options):
+    """torch.autograd.grad() leaves .grad as it is, whether the gradient is there or has left."""
+    def run(model, optimizer):
+        data = Data()
+        for _ in range(3):
+            for _ in range(2):
+                data.loss(model).backward()
+                before = [p.grad.clone() for p in model.parameters()]
+                torch.autograd.grad(Data().loss(model), list(model.parameters()))
+                assert all(torch.equal(p.grad.clone(), one) for p, one in zip(model.parameters(), before))
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights_of(model)
+
+    options = {**options, "nvme": [storage]} if options.get("nvme") else options
+    model, reference = make_model(), make_model()
+    mine = run(model, make(OffloadAdamW, model, lr=1e-2, accumulation_steps=2, **options))
+    torch.testing.assert_close(mine, run(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2)), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("options", [{"keep_grads": True}, {"overlap": False}, {"keep_grads": True, "chunk_elements": 500}])
 def test_where_gradients_stay_clipping_outside_counts(make, options):
     model, inside = make_model(), make_model()
