@@ -22,7 +22,11 @@ class _Reader:
         self._transfer = transfer
         # Its own: the handle's may be closed, and its number another's, before the loop lets go of it.
         self._descriptor = os.dup(transfer._fileno())
-        loop.add_reader(self._descriptor, self._look)
+        try:
+            loop.add_reader(self._descriptor, self._look)
+        except BaseException:  # a loop that has none, or is closed
+            os.close(self._descriptor)
+            raise
 
     def _look(self) -> None:
         try:

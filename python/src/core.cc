@@ -30,27 +30,43 @@ namespace {
 
 struct End {
     End() {
-        pthread_atfork(nullptr, nullptr, [] { get().returning = 0; });  // the child has none
+        pthread_atfork(nullptr, nullptr, [] { get().returning = get().visiting = 0; });
     }
-    std::atomic<bool> is_over = false;
-    std::atomic<int> returning = 0;  // threads that have not seen it and wait for the GIL
-    std::thread::id keeper{};        // who ends the interpreter
+    // Of threads that the child of a fork has not got.
+    std::atomic<int> returning = 0;  // that have not seen that it is over and wait for the GIL
+    std::atomic<int> visiting = 0;   // that are in a callback, or about to be
+    std::atomic<bool> is_over = false, is_gone = false;
+    std::thread::id keeper{};  // who ends the interpreter
     static End& get() {
         static End* const kEnd = new End;  // threads may stay in calls until the process ends
         return *kEnd;
     }
 };
 
-// From now on no thread but this one comes back.
-void keep_others_out() {
-    End& end = End::get();
-    end.keeper = std::this_thread::get_id();
-    end.is_over = true;
-    while (end.returning > 0) {
+thread_local int t_visits = 0;  // callbacks that this thread is within
+
+void wait_until_none_are(const std::atomic<int>& threads) {
+    while (threads > 0) {
         PyThreadState* const state = PyEval_SaveThread();
         std::this_thread::yield();
         PyEval_RestoreThread(state);
     }
+}
+
+// From now on no thread but this one comes back, nor those in callbacks: calls that close_all()
+// waits for wait for these.
+void keep_others_out() {
+    End& end = End::get();
+    end.keeper = std::this_thread::get_id();
+    end.is_over = true;
+    wait_until_none_are(end.returning);
+}
+
+// From now on no callback comes: what calls them, an engine that is being made, is not closed.
+void keep_callbacks_out() {
+    End& end = End::get();
+    end.is_gone = true;
+    wait_until_none_are(end.visiting);
 }
 
 }  // namespace
@@ -58,12 +74,25 @@ void keep_others_out() {
 void OthersRun::come_back(PyThreadState* state) noexcept {
     End& end = End::get();
     ++end.returning;
-    if (end.is_over && end.keeper != std::this_thread::get_id()) {
+    if (end.is_over && t_visits == 0 && end.keeper != std::this_thread::get_id()) {
         --end.returning;
         for (;;) ::pause();
     }
     PyEval_RestoreThread(state);
     --end.returning;
+}
+
+InPython::InPython() noexcept {
+    End& end = End::get();
+    ++end.visiting;
+    ++t_visits;
+    if (!end.is_gone) gil_.emplace();
+}
+
+InPython::~InPython() {
+    gil_.reset();
+    --t_visits;
+    --End::get().visiting;
 }
 
 // ---------------------------------------------------------------- handles
@@ -101,6 +130,7 @@ void close_all() noexcept {
         return nullptr;
     };
     while (Closable* const one = next()) one->close_at_exit();
+    keep_callbacks_out();
 }
 
 // ---------------------------------------------------------------- arguments

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,19 @@ public:
 private:
     static void come_back(PyThreadState* state) noexcept;
     PyThreadState* const state_;
+};
+// A callback's stay in Python, on whichever thread. False: the interpreter has ended, and there is
+// nobody to be told. Its end waits for those that are there.
+class InPython {
+public:
+    InPython() noexcept;
+    ~InPython();
+    InPython(const InPython&) = delete;
+    InPython& operator=(const InPython&) = delete;
+    explicit operator bool() const { return gil_.has_value(); }
+
+private:
+    std::optional<nb::gil_scoped_acquire> gil_;
 };
 // Runs call() without the GIL; raises what it fails with. True: FERRY_OK, false: FERRY_AGAIN.
 template <class Call>

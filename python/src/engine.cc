@@ -128,7 +128,8 @@ int64_t write_batch(EngineHandle& self, int64_t step, int64_t sequences, int64_t
 // What it raises comes out of the call that it is within.
 int64_t load_batch(void* context, int64_t step, int64_t sequences, int64_t sequence,
                    int32_t* tokens, int32_t* targets) noexcept {
-    const nb::gil_scoped_acquire gil;
+    const InPython in_python;
+    if (!in_python) return -1;
     auto& self = *static_cast<EngineHandle*>(context);
     try {
         return write_batch(self, step, sequences, sequence, tokens, targets);
@@ -140,7 +141,8 @@ int64_t load_batch(void* context, int64_t step, int64_t sequences, int64_t seque
 
 // On any thread. What it raises is reported as Python reports what nobody can catch.
 void tell_progress(void* context, const char* stage, int64_t bytes, int64_t of) noexcept {
-    const nb::gil_scoped_acquire gil;
+    const InPython in_python;
+    if (!in_python) return;
     try {
         if (const nb::object tell = static_cast<EngineHandle*>(context)->progress)
             tell(stage, bytes, of);

@@ -27,12 +27,13 @@ int PollableExecutor::descriptor() {
 }
 
 // The flag falls last: a wake() before that writes nothing, but what it tells of is there for the
-// caller's look by then.
+// caller's look by then. One that has raised the flag may not have written yet: then there is
+// nothing to read, and what it writes is read the next time, whatever the flag is.
 void PollableExecutor::clear() noexcept {
     const int descriptor = descriptor_.load();
-    if (descriptor < 0 || !readable_.load()) return;
+    if (descriptor < 0 || (!readable_.load() && !late_)) return;
     uint64_t count = 0;
-    [[maybe_unused]] const ssize_t read = ::read(descriptor, &count, sizeof count);
+    late_ = ::read(descriptor, &count, sizeof count) < 0;
     readable_.exchange(false);
 }
 

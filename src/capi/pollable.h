@@ -17,6 +17,7 @@ public:
     // there is none to be had.
     int descriptor();
     // What woke before this is known to the caller, who looks once more: what comes later wakes it.
+    // One thread at a time.
     void clear() noexcept;
 
     LaneId add_lane(std::string name, int lane_depth) override {
@@ -33,6 +34,7 @@ private:
     const std::unique_ptr<Executor> inner_ = make_thread_executor();
     std::atomic<int> descriptor_ = -1;   // until somebody asks
     std::atomic<bool> readable_ = true;  // or is about to be
+    bool late_ = false;                  // it may become so although the flag fell; clear()'s own
 };
 
 }  // namespace ferry::capi

@@ -3,10 +3,13 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <thread>
 
+#include "pollable.h"
 #include "tests/support/c_abi.h"
 #include "tests/support/temporary_directory.h"
 
@@ -111,6 +114,35 @@ TEST_F(CapiFiles, ADescriptorIsReadableUntilAllWerePolled) {
         }
     }
     EXPECT_REFUSED(ferry_files_descriptor(files_, nullptr), FERRY_USAGE, "descriptor is NULL");
+}
+
+// A wake() that meets a clear() may write after it: that is read the next time.
+TEST(CapiDescriptor, IsSilentOnceAllIsKnown) {
+    constexpr int kRounds = 5000;
+    capi::PollableExecutor executor;
+    const int descriptor = executor.descriptor();
+    std::atomic<int> begun = 0, woken = 0;
+    std::jthread waker([&] {
+        for (int round = 1; round <= kRounds; ++round) {
+            while (begun < round) std::this_thread::yield();
+            executor.wake();
+            woken = round;
+        }
+    });
+    int readable = 0, lost = 0;
+    for (int round = 1; round <= kRounds; ++round) {
+        pollfd asked{.fd = descriptor, .events = POLLIN, .revents = 0};
+        begun = round;
+        executor.clear();
+        while (woken < round) std::this_thread::yield();
+        executor.clear();
+        readable += ::poll(&asked, 1, 0);
+        executor.wake();
+        lost += 1 - ::poll(&asked, 1, 0);
+        executor.clear();
+    }
+    EXPECT_EQ(readable, 0);
+    EXPECT_EQ(lost, 0);
 }
 
 TEST_F(CapiFiles, TransfersAreBounded) {

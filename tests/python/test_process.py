@@ -90,6 +90,55 @@ def test_the_end_waits_for_a_step_that_asks_for_a_batch():
     """) == "ends\n"
 
 
+def test_the_end_waits_for_a_batch_that_is_read_with_ferry(tmp_path):
+    """A callback's own calls come back: the step that the end waits for waits for them."""
+    (tmp_path / "tokens").write_bytes(bytes(9 * 8))
+    assert run("""
+        import sys, threading, time, numpy, ferry_offload as ferry
+        config = {"model": {"hidden": 16, "layers": 1, "heads": 1, "kv_heads": 1, "intermediate": 16, "vocab": 32},
+                  "batch": {"sequence": 8, "micro_batch": 1, "micro_batches": 1}, "steps": 10**6, "threads": 1}
+        begun = threading.Event()
+        files = ferry.Files()
+        file = files.open(sys.argv[1])
+        def load(step):
+            begun.set()
+            time.sleep(0.2)
+            batch = numpy.empty((1, 9), numpy.int64)
+            try:
+                files.read(file, batch)
+            except ferry.ClosedError:
+                batch[:] = 0
+            return batch
+        engine = ferry.Engine(config, load=load)
+        def steps():
+            while True:
+                engine.step()
+        threading.Thread(target=steps, daemon=True).start()
+        begun.wait()
+        print("ends", flush=True)
+    """, tmp_path / "tokens") == "ends\n"
+
+
+def test_the_end_while_engines_are_made():
+    """They tell of progress, and are in no list of what is to be closed."""
+    assert run("""
+        import threading, time, ferry_offload as ferry
+        config = {"model": {"hidden": 64, "layers": 8, "heads": 1, "kv_heads": 1, "intermediate": 64, "vocab": 320},
+                  "batch": {"sequence": 8, "micro_batch": 1, "micro_batches": 1}, "steps": 1, "threads": 1}
+        told = threading.Event()
+        def progress(stage, bytes, of):
+            told.set()
+            time.sleep(0.01)
+        def make():
+            while True:
+                ferry.Engine(config, fed=True, progress=progress).close()
+        for _ in range(3):
+            threading.Thread(target=make, daemon=True).start()
+        told.wait()
+        print("ends", flush=True)
+    """) == "ends\n"
+
+
 def test_the_end_with_threads_that_wait_in_calls(tmp_path):
     """The interpreter would end them in the midst of their C++, and the process with them."""
     (tmp_path / "a").write_bytes(bytes(1 << 20))

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 
+import numpy as np
 import pytest
 
 import ferry_offload as ferry
@@ -23,6 +24,8 @@ def test_a_gradient_leaves_and_reading_fetches_it(make):
         assert "DepartedGradient" in repr(p.grad) and p.grad.shape == p.shape
         assert torch.equal(p.grad.clone(), q.grad) and torch.equal(p.grad + 1, q.grad + 1)
         torch.testing.assert_close(p.grad.norm(), q.grad.norm())
+        assert np.array_equal(p.grad.numpy(), q.grad.numpy()) and np.array_equal(p.grad.cpu(), q.grad)
+        assert p.grad.tolist() == q.grad.tolist()
     # Trainer logs the norm so.
     norms = [torch.nn.utils.clip_grad_norm_(module.parameters(), float("inf")) for module in (model, reference)]
     torch.testing.assert_close(*norms)
@@ -46,6 +49,41 @@ def test_what_changes_a_gradient_that_left_is_refused(make, change):
         change(model, optimizer)
     assert "max_norm" in caught.value.remedy and "keep_grads" in caught.value.remedy
     optimizer.step()  # as if nothing had been tried
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_grads": True}, {"overlap": False}, {"host": "120KiB", "chunk_elements": 1024, "nvme": True}])
+def test_gradients_that_the_program_asks_autograd_for_change_nothing(make, storage, options):
+    """torch.autograd.grad() leaves .grad as it is, whether the gradient is there or has left."""
+    def run(model, optimizer):
+        data = Data()
+        for _ in range(3):
+            for _ in range(2):
+                data.loss(model).backward()
+                before = [p.grad.clone() for p in model.parameters()]
+                torch.autograd.grad(Data().loss(model), list(model.parameters()))
+                assert all(torch.equal(p.grad.clone(), one) for p, one in zip(model.parameters(), before))
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights_of(model)
+
+    options = {**options, "nvme": [storage]} if options.get("nvme") else options
+    model, reference = make_model(), make_model()
+    mine = run(model, make(OffloadAdamW, model, lr=1e-2, accumulation_steps=2, **options))
+    torch.testing.assert_close(mine, run(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2)), rtol=1e-5, atol=1e-6)
+
+
+def test_the_memory_of_a_gradient_that_left_is_not_given_away(make):
+    """There is none: whoever read it would read anything, or end the process."""
+    model = make_model()
+    optimizer = make(OffloadAdamW, model)
+    Data().loss(model).backward()
+    gradient = model[0].weight.grad
+    for take in (torch.from_dlpack, np.from_dlpack, ferry.square_sum):
+        with pytest.raises(ferry.UsageError, match="gradient"):
+            take(gradient)
+    with pytest.raises(ValueError, match="read-only"):
+        gradient.numpy()[0] = 0
+    optimizer.step()
 
 
 @pytest.mark.parametrize("options", [{"keep_grads": True}, {"overlap": False}, {"keep_grads": True, "chunk_elements": 500}])

@@ -75,6 +75,21 @@ class DepartedGradient(torch.Tensor):
         raise usage("a gradient that has left for host memory is shared", where="share_memory_",
                     remedy="zero_grad() first, or keep_grads=True")
 
+    # What torch does with the memory of a tensor, of which this one has none.
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A copy, which cannot be written: the change would be lost."""
+        array = self.clone().numpy(force=force)
+        array.flags.writeable = False
+        return array
+
+    def tolist(self) -> Any:
+        return self.clone().tolist()
+
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
+        raise usage("a gradient that has left for host memory is passed on", where="__dlpack__",
+                    remedy="p.grad.clone(), or keep_grads=True")
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DepartedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 

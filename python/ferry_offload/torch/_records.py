@@ -41,6 +41,7 @@ class Record:
         self._square: tuple[int, float] | None = None  # and the generation that it is of
         self._squares: tuple[int, Squares] | None = None  # on their way from a GPU, likewise
         self.hooks: list[Any] = []
+        self.accumulates: Any = None  # autograd's node that adds to .grad: without us it would come and go with each graph
         self._check()
         self.kind = self.weights.dtype, self.weights.device
         self.size = self.count

@@ -206,7 +206,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _hook(self, record: Record) -> None:
         me = weakref.ref(self)
 
-        def before(_: torch.Tensor) -> None:
+        def before(_: Any) -> None:
             if optimizer := me():
                 optimizer._before_arrival(record)
 
@@ -215,7 +215,13 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 optimizer._arrived(record)
 
         p = record.parameter
-        record.hooks += [p.register_hook(before), p.register_post_accumulate_grad_hook(after)]
+        if record.is_sharded:
+            record.hooks.append(p.register_hook(before))
+        else:  # not a hook of the parameter: it would also run in torch.autograd.grad(), which leaves .grad as it is
+            with torch.enable_grad():
+                record.accumulates = torch.autograd.graph.get_gradient_edge(p).node
+            record.hooks.append(record.accumulates.register_prehook(before))
+        record.hooks.append(p.register_post_accumulate_grad_hook(after))
 
     # ---- gradients
 
