@@ -199,7 +199,9 @@ const LinkPrediction& Prediction::binding() const {
                              [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
 }
 
-double bubble_of(const Plan& plan) { return bubble_of(plan.groups, plan.partition.stage.count); }
+double bubble_of(const Plan& plan) {
+    return bubble_of(plan.groups, plan.partition.stage.count, plan.group_size(), plan.blocks());
+}
 
 std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
     std::vector<ScheduleBytes> all;
