@@ -42,7 +42,7 @@ def best_layouts(options, file, gpu, ranks, *more):
 
 def config_in(directory, name, model, batch, **more):
     file = directory / f"{name}.json"
-    file.write_text(json.dumps({"model": model, "data": {"tokens": "none.bin"}, "precision": "bf16", "batch": batch, **more}))
+    file.write_text(json.dumps({"steps": 1, "model": model, "data": {"tokens": "none.bin"}, "precision": "bf16", "batch": batch, **more}))
     return file
 
 
@@ -94,10 +94,10 @@ def in_memory(directory, shape):
 
 
 def through_host(directory, sequences, sequence, **optimizer):
-    """Of 8b_24gib_h100: most of the state in host memory."""
+    """Of 8b_24gib_h100: most of the state in host memory; all of it here, so that it needs more than the run's 112 GiB."""
     return config_in(directory, f"host-{sequences}", LLAMA_8B,
                      {"sequence": sequence, "micro_batch": 1, "micro_batches": sequences},
-                     budgets={"device": "24GiB", "host": "112GiB"}, optimizer=optimizer)
+                     budgets={"device": "24GiB", "host": "128GiB"}, optimizer=optimizer)
 
 
 def seconds_in(run, row):
@@ -161,7 +161,8 @@ def measured(options, directory):
         sides = {}
         for tensor, pipeline in ways(ranks):
             settings = {"steps": options.steps, "data.tokens": common.tokens_for(options, config, directory),
-                        "evaluate.every": 0, "evaluate.micro_batches": 0, **NEVER_CLIPPED,
+                        "evaluate.every": 0, "evaluate.micro_batches": 0, "budgets.nvme": [],
+                        "budgets.device": "unlimited", "budgets.host": "unlimited", **NEVER_CLIPPED,
                         "batch.micro_batches": 4 * ranks, "threads": ranks, "zero.stage": 1,
                         "parallel.tensor": tensor, "parallel.pipeline": pipeline, **(TINY if options.tiny else {})}
 
