@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""The best ways for many GPUs to share tensors, layers and state, by `ferry plan --layouts`; and how far plans of runs that
-fit this machine are from what these take.
+"""The best ways for many GPUs to share tensors, layers and state, by `ferry plan --layouts`; how far the same arithmetic is
+from steps of GPUs that bench/results/ has; and how far plans of runs that fit this machine are from what these take.
 
-The first rows are arithmetic: nothing of that size was run. The others train a small model on CPU ranks in every way
-that so many ranks can divide tensors and layers, and compare a step with the one that `ferry plan` simulates. With fewer
-cores than ranks these take turns, and the plan says so of no rank: then the ratio is of little use.
+The first rows are arithmetic: nothing of that size was run. Beside each stands the step that it is where the arithmetic
+errs as it did for the recorded ones, which are of one to four GPUs. Of these GPUs every one has all tensors and layers, so
+nothing was held to what ranks of GPUs that share them send.
+
+The last rows train a small model on CPU ranks in every way that so many ranks can divide tensors and layers, and compare
+a step with the one that `ferry plan` simulates. With fewer cores than ranks these take turns, and the plan says so of no
+rank: then the ratio is of little use.
 
     bench/layouts.py --measured-ranks 2
 """
@@ -14,33 +18,42 @@ import subprocess
 import sys
 
 import common
+import compute
 from common import compared, plain
 from training import NEVER_CLIPPED, TINY, SideFailed, train, words_of
 
 CONFIG = common.ROOT / "examples/quickstart.json"
 SEQUENCE = 2048
-# By name: hidden, blocks, heads, and the width of the MLP that makes 12 hidden^2 of a block; sequences a step.
+# By name: hidden, blocks, heads, and sequences a step. The MLP's width makes 12 hidden^2 of a block.
 MODELS = {"13B": (5120, 40, 40, 512), "30B": (7168, 48, 56, 768), "65B": (8192, 80, 64, 1024),
           "175B": (12288, 96, 96, 1536), "530B": (20480, 105, 128, 1920), "1T": (25600, 128, 160, 3072)}
 GPUS = {"13B": 64, "30B": 128, "65B": 256, "175B": 1024, "530B": 2240, "1T": 3072}
 NETWORKS = ("400Gbit", "10Gbit")
 
 
+def best_layouts(options, file, gpu, ranks, *more):
+    """What `ferry plan --layouts` says of a configuration on so many GPUs."""
+    done = subprocess.run([options.ferry, "plan", str(file), "--layouts", "--json", "--ranks", str(ranks), "--gpu", gpu,
+                           *more], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{file} on {ranks} {gpu}: {done.stderr.strip()}")
+    return json.loads(done.stdout)["layouts"]
+
+
+def config_in(directory, name, model, batch, **more):
+    file = directory / f"{name}.json"
+    file.write_text(json.dumps({"steps": 1, "model": model, "data": {"tokens": "none.bin"}, "precision": "bf16", "batch": batch, **more}))
+    return file
+
+
 def layouts(options, directory, name, network):
-    """What `ferry plan --layouts` says of a model on its GPUs, eight a host."""
+    """The best of a model on its GPUs, eight a host."""
     hidden, blocks, heads, sequences = MODELS[name]
     model = {"hidden": hidden, "layers": blocks, "heads": heads, "kv_heads": heads, "head_dim": hidden // heads,
              "intermediate": hidden * 8 // 3 // 256 * 256, "vocab": 51200}
-    file = directory / f"{name}.json"
-    file.write_text(json.dumps({"model": model, "data": {"tokens": "none.bin"}, "precision": "bf16",
-                                "batch": {"sequence": SEQUENCE, "micro_batch": 1, "micro_batches": sequences},
-                                "budgets": {"host": "1TiB"}}))
-    done = subprocess.run([options.ferry, "plan", str(file), "--layouts", "--json", "--ranks", str(GPUS[name]),
-                           "--ranks-per-host", "8", "--network", network, "--gpu", options.gpu],
-                          capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{name} over {network}: {done.stderr.strip()}")
-    return json.loads(done.stdout)
+    file = config_in(directory, name, model, {"sequence": SEQUENCE, "micro_batch": 1, "micro_batches": sequences},
+                     budgets={"host": "1TiB"})
+    return best_layouts(options, file, options.gpu, GPUS[name], "--ranks-per-host", "8", "--network", network)
 
 
 def text_of(layout):
@@ -48,19 +61,84 @@ def text_of(layout):
             f"{layout['micro_batches']} x {layout['micro_batch']}")
 
 
-def large(options, directory):
+def large(options, directory, ratios):
+    """`ratios`: of the recorded steps, arithmetic over measured."""
     rows, notes = [], []
     for name in options.models:
         for network in NETWORKS:
-            found = layouts(options, directory, name, network)
-            best, *others = found["layouts"]
-            rows.append(plain(f"{name} on {GPUS[name]} {options.gpu}, {network}: a step", [best["seconds"]], "s"))
-            waits = best["bubble_seconds"] / best["seconds"]
+            best, *others = layouts(options, directory, name, network)
+            seconds = best["seconds"]
+            rows.append(plain(f"{name} on {GPUS[name]} {options.gpu}, {network}: a step", seconds, "s",
+                              value_low=seconds / max(ratios), value_high=seconds / min(ratios)))
+            waits = best["bubble_seconds"] / seconds
             notes.append(f"{name}, {network}: {text_of(best)}, state on the {best['state']}; "
                          f"{best['device_bytes'] / 2**30:.1f} GiB of device memory, bubble {waits:.0%}; then "
                          + "; ".join(f"{text_of(one)} {one['seconds']:.3g} s" for one in others))
     return rows, notes
 
+
+# ---------------------------------------------------------------- recorded
+
+LLAMA_8B = {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "head_dim": 128, "intermediate": 14336,
+            "vocab": 128256}
+
+
+def in_memory(directory, shape):
+    """Of bench/compute.py: everything in the GPU's memory."""
+    model, sequences, sequence, _ = compute.SHAPES[shape]
+    folder = directory / shape
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(model))
+    return config_in(directory, f"memory-{shape}", {"path": str(folder), "load": False},
+                     {"sequence": sequence, "micro_batch": sequences, "micro_batches": 1}, budgets={"host": "100GiB"})
+
+
+def through_host(directory, sequences, sequence, **optimizer):
+    """Of 8b_24gib_h100: most of the state in host memory; all of it here, so that it needs more than the run's 112 GiB."""
+    return config_in(directory, f"host-{sequences}", LLAMA_8B,
+                     {"sequence": sequence, "micro_batch": 1, "micro_batches": sequences},
+                     budgets={"device": "24GiB", "host": "128GiB"}, optimizer=optimizer)
+
+
+def seconds_in(run, row):
+    """Of a row of a run in bench/results/. Rates are of 16,384 tokens a step and GPU."""
+    rows = json.loads((common.ROOT / f"bench/results/{run}.json").read_text(encoding="utf-8"))["rows"]
+    found = next(one for one in rows if one["name"] == row)
+    return found["value"] if found["unit"] == "s" else 16384 / found["value"]
+
+
+def recorded(options, directory):
+    """Steps of ferry on GPUs, and what the arithmetic says of the same layout."""
+    three_b = common.ROOT / "examples/3b_gpu.json"
+    ranks = ("--set", "budgets.host=180GiB", "--set")
+    steps = [(f"{shape}, in memory", "compute_h200", f"{shape}, ferry: a step", 1, in_memory(directory, shape), ())
+             for shape in compute.WANTED]
+    steps += [
+        ("3b, 20 GiB", "step_bound_memory_h100", "memory, never clipped: step beside lower bound", 1, three_b,
+         ("--set", "budgets.host=100GiB")),
+        ("3b, 20 GiB each, ZeRO 3", "weak_scaling_2", "two GPUs, beside DeepSpeed on two", 2, three_b,
+         (*ranks, "batch.micro_batches=2")),
+        ("3b, 20 GiB each, ZeRO 3", "weak_scaling_4", "four GPUs: step beside prediction", 4, three_b,
+         (*ranks, "batch.micro_batches=4")),
+        ("8b, 24 GiB, 4 x 1,024", "8b_24gib_h100", "4 x 1,024 tokens, fp32 state: a step beside its lower bound", 1,
+         through_host(directory, 4, 1024), ()),
+        ("8b, 24 GiB, 32 x 2,048, smaller state", "8b_24gib_h100",
+         "32 x 2,048 tokens, split master, bf16 moments: a step beside its lower bound", 1,
+         through_host(directory, 32, 2048, master="split", moments="bf16"), ())]
+    rows = []
+    for name, run, row, gpus, file, more in steps:
+        gpu = run.rsplit("_", 1)[1] if gpus == 1 else "h200"
+        found = best_layouts(options, file, gpu, gpus, *more)
+        alike = [one for one in found if one["tensor"] == one["pipeline"] == 1]
+        if not alike:
+            print(f"{name} on {gpus} {gpu}: ranks that have all tensors and layers are not among the best", file=sys.stderr)
+            continue
+        rows.append(compared(f"recorded: {name}, {gpus} {gpu}: a step", [seconds_in(run, row)], [alike[0]["seconds"]], "s",
+                             note=f"by arithmetic {text_of(alike[0])}, state on the {alike[0]['state']}"))
+    return rows
+
+
+# ---------------------------------------------------------------- measured
 
 def ways(ranks):
     """Replicas alone, ranks that share tensors, stages of layers; these do not go together yet."""
@@ -83,7 +161,8 @@ def measured(options, directory):
         sides = {}
         for tensor, pipeline in ways(ranks):
             settings = {"steps": options.steps, "data.tokens": common.tokens_for(options, config, directory),
-                        "evaluate.every": 0, "evaluate.micro_batches": 0, **NEVER_CLIPPED,
+                        "evaluate.every": 0, "evaluate.micro_batches": 0, "budgets.nvme": [],
+                        "budgets.device": "unlimited", "budgets.host": "unlimited", **NEVER_CLIPPED,
                         "batch.micro_batches": 4 * ranks, "threads": ranks, "zero.stage": 1,
                         "parallel.tensor": tensor, "parallel.pipeline": pipeline, **(TINY if options.tiny else {})}
 
@@ -106,8 +185,12 @@ def main():
     parser.add_argument("--steps", type=common.at_least(2), default=6, help="of each run")
     options = parser.parse_args()
     with common.scratch() as directory:
-        rows, notes = large(options, directory)
-        rows += measured(options, directory)
+        known = recorded(options, directory)
+        ratios = [row["ratio"] for row in known]
+        rows, notes = large(options, directory, ratios)
+        rows += known + measured(options, directory)
+    notes.append(f"the arithmetic was {min(ratios):.2f}x to {max(ratios):.2f}x of {len(ratios)} recorded steps; the spread of a "
+                 "large one is what it is where the arithmetic errs as much; none was run")
     cores = len(os.sched_getaffinity(0))
     if options.measured_ranks:
         notes.append(f"runs on {cores} cores; the ratio is of the planned step over the measured one")

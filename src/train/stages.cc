@@ -152,8 +152,11 @@ int stage_with(const std::vector<zero::Stage>& stages, int64_t layer) {
     bug("a layer of no stage");
 }
 
-double bubble_of(int64_t groups, int stages) {
-    return static_cast<double>(stages - 1) / static_cast<double>(groups + stages - 1);
+double bubble_of(int64_t groups, int stages, int64_t group_size, int64_t blocks) {
+    // Visits of a block: of a group, and those until the next stage has something to do.
+    const int64_t all = blocks * group_size, first = (blocks - 1) * group_size + 1;
+    const auto waits = static_cast<double>((stages - 1) * first);
+    return waits / (static_cast<double>(groups * all) + waits);
 }
 
 std::string text_of(const std::vector<zero::Stage>& stages, int64_t layers) {

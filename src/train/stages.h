@@ -21,8 +21,9 @@ std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& sha
 void require_weights_of_stages(const Config& config, const World& world);
 // The stage that computes with a layer.
 int stage_with(const std::vector<zero::Stage>& stages, int64_t layer);
-// The part of a step that a stage waits, where all take as long.
-double bubble_of(int64_t groups, int stages);
+// The part of a step that a stage waits, where all take as long. Each stage has so many blocks. A
+// micro-batch of a group passes on as soon as the last block is done with it.
+double bubble_of(int64_t groups, int stages, int64_t group_size, int64_t blocks);
 
 // "embedding and blocks 0 to 3; blocks 4 to 6 and head"
 std::string text_of(const std::vector<zero::Stage>& stages, int64_t layers);

@@ -351,12 +351,16 @@ TEST_F(Planned, WaitAsTheorySays) {
                 seconds = op == cost::Op::forward ? 1 : op == cost::Op::backward ? 2 : 0;
             }
             const Prediction step = planned->predict(request, plan, only);
-            const double each = 3.0 * 4 / stages * static_cast<double>(8 / groups);
-            const double expected = static_cast<double>(groups + stages - 1) * each;
+            // A block visits a micro-batch forward and back in 3 s. The next stage begins with the
+            // first one that the last block is done with.
+            const int64_t blocks = 4 / stages, size = 8 / groups;
+            const int64_t visits = groups * blocks * size,
+                          waits = (stages - 1) * ((blocks - 1) * size + 1);
+            const auto expected = static_cast<double>(3 * (visits + waits));
             EXPECT_NEAR(step.timeline.step_seconds, expected, 1e-3 * expected);
             for (const StagePrediction& stage : step.stages) {
                 EXPECT_NEAR(stage.waits, bubble_of(plan), 1e-3);
-                EXPECT_NEAR(stage.compute_seconds, each * static_cast<double>(groups),
+                EXPECT_NEAR(stage.compute_seconds, static_cast<double>(3 * visits),
                             1e-3 * expected);
             }
         }

@@ -355,6 +355,11 @@ class ScriptsTest(FerryTest):
         for model in ("13B on 64", "1T on 3072"):
             fast, slow = (rows[f"{model} h100, {network}: a step"]["value"] for network in ("400Gbit", "10Gbit"))
             self.assertLess(fast, slow)
+        known = [row["ratio"] for name, row in rows.items() if name.startswith("recorded: ")]
+        self.assertEqual(len(known), 10)
+        large = rows["1T on 3072 h100, 400Gbit: a step"]
+        self.assertAlmostEqual(large["value_low"] * max(known), large["value"], places=6)
+        self.assertAlmostEqual(large["value_high"] * min(known), large["value"], places=6)
         for way in ("T 1, P 1", "T 2, P 1", "T 1, P 2"):
             self.assertGreater(rows[f"2 ranks, {way}: a step"]["ratio"], 0)
         self.assertIn("bubble", notes[0])

@@ -74,7 +74,12 @@ class PlanTest(FerryTest):
         text = layouts("--network", "400Gbit", "--gpu", "h100")
         self.assertEqual(text.code, 0, text.err)
         self.assertIn("data sheet of an h100", text.out)
-        self.assertIn("best: parallel.tensor=", text.out)
+        best = report["layouts"][0]
+        self.assertGreater(best["tensor"] * best["pipeline"], 1)
+        self.assertIn(f"best: parallel.tensor={best['tensor']} parallel.pipeline={best['pipeline']} "
+                      f"zero.stage={best['zero_stage']} batch.micro_batch={best['micro_batch']} "
+                      f"batch.micro_batches={best['micro_batches'] * best['replicas']}\n", text.out)
+        self.assertIn("ferry does not run it yet: ranks of", text.out)
         for more, code, words in ((("--network", "400Gbit", "--gpu", "abacus"), USAGE, ("--gpu", "abacus")),
                                   (("--gpu", "h100"), USAGE, ("--layouts", "1024 ranks, 8 a host", "--network")),
                                   (("--network", "400Gbit", "--gpu", "h100", "--set", "batch.micro_batches=3"),

@@ -96,9 +96,18 @@ TEST(Stages, AreNoMoreThanBlocks) {
 }
 
 TEST(Stages, WaitForTheOthersAsTheorySays) {
-    EXPECT_DOUBLE_EQ(bubble_of(1, 1), 0);
-    EXPECT_DOUBLE_EQ(bubble_of(1, 2), 0.5);
-    EXPECT_DOUBLE_EQ(bubble_of(6, 3), 0.25);
+    EXPECT_DOUBLE_EQ(bubble_of(1, 1, 4, 2), 0);
+    EXPECT_DOUBLE_EQ(bubble_of(1, 2, 1, 3), 0.5);
+    EXPECT_DOUBLE_EQ(bubble_of(6, 3, 1, 1), 0.25);
+}
+
+// A stage of one block passes each micro-batch on by itself, as if groups were of one; in a stage
+// of several all but the last block see the whole group first.
+TEST(Stages, WaitForMicroBatchesOfLargerGroups) {
+    EXPECT_DOUBLE_EQ(bubble_of(2, 3, 3, 1), 0.25);
+    EXPECT_DOUBLE_EQ(bubble_of(2, 2, 4, 2), 5.0 / 21);
+    EXPECT_LT(bubble_of(2, 2, 4, 50), 1.0 / 3);
+    EXPECT_NEAR(bubble_of(2, 2, 4, 50), 1.0 / 3, 0.01);
 }
 
 // ---------------------------------------------------------------- their schedules

@@ -77,6 +77,15 @@ double parameters_of(const cost::ModelSizes& model) {
            (model.tied ? 1 : 2) * model.table_elements;
 }
 
+// What refuses the best layout.
+std::string why_not_yet(const LayoutsReport& report) {
+    const cost::Layout& best = report.layouts.front();
+    if (best.tensor > 1 && best.pipeline > 1) return "ranks of a pipeline do not share tensors";
+    if (report.device != DeviceKind::cpu && best.tensor * best.pipeline > 1)
+        return "ranks of GPUs share neither tensors nor layers";
+    return "";
+}
+
 }  // namespace
 
 LayoutsReport layouts_report(const Config& config, const train::RankCount& count,
@@ -90,6 +99,7 @@ LayoutsReport layouts_report(const Config& config, const train::RankCount& count
     LayoutsReport report{
         .model = train::model_sizes(config),
         .cluster = cluster_of(config, count, gpu, network),
+        .device = gpu.empty() ? config.device : DeviceKind::cuda,
         .rates = gpu.empty() ? "default rates of its device" : "data sheet of an " + gpu};
     report.layouts = cost::best_layouts(report.model, report.cluster, kShown);
     if (!report.layouts.empty()) return report;
@@ -140,8 +150,13 @@ std::string text_of(const LayoutsReport& report) {
                             bytes_text(l.pipeline_bytes), bytes_text(l.zero_bytes),
                             bytes_text(l.copied_bytes), bytes_text(l.stored_bytes));
     const cost::Layout& best = report.layouts.front();
-    return text + fmt::format("\n  best: parallel.tensor={} parallel.pipeline={} zero.stage={}\n",
-                              best.tensor, best.pipeline, best.zero_stage);
+    text += fmt::format(
+        "\n  best: parallel.tensor={} parallel.pipeline={} zero.stage={} batch.micro_batch={} "
+        "batch.micro_batches={}\n",
+        best.tensor, best.pipeline, best.zero_stage, best.micro_batch,
+        best.micro_batches * best.replicas);
+    const std::string why_not = why_not_yet(report);
+    return why_not.empty() ? text : text + "  ferry does not run it yet: " + why_not + "\n";
 }
 
 nlohmann::json to_json(const LayoutsReport& report) {

@@ -199,7 +199,9 @@ const LinkPrediction& Prediction::binding() const {
                              [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
 }
 
-double bubble_of(const Plan& plan) { return bubble_of(plan.groups, plan.partition.stage.count); }
+double bubble_of(const Plan& plan) {
+    return bubble_of(plan.groups, plan.partition.stage.count, plan.group_size(), plan.blocks());
+}
 
 std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
     std::vector<ScheduleBytes> all;
@@ -256,23 +258,22 @@ std::vector<Plan> Predictor::plans(const planner::PlanRequest& of_run) const {
     planner::PlanRequest request = model_->possible(of_run);
     const cost::Measurements machine =
         planning_measurements(request, known_ ? &*known_ : nullptr, model_->world.local_ranks);
-    std::vector<Plan> found;
-    const auto plan_all = [&] {
-        found.clear();
-        for (const zero::Stage& stage : model_->stages) {
-            try {
-                found.push_back(model_->plan_of(request, stage, machine));
-            } catch (const planner::DoesNotFit& refusal) {
-                if (stage.all()) throw;
-                refuse_stage(refusal, stage);
-            }
+    const auto plan_of = [&](const zero::Stage& stage) {
+        try {
+            return model_->plan_of(request, stage, machine);
+        } catch (const planner::DoesNotFit& refusal) {
+            if (stage.all()) throw;
+            refuse_stage(refusal, stage);
         }
     };
-    plan_all();
-    if (found.size() == 1) return found;
+    std::vector<Plan> found;
+    for (const zero::Stage& stage : model_->stages) found.push_back(plan_of(stage));
     request.swap.chunk_elements =
         std::ranges::min_element(found, {}, &Plan::chunk_elements)->chunk_elements;
-    plan_all();
+    for (size_t s = 0; s < found.size(); ++s) {
+        if (found[s].chunk_elements != request.swap.chunk_elements)
+            found[s] = plan_of(model_->stages[s]);
+    }
     return found;
 }
 

@@ -308,10 +308,11 @@ private:
         join_slices(*ranks_, executor_, {shape_, world_.slicing()}, tensor, of_slice, sink);
     }
 
+    // Also of a layer that another stage updates.
     std::vector<Width> widths_of(int64_t layer, const model::Tensor& tensor) const {
         std::vector<Width> widths;
         for (const StateArray& array :
-             state_arrays_of(plan_, plan_.layers[static_cast<size_t>(layer)], tensor))
+             state_arrays_of(plan_, layers_[static_cast<size_t>(layer)], tensor))
             widths.push_back(array.width);
         return widths;
     }

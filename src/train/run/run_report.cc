@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "train/prediction/predictor.h"
 #include "train/prediction/step_timeline.h"
-#include "train/stages.h"
 
 namespace ferry::train {
 
@@ -53,7 +53,7 @@ void note_predicted(RunReport& report, const Timelines& planned, const BudgetCon
                     const planner::Plan& plan, const model::Decoder& decoder,
                     const Schedules& schedules, const cost::Measurements& measured) {
     // Of a pipeline as if all stages were as long as this one.
-    const double waits = 1 / (1 - bubble_of(plan.groups, plan.partition.stage.count));
+    const double waits = 1 / (1 - bubble_of(plan));
     report.predicted_seconds =
         waits * planned[static_cast<size_t>(Previous::not_speculative)][0].step_seconds;
     if (plan.speculative)

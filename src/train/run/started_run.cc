@@ -10,6 +10,7 @@
 #include "train/inside.h"
 #include "train/numerics_record.h"
 #include "train/prediction/planning_measurements.h"
+#include "train/prediction/predictor.h"
 #include "train/rank_agreement.h"
 #include "train/resuming/resumed_formats.h"
 #include "train/resuming/resumed_kernels.h"
@@ -58,7 +59,7 @@ void log_slices(const model::Shape& whole, const World& world) {
 
 void log_stages(const std::vector<zero::Stage>& stages, const planner::Plan& plan) {
     const auto count = static_cast<int>(stages.size());
-    const double bubble = 100 * bubble_of(plan.groups, count);
+    const double bubble = 100 * bubble_of(plan);
     log_info(
         fmt::format("{} stages: {}; {} groups of {} micro-batch{} pass through them, and each "
                     "waits {:.0f} % of a step where all are as fast",
