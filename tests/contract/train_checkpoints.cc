@@ -246,8 +246,8 @@ TEST_P(Resumes, UpdatesHandOverWhatLiesOnStorage) {
     }
 }
 
-// A step that a checkpoint follows makes no speculative updates, so all of them hand the state over:
-// several ranks' too.
+// A step that a checkpoint follows makes no speculative updates, so all of them hand the state
+// over: several ranks' too.
 TEST_P(Resumes, UpdatesHandOverWhereStepsSpeculate) {
     if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
     const TemporaryDirectory directory(memory_directory());

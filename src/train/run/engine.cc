@@ -390,8 +390,8 @@ private:
     // wait for room each would wait for the others'.
     bool can_pass() const {
         if (executor_.simulated() || !passes_by(plan_)) return false;
-        return !ranks_ || (saves_beside() &&
-                           std::ssize(checkpoint_room_) >= own_checkpoint_bytes(plan_));
+        return !ranks_ ||
+               (saves_beside() && std::ssize(checkpoint_room_) >= own_checkpoint_bytes(plan_));
     }
 
     // A checkpoint of state that lies in storage, all or some of it: the updates that finish its
