@@ -308,7 +308,7 @@ private:
         join_slices(*ranks_, executor_, {shape_, world_.slicing()}, tensor, of_slice, sink);
     }
 
-    // Also of a layer that another stage has, which is empty in the plan.
+    // Also of a layer that another stage updates.
     std::vector<Width> widths_of(int64_t layer, const model::Tensor& tensor) const {
         std::vector<Width> widths;
         for (const StateArray& array :
