@@ -246,6 +246,28 @@ TEST_P(Resumes, UpdatesHandOverWhatLiesOnStorage) {
     }
 }
 
+// A step that a checkpoint follows makes no speculative updates, so all of them hand the state
+// over: several ranks' too.
+TEST_P(Resumes, UpdatesHandOverWhereStepsSpeculate) {
+    if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
+    const TemporaryDirectory directory(memory_directory());
+    Config config = this->config(Placement::storage);
+    config.checkpoint = {.dir = directory.path(), .every = {.steps = 2}, .memory_bytes = 4 * kMiB};
+    run(config, "", [&](Engine& engine, bool first) {
+        std::optional<checkpoint::Steps> steps;
+        if (first) steps.emplace(directory.path());
+        const planner::Plan& plan = Inside(engine).plan();
+        while (engine.last_step() < config.steps) {
+            const StepReport report = engine.step();
+            const bool saves = report.step % 2 == 0;
+            EXPECT_EQ(report.speculative, plan.speculative && !(saves && passes_by(plan)));
+            if (!saves) continue;
+            const auto failed = Inside(engine).save({.directory = first ? &*steps : nullptr});
+            EXPECT_FALSE(failed);
+        }
+    });
+}
+
 // The disk fills while updates wait with what they hand over: they go on, and training does.
 TEST(ADiskThatFills, WhileUpdatesHandOverTheStateHoldsNobodyUp) {
     const TinyData data;

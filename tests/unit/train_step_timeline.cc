@@ -19,6 +19,7 @@ using swap::Verb;
 planner::Plan one_chunk() {
     planner::Plan plan;
     plan.layers.resize(1);
+    plan.layer_plans.resize(1);
     plan.objects = {{}};  // all in host memory
     plan.chunks = {{.count = 8192, .weight = 0, .state = 0, .gradient = 0}};
     plan.compute = plan.wire = DType::bf16;

@@ -99,7 +99,7 @@ public:
 
     std::optional<Error> end_save() {
         if (!save_) return std::nullopt;
-        await_reading();
+        guarded([this] { await_reading(); });
         auto failed = save_->end();
         save_.reset();
         return failed;
@@ -386,14 +386,18 @@ private:
         return previous_ == Previous::not_speculative || previous_ == Previous::rolled_back;
     }
 
+    // Whether updates can hand over all that this rank has of a checkpoint. Of ranks whose updates
+    // wait for room each would wait for the others'.
+    bool can_pass() const {
+        if (executor_.simulated() || !passes_by(plan_)) return false;
+        return !ranks_ ||
+               (saves_beside() && std::ssize(checkpoint_room_) >= own_checkpoint_bytes(plan_));
+    }
+
     // A checkpoint of state that lies in storage, all or some of it: the updates that finish its
     // step hand it over, so that nothing is read for it. False: it cannot be had so.
     bool begin_passing(const Saving& saving) {
-        if (executor_.simulated() || !updates_all() || !passes_by(plan_)) return false;
-        // Of ranks whose updates wait for room each would wait for the others'.
-        if (ranks_ &&
-            (!saves_beside() || std::ssize(checkpoint_room_) < own_checkpoint_bytes(plan_)))
-            return false;
+        if (!updates_all() || !can_pass()) return false;
         Team* const copiers = copiers_or_none();
         if (!copiers) return false;
         const auto passing = std::make_shared<PassingState>(plan_);
@@ -554,7 +558,7 @@ private:
     // come behind it. An evaluation or a hash between the two finishes the updates first.
     bool hands_over() const {
         return !config_.checkpoint.dir.empty() && saves_behind(config_, step_) &&
-               !drains_before_checkpoint(config_, step_) && !ranks_ && passes_by(plan_);
+               !drains_before_checkpoint(config_, step_) && can_pass();
     }
 
     // Null: there are no threads for it to be had.

@@ -270,7 +270,17 @@ int64_t stored_checkpoint_bytes(const Plan& plan) {
         if (object != swap::kNoObject && plan.objects[object].home == swap::Tier::nvme)
             bytes += plan.objects[object].bytes;
     };
+    // Neither of other ranks' shards nor where zeros fill up this one's.
+    const auto is_read = [&](const planner::Chunk& chunk) {
+        const auto& tensors = plan.layers[static_cast<size_t>(chunk.layer)].tensors;
+        return chunk.owner == plan.partition.rank &&
+               std::ranges::any_of(tensors, [&](const model::Tensor& tensor) {
+                   return tensor.offset < chunk.first + chunk.count &&
+                          chunk.first < tensor.offset + tensor.count;
+               });
+    };
     for (const planner::Chunk& chunk : plan.chunks) {
+        if (!is_read(chunk)) continue;
         if (chunk.trainable) add(chunk.state);
         if (!chunk.trainable || plan.state.split) add(chunk.weight);  // else it is cast again
     }
