@@ -35,7 +35,7 @@ struct Cluster {
 };
 
 enum class StateOn : uint8_t { device, host, nvme };
-constexpr std::array kStateOn{StateOn::device, StateOn::host, StateOn::nvme};
+inline constexpr std::array kStateOn{StateOn::device, StateOn::host, StateOn::nvme};
 const char* name_of(StateOn tier);
 
 // A rank's, of the stage that has most.

@@ -89,12 +89,13 @@ void run_comm(const CommBenchOptions& options) {
         ranks = comm::make_nccl(*device, *executor, std::move(ranks), timeout);
     const CommRows measured = measure_comm(bench, *ranks, *executor, *device);
     if (ranks->rank() != 0) return;
-    if (!options.save.empty())
-        save_comm(options.save,
-                  {.count = {ranks->size(), ranks->local_size()},
-                   .groups = bench.groups,
-                   .by = std::string(ranks->kind())},
-                  comm_rates(measured));
+    if (!options.save.empty()) {
+        MeasurementsOf of;
+        of.count = {ranks->size(), ranks->local_size()};
+        of.groups = bench.groups;
+        of.by = ranks->kind();
+        save_comm(options.save, of, comm_rates(measured));
+    }
     const std::vector<Row> rows = measured.all();
     nlohmann::json machine = machine_json();
     machine["ranks"] = ranks->size();

@@ -229,10 +229,9 @@ public:
                                  .memory_of = cost::Of::rank,
                                  .computes_on_host = device_->kind() == DeviceKind::cpu};
         found.copy_bytes_per_s = time_copies(stack_.bench(), buffer(Class::weight_staging));
-        found.dram_bytes_per_s =
-            time_updates(stack_.teams(), as_left_now(machine_), scalars, plan_,
-                         footprint_of_updates(plan_), staging_buffers(plan_, arena()))
-                .bytes_per_s;
+        time_updates(stack_.teams(), as_left_now(machine_), scalars, plan_,
+                     footprint_of_updates(plan_), staging_buffers(plan_, arena()), found);
+        found.update_overhead_s = found.out_of_place = 0;  // the passes themselves show them
         found.device_bytes_per_s = found.computes_on_host
                                        ? found.dram_bytes_per_s
                                        : time_device_updates(stack_.bench(), scalars);
