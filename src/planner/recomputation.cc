@@ -84,10 +84,7 @@ public:
     Placement find() {
         const std::vector<int64_t> inputs = inputs_to_try();
         std::vector<Groups> fitting = fitting_groups(inputs.front());
-        while (fitting.empty() && lacks_host() && yielded_ < kMostYielded) {
-            ++yielded_;
-            fitting = fitting_groups(inputs.front());
-        }
+        if (fitting.empty() && lacks_host()) fitting = yielding_groups(inputs.front());
         if (fitting.empty() && refusal_) throw DoesNotFit(*refusal_);
         // For NVMe the layout says to the byte what is missing.
         const Groups plainest = fitting.empty() ? least_stored_ : fitting.front();
@@ -145,6 +142,19 @@ private:
         std::vector<Groups> fitting;
         for (const Groups groups : groups_to_try()) {
             if (fits(in_groups(groups), inputs)) fitting.push_back(groups);
+        }
+        return fitting;
+    }
+
+    // The same where the device yields as little as is enough. Most asked are steps for which all
+    // is not enough, and these are refused at once.
+    std::vector<Groups> yielding_groups(int64_t inputs) {
+        yielded_ = kMostYielded;
+        std::vector<Groups> fitting = fitting_groups(inputs);
+        if (fitting.empty()) return fitting;
+        for (yielded_ = 1; yielded_ < kMostYielded; ++yielded_) {
+            std::vector<Groups> sooner = fitting_groups(inputs);
+            if (!sooner.empty()) return sooner;
         }
         return fitting;
     }
