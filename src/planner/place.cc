@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "chunks.h"
 #include "speculation.h"
@@ -21,17 +22,22 @@ struct Depths {
 };
 constexpr Depths kLean{};
 constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activations = 1};
+// In the order in which they are given memory.
+constexpr std::array kDeepened{&Depths::weights, &Depths::wire, &Depths::spare_activations,
+                               &Depths::gradients};
+static_assert(kDeepened.size() + 1 == kMostYielded);
 
 class Placer {
 public:
     Placer(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
            const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
-           const ToSave& to_save)
+           const ToSave& to_save, size_t yielded)
         : request_(request),
           work_(work),
           chunks_(chunks),
           spills_(spills),
           to_save_(to_save),
+          yielded_(yielded),
           micro_batches_(request.micro_batches),
           tied_(work.partition.ties(work.layers)),
           machine_(machine),
@@ -129,14 +135,16 @@ private:
                      "numerics.head_tile or swap.chunk_elements");
     }
 
-    void spend_device() {
+    // What fits of kBusy and beyond, less what is yielded: what came last goes first.
+    Depths device_depths() const {
         Depths depth = kLean;
-        for (int64_t Depths::*field :
-             {&Depths::weights, &Depths::wire, &Depths::spare_activations, &Depths::gradients}) {
+        const auto deepened = std::min(kDeepened.size(), kMostYielded - yielded_);
+        for (int64_t Depths::*field : std::span(kDeepened).first(deepened)) {
             Depths deeper = depth;
             deeper.*field = kBusy.*field;
-            if (device_bytes(deeper, result_.groups) <= device().limit()) depth = deeper;
+            if (device_bytes(deeper, result_.groups) <= result_.device.limit()) depth = deeper;
         }
+        if (yielded_ > 0) return depth;
         // The gradients of two blocks: one is rounded while the one before is on its way, so that
         // kernels do not wait for copies.
         const int64_t chunks = most_chunks_of_a_block();
@@ -146,6 +154,11 @@ private:
         const bool both = work_.partition.alone() ||
                           try_depth(depth, &Depths::exchanges, 2 * chunks, Class::parts, 8);
         if (!both) try_depth(depth, &Depths::exchanges, kLean.exchanges + chunks, Class::parts, 8);
+        return depth;
+    }
+
+    void spend_device() {
+        const Depths depth = device_depths();
         int64_t left = device().limit() - device_bytes(depth, result_.groups);
         const int64_t inputs = std::min(
             std::min(end_block() - first_block(), to_save_.inputs) * under_way(result_.groups),
@@ -574,6 +587,7 @@ private:
     const std::vector<Chunk>& chunks_;
     const std::vector<AccumulatorSpill>& spills_;
     const ToSave to_save_;
+    const size_t yielded_;
     const int64_t micro_batches_;
     const bool tied_;
     const cost::Measurements& machine_;
@@ -590,8 +604,8 @@ std::optional<int64_t> blocks_asked_to_save(const PlanRequest& request, model::S
 
 Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
-                const ToSave& to_save) {
-    return Placer(request, work, chunks, spills, machine, to_save).make();
+                const ToSave& to_save, size_t yielded) {
+    return Placer(request, work, chunks, spills, machine, to_save, yielded).make();
 }
 
 }  // namespace ferry::planner

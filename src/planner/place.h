@@ -18,8 +18,11 @@ struct ToSave {
     int64_t inputs = 0;
     std::span<const SavedActivation> activations{};
 };
+// How often a placement can yield some of the device's buffers that keep the lanes busy, each time
+// some more, so that what the host has no room for stays on the device.
+inline constexpr size_t kMostYielded = 5;
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
 Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
-                const ToSave& to_save);
+                const ToSave& to_save, size_t yielded = 0);
 }  // namespace ferry::planner

@@ -83,10 +83,8 @@ public:
 
     Placement find() {
         const std::vector<int64_t> inputs = inputs_to_try();
-        std::vector<Groups> fitting;
-        for (const Groups groups : groups_to_try()) {
-            if (fits(in_groups(groups), inputs.front())) fitting.push_back(groups);
-        }
+        std::vector<Groups> fitting = fitting_groups(inputs.front());
+        if (fitting.empty() && lacks_host()) fitting = yielding_groups(inputs.front());
         if (fitting.empty() && refusal_) throw DoesNotFit(*refusal_);
         // For NVMe the layout says to the byte what is missing.
         const Groups plainest = fitting.empty() ? least_stored_ : fitting.front();
@@ -114,7 +112,7 @@ private:
     }
     Placement placement_of(const PlanRequest& request, int64_t inputs, size_t activations) const {
         return place(request, work_, chunks_, spills_, machine_,
-                     {inputs, std::span(choice_.activations).first(activations)});
+                     {inputs, std::span(choice_.activations).first(activations)}, yielded_);
     }
 
     // Numbers of blocks to try, the most first. Copies of inputs that leave run beside a GPU's
@@ -138,6 +136,34 @@ private:
         if (request_.swap.groups || !work_.partition.decides_alone()) return {request_.swap.groups};
         const std::vector<int64_t> counts = group_counts(request_.micro_batches);
         return {counts.begin(), counts.end()};
+    }
+
+    std::vector<Groups> fitting_groups(int64_t inputs) {
+        std::vector<Groups> fitting;
+        for (const Groups groups : groups_to_try()) {
+            if (fits(in_groups(groups), inputs)) fitting.push_back(groups);
+        }
+        return fitting;
+    }
+
+    // The same where the device yields as little as is enough. Most asked are steps for which all
+    // is not enough, and these are refused at once.
+    std::vector<Groups> yielding_groups(int64_t inputs) {
+        yielded_ = kMostYielded;
+        std::vector<Groups> fitting = fitting_groups(inputs);
+        if (fitting.empty()) return fitting;
+        for (yielded_ = 1; yielded_ < kMostYielded; ++yielded_) {
+            std::vector<Groups> sooner = fitting_groups(inputs);
+            if (!sooner.empty()) return sooner;
+        }
+        return fitting;
+    }
+
+    // Whether the device could hold what the host cannot. With NVMe the host lacks nothing that
+    // could be there. Ranks all have as many buffers, whoever of them lacks memory.
+    bool lacks_host() const {
+        return refusal_ && refusal_->tier() == swap::Tier::host && request_.budgets.nvme.empty() &&
+               work_.partition.decides_alone();
     }
 
     // Whether a step can do without any memory to spare; records what the one that needs least
@@ -234,6 +260,7 @@ private:
     const cost::Measurements& machine_;
     const Choice choice_;
     std::optional<DoesNotFit> refusal_{};
+    size_t yielded_ = 0;         // of the device's buffers: only where nothing fits otherwise
     int64_t least_missing_ = 0;  // on NVMe
     Groups least_stored_{};      // in so many groups
     std::vector<Candidate> candidates_{};

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/checksum.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "ferry/error.h"
 #include "ops/patterns.h"
@@ -44,6 +45,8 @@ public:
         check_cells(layout);
         return layout;
     }
+
+    int64_t block() const { return header().block; }
 
 private:
     static constexpr const char* kRemedy =
@@ -275,6 +278,16 @@ void set_patterns(model::Shape& shape, const Config& config) {
     }
     shape.pattern_text = fmt::format("{} {:016x}", name_of(pattern.kind),
                                      checksum_of(shape, differs_by_head(pattern)));
+}
+
+void warn_of_layout(const Config& config) {
+    if (config.attention.pattern != AttentionPattern::layout) return;
+    const int64_t block = LayoutReader(config.attention.layout).block();
+    if (ops::listed_block(block) == block) return;
+    log_warn(
+        fmt::format("{} has blocks of {}: widened to {}, what a block of those sees in part "
+                    "it sees whole",
+                    config.attention.layout, block, ops::listed_block(block)));
 }
 
 }  // namespace ferry::train

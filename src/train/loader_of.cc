@@ -67,8 +67,11 @@ int64_t evaluation_sequences(const Config& config) {
 
 void warn_of_text(const Config& config, const model::Description& made) {
     if (config.batch.sequence <= made.context) return;
-    log_warn(fmt::format("batch.sequence is {}, but the model was made for {} tokens",
-                         config.batch.sequence, made.context));
+    log_warn(fmt::format("batch.sequence is {}, but the model was made for {} tokens{}",
+                         config.batch.sequence, made.context,
+                         config.data.isolate_documents
+                             ? ": a longer document would reach positions that it does not know"
+                             : ""));
 }
 
 void check_vocabulary(const Config& config, const model::Description& made,

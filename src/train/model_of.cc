@@ -40,15 +40,38 @@ model::Description read_directory(const Config& config) {
     return found;
 }
 
-// Longer text than the model was made for is impossible where positions are learned.
-void check_positions(const model::Description& found, int64_t sequence) {
-    if (found.shape.learned_positions == 0 || sequence <= found.context) return;
+// Whether RoPE reaches as far as the model was made for, and no scaling says what lies beyond. What
+// turns a part of each head stretches nothing by itself.
+bool is_rope_unscaled(const model::Shape& shape) {
+    using enum model::RopeScaling::Kind;
+    const model::RopeScaling& scaling = shape.rope_scaling;
+    return shape.learned_positions == 0 &&
+           (scaling.kind == none || (scaling.kind == proportional && scaling.factor == 1));
+}
+
+// Longer text than the model was made for is impossible where positions are learned, and guesswork
+// where RoPE has no scaling. Isolated documents have positions of their own.
+void check_positions(const model::Description& found, const Config& config) {
+    const int64_t sequence = config.batch.sequence;
+    if (sequence <= found.context) return;
+    const std::string shorter =
+        "set batch.sequence to " + std::to_string(found.context) + " or less";
+    if (found.shape.learned_positions > 0) {
+        throw ops::LengthRefused({.what = "the model knows fewer positions than a sequence has",
+                                  .where = "batch.sequence",
+                                  .measured = std::to_string(sequence),
+                                  .limit = std::to_string(found.context),
+                                  .remedy = shorter});
+    }
+    if (!is_rope_unscaled(found.shape) || config.data.isolate_documents) return;
     throw ops::LengthRefused(
-        {.what = "the model knows fewer positions than a sequence has",
+        {.what = "a sequence is longer than the text that the model was made for, and its RoPE has "
+                 "no scaling for that",
          .where = "batch.sequence",
          .measured = std::to_string(sequence),
          .limit = std::to_string(found.context),
-         .remedy = "set batch.sequence to " + std::to_string(found.context) + " or less"});
+         .remedy = shorter + ", or say in the model's config.json how RoPE is scaled; to train it "
+                             "on longer text as it is, raise max_position_embeddings there"});
 }
 
 // The table of words is at least a twelfth of all parameters: its gradient's passes are what a step
@@ -111,7 +134,7 @@ model::Description model_of(const Config& config) {
     const ModelConfig& m = config.model;
     if (!m.path.empty()) {
         model::Description found = read_directory(config);
-        check_positions(found, config.batch.sequence);
+        check_positions(found, config);
         set_patterns(found.shape, config);
         return found;
     }

@@ -278,6 +278,10 @@ class AttentionTest(FerryTest):
         self.assertIn("cut by the causal mask", run.err)
         run = self.train(self.masked({"pattern": "window", "num_random_blocks": 2}, steps=1))
         self.assertIn("attention.num_random_blocks does nothing with window", run.err)
+        narrow = ["#" * (i + 1) + "." * (9 - i) for i in range(10)]
+        run = self.train(self.masked(self.layout(layout_bytes(narrow, block=32)), steps=1))
+        self.assert_trained(run)
+        self.assertEqual(run.err.count("drawn.layout has blocks of 32: widened to 64"), 1, run.err)
 
     def test_patterns_that_cannot_be_are_refused(self):
         for attention, words in (

@@ -356,6 +356,19 @@ class IdsTest(HfTest):
         self.assertIn("tokens not checked: not-there.bin is not there yet", absent.out)
         self.assert_trained(self.train(config, "--set", "data.small_vocabulary=ignore"))
 
+    def test_documents_have_positions_of_their_own(self):
+        ids = self.ids("H", [i % 60 for i in range(4000)])
+        tokens = self.path("documents.bin")
+        made = self.ferry("data", ids, "-o", tokens, "--ids", "uint16", "--vocab", "67", "--separator", "59")
+        self.assertEqual(made.code, 0, made.err)
+        config = self.config_for(MODELS / "qwen3", batch__sequence=120, data__tokens=tokens)
+        config["data"]["isolate_documents"] = True
+        run = self.train(config)
+        self.assert_trained(run)
+        self.assertIn("a longer document would reach positions", run.err)
+        config["data"]["isolate_documents"] = False
+        self.assertEqual(self.train(config).code, USAGE)
+
     def test_sequences_longer_than_the_models_are_warned_of_once(self):
         run = self.train(self.config_for(MODELS / "llama", batch__sequence=100))
         self.assert_trained(run)
@@ -580,6 +593,31 @@ class RefusedTest(HfTest):
 
     def test_text_longer_than_learned_positions(self):
         self.refused(MODELS / "gpt2", USAGE, "batch.sequence", "positions", "80", batch__sequence=81)
+
+    def test_text_longer_than_rope_without_scaling(self):
+        said = ("batch.sequence", "its RoPE has no scaling", "97", "96", "max_position_embeddings")
+        self.refused(MODELS / "qwen3", USAGE, *said, batch__sequence=97)
+        self.assert_trained(self.train(self.config_for(MODELS / "qwen3", batch__sequence=96)))
+        model = self.copy_of("qwen3")
+        proportional = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        self.change(model, rope_parameters=proportional)
+        self.refused(model, USAGE, *said, batch__sequence=97)
+        # Scaled, or made for longer text after all.
+        for changes in ({"rope_parameters": {**proportional, "factor": 2.0}},
+                        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+                        {"max_position_embeddings": 97}):
+            model = self.copy_of("qwen3")
+            self.change(model, **changes)
+            run = self.train(self.config_for(model, batch__sequence=97))
+            self.assert_trained(run)
+            self.assertEqual("was made for 96 tokens" in run.err, "rope_parameters" in changes, run.err)
+
+    def test_the_longest_sequence_ends_with_what_rope_knows(self):
+        model = self.copy_of("qwen3")
+        self.change(model, max_position_embeddings=2500)
+        plan = self.ferry("plan", self.command(self.config_for(model))[1], "--no-prediction", "--longest-sequence")
+        self.assertEqual(plan.code, 0, plan.err)
+        self.assertIn("longest sequence that fits: 2048 tokens", plan.out)
 
     def test_weights_of_another_model(self):
         model = self.copy_of("llama")

@@ -163,6 +163,36 @@ TEST(Plan, TheSmallestBudgetItNamesWorksAndOneByteLessDoesNot) {
     }
 }
 
+// Without NVMe buffers that keep the lanes busy are worth less than a run that fits.
+TEST(Plan, TheDeviceYieldsBuffersToWhatTheHostHasNoRoomFor) {
+    PlanRequest request = small_request();
+    request.swap.groups = 1;
+    const auto count_of = [](const Plan& plan, Class c) {
+        return plan.buffers[static_cast<size_t>(c)].count;
+    };
+    const auto inputs_on_host = [](const Plan& plan) {
+        return std::ranges::count_if(plan.inputs,
+                                     [](swap::ObjectId id) { return id != swap::kNoObject; });
+    };
+    // Room for a second block's weights, and little else.
+    request.budgets.device_bytes = smallest_budget(request, &BudgetConfig::device_bytes) + kMiB;
+    const Plan busy = plan_of(request);
+    EXPECT_EQ(count_of(busy, Class::block_weights), 2);
+    ASSERT_GT(inputs_on_host(busy), 0);
+    const int64_t smallest = smallest_budget(request, &BudgetConfig::host_bytes);
+    request.budgets.host_bytes = smallest;
+    const Plan lean = plan_of(request);
+    EXPECT_EQ(count_of(lean, Class::block_weights), 1);
+    EXPECT_LT(inputs_on_host(lean), inputs_on_host(busy));
+    EXPECT_LE(lean.host_bytes, smallest);
+    EXPECT_LE(lean.device_bytes, request.budgets.device_bytes);
+    // Where the host has room nothing is yielded.
+    request.budgets.host_bytes = busy.host_bytes;
+    const Plan again = plan_of(request);
+    for (size_t c = 0; c < busy.buffers.size(); ++c)
+        EXPECT_EQ(again.buffers[c].count, busy.buffers[c].count) << c;
+}
+
 // Elements of a layer's state on NVMe.
 int64_t stored_of(const Plan& plan, int64_t layer) {
     int64_t stored = 0;

@@ -6,6 +6,7 @@
 
 #include "checkpoint/tensors_ahead.h"
 #include "ops/blas_kernels.h"
+#include "train/attention_of.h"
 #include "train/from_config.h"
 #include "train/inside.h"
 #include "train/numerics_record.h"
@@ -162,6 +163,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     reserve_checkpoint_room();
     open(runtime);
     if (world_.rank == 0) warn_of_text(config_, described_);
+    if (world_.rank == 0) warn_of_layout(config_);
     if (world_.rank == 0) warn_of_speculation(config_, world_);
     if (world_.rank == 0 && world_.sharers() == 1) warn_of_codecs(config_);
     log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
