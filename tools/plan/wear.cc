@@ -9,6 +9,7 @@
 #include "cost/drives.h"
 #include "ferry/aio.h"
 #include "train/from_config.h"
+#include "what_if.h"
 
 namespace ferry::tools {
 namespace {
@@ -95,11 +96,11 @@ double worst_share(const Wear& wear) {
 // Plans again with each change: what else it moves, it moves there too.
 class Adviser {
 public:
-    Adviser(const Supposed& run, bool may_split, const train::Predictor& predictor,
+    Adviser(const Supposed& run, const Config& config, const train::Predictor& predictor,
             const planner::Plan& plan, int ranks, const std::vector<double>& path_rates,
             double share)
         : run_(run),
-          may_split_(may_split),
+          config_(config),
           predictor_(predictor),
           plan_(plan),
           ranks_(ranks),
@@ -125,13 +126,16 @@ public:
                   s.request.micro_batches = micro_batches;
                   s.steps = steps;
               });
-        if (may_split_)
-            offer({{"optimizer.master", "split"}}, "exact, 2 B less of each parameter",
+        if (may_split(config_))
+            offer({{"optimizer.master", "split"}},
+                  config_.precision == DType::bf16 ? "exact, 2 B less of each parameter"
+                                                   : "within 2^-39, 2 B less of each parameter",
                   [](Supposed& s) { s.request.state.split = true; });
         offer({{"optimizer.moments", "bf16"}}, "half of the moments' bytes, and some noise",
               [](Supposed& s) { s.request.state.moment_type = MomentType::bf16; });
-        offer({{"optimizer.moments", "int8"}}, "8-bit codes, as AdamW8bit keeps them",
-              [](Supposed& s) { s.request.state.moment_type = MomentType::int8; });
+        if (may_code(config_))
+            offer({{"optimizer.moments", "int8"}}, "8-bit codes, as AdamW8bit keeps them",
+                  [](Supposed& s) { s.request.state.moment_type = MomentType::int8; });
         if (run_.request.budgets.nvme.size() == 1)
             offer({}, "a second path like it in budgets.nvme", [](Supposed& s) {
                 std::vector<NvmePath>& nvme = s.request.budgets.nvme;
@@ -194,7 +198,7 @@ private:
     }
 
     const Supposed run_;
-    const bool may_split_;  // its master weights
+    const Config& config_;
     const train::Predictor& predictor_;
     const planner::Plan& plan_;
     const int ranks_;
@@ -220,9 +224,8 @@ Wear wear_of(const Config& config, const train::Predictor& predictor, const plan
     Wear wear = wear_without_advice(run, plan, count.on_a_host, path_rates);
     const double share = worst_share(wear);
     if (share > kWorthAWarning)
-        wear.advice = Adviser(run, config.precision == DType::bf16, predictor, plan,
-                              count.on_a_host, path_rates, share)
-                          .ask();
+        wear.advice =
+            Adviser(run, config, predictor, plan, count.on_a_host, path_rates, share).ask();
     return wear;
 }
 

@@ -1,7 +1,9 @@
 #include "what_if.h"
 
+#include <algorithm>
 #include <tuple>
 
+#include "ferry/error.h"
 #include "ferry/units.h"
 #include "train/from_config.h"
 
@@ -15,7 +17,8 @@ public:
     Asker(const Config& config, const train::Predictor& predictor, const planner::Plan& plan,
           const cost::Measurements& measurements)
         : request_(train::request_of(config)),
-          narrow_(config.precision != DType::f32),
+          may_split_(may_split(config)),
+          may_code_(may_code(config)),
           predictor_(predictor),
           plan_(plan),
           measurements_(measurements) {}
@@ -27,8 +30,7 @@ public:
         if (plan_.nvme_bytes > 0) faster("+10 % NVMe bandwidth", &Measurements::nvme_bytes_per_s);
         faster("+10 % memory bandwidth", &Measurements::dram_bytes_per_s);
         faster("+10 % copy bandwidth", &Measurements::copy_bytes_per_s);
-        if (!plan_.partition.decides_alone())
-            faster("+10 % bandwidth between ranks", &Measurements::comm_bytes_per_s);
+        if (!plan_.partition.decides_alone()) faster_exchanges();
         faster_kernels();
         more_cores();
         never_clipped();
@@ -53,6 +55,17 @@ private:
         cost::Measurements measurements = measurements_;
         measurements.*speed *= kMore;
         answer(std::move(change), request_, plan_, measurements);
+    }
+    // Of every group of ranks, however near.
+    void faster_exchanges() {
+        using cost::Measurements;
+        cost::Measurements measurements = measurements_;
+        measurements.comm_bytes_per_s = kMore * cost::comm_rate(measurements);
+        for (const auto group :
+             {&Measurements::with_sequence, &Measurements::with_slices, &Measurements::in_host,
+              &Measurements::across_hosts, &Measurements::between_stages})
+            (measurements.*group).bytes_per_s *= kMore;
+        answer("+10 % bandwidth between ranks", request_, plan_, measurements);
     }
     static void scale(cost::KernelTimes& kernels, double factor) {
         for (auto& [kind, seconds] : kernels.seconds) seconds *= factor;
@@ -87,10 +100,22 @@ private:
             answer("swap.expect_clipped=0", request, plan, measurements_);
     }
 
+    static bool in_memory(const std::vector<planner::Plan>& stages) {
+        return std::ranges::all_of(stages, [](const auto& of) { return of.nvme_bytes == 0; });
+    }
+    // None: that cannot be planned, such as codes where optimizer.fp32_moments matches nothing.
+    std::vector<planner::Plan> plans_of(const planner::PlanRequest& request) const {
+        try {
+            return predictor_.plans(request);
+        } catch (const Error&) {
+            return {};
+        }
+    }
     // Formats of the state that take less of a disk, or none of it. What was asked to be there
     // stays.
     void smaller_state() {
-        if (plan_.nvme_bytes == 0 || request_.durable || request_.swap.state_on_nvme) return;
+        if (request_.durable || request_.swap.state_on_nvme) return;
+        if (in_memory(predictor_.plans(request_))) return;
         const StateFormat now = request_.state;
         const auto ask = [&](std::string change, MomentType moments, bool split) {
             StateFormat smaller = now;
@@ -99,20 +124,20 @@ private:
             if (smaller.element_bytes() >= now.element_bytes()) return;
             planner::PlanRequest request = request_;
             request.state = smaller;
-            const planner::Plan plan = predictor_.plan(request);
-            if (!predictor_.covers(plan, measurements_.kernels)) return;
-            answer(std::move(change), request, plan, measurements_);
-            answers_.back().all_in_memory = plan.nvme_bytes == 0;
+            const std::vector<planner::Plan> stages = plans_of(request);
+            if (stages.empty() || !predictor_.covers(stages.front(), measurements_.kernels)) return;
+            answer(std::move(change), request, stages.front(), measurements_);
+            answers_.back().all_in_memory = in_memory(stages);
         };
-        const bool may_split = narrow_ && !now.split;
-        if (may_split) ask("optimizer.master=split", now.moment_type, true);
+        const bool split = may_split_ && !now.split;
+        if (split) ask("optimizer.master=split", now.moment_type, true);
         ask("optimizer.moments=bf16", MomentType::bf16, now.split);
-        ask("optimizer.moments=int8", MomentType::int8, now.split);
-        if (may_split) ask("moments=int8 and master=split", MomentType::int8, true);
+        if (may_code_) ask("optimizer.moments=int8", MomentType::int8, now.split);
+        if (may_code_ && split) ask("moments=int8 and master=split", MomentType::int8, true);
     }
 
     const planner::PlanRequest request_;
-    const bool narrow_;  // precision
+    const bool may_split_, may_code_;
     const train::Predictor& predictor_;
     const planner::Plan& plan_;
     const cost::Measurements& measurements_;
@@ -120,6 +145,13 @@ private:
 };
 
 }  // namespace
+
+bool may_split(const Config& config) {
+    return config.precision != DType::f32 && config.optimizer.local_step_clipper == 1;
+}
+bool may_code(const Config& config) {
+    return config.parallel.tensor == 1 || config.checkpoint.dir.empty();
+}
 
 std::vector<WhatIf> what_if(const Config& config, const train::Predictor& predictor,
                             const planner::Plan& plan, const cost::Measurements& measurements) {

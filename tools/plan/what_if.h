@@ -15,6 +15,11 @@ struct WhatIf {
     bool all_in_memory = false;  // where the plan needs a disk: nothing is on one any more
 };
 
+// Whether the configuration may ask for a split master, and for int8 moments, with all else as it
+// is.
+bool may_split(const Config& config);
+bool may_code(const Config& config);
+
 // Only of resources that are limited, as more of an unlimited one buys nothing, and of clipping
 // where it changes the plan.
 std::vector<WhatIf> what_if(const Config& config, const train::Predictor& predictor,

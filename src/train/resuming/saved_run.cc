@@ -132,7 +132,7 @@ void SavedRun::require(const model::Tensor& tensor, const StateArray& array) con
          .where = path_ + ": " + name,
          .measured = found ? shown_of(found->stored->dtype, found->stored->shape) : "missing",
          .limit = shown_of(array.dtype, shape),
-         .remedy = "resume with the configuration it was written by"});
+         .remedy = "resume with the configuration it was written by, optimizer.fp32_moments too"});
 }
 
 void SavedRun::prove(Team& team, int part, int parts, StartUp& start_up) const {
