@@ -13,9 +13,9 @@
 
 namespace ferry::tools {
 
-constexpr const auto& kDeviceWords = config::kDevices;
-constexpr const auto& kTypeWords = config::kPrecisions;
-constexpr const auto& kBackendWords = config::kBackends;
+inline constexpr const auto& kDeviceWords = config::kDevices;
+inline constexpr const auto& kTypeWords = config::kPrecisions;
+inline constexpr const auto& kBackendWords = config::kBackends;
 
 template <class Value, size_t count>
 Value value_of(const config::Words<Value, count>& words, std::string_view text) {
