@@ -204,8 +204,8 @@ def peak_of(shape):
 
 
 def why_no_peers(options):
-    if options.tiny and not options.peers:
-        return "transformers is left out"
+    if options.tiny and options.peers is None:
+        return "transformers is left out with --tiny"
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     return f"transformers is not here: python3 cannot import {', '.join(missing)}" if missing else ""
 
@@ -235,8 +235,8 @@ def rows_of(shape, runs, peak):
 def main():
     parser = common.parser_of(__doc__)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(WANTED), help="models of the table")
-    parser.add_argument("--peers", nargs="*", choices=ALL_PEERS, default=list(PEERS),
-                        help="beside ferry; layers: each of them compiled, in place of the whole model")
+    parser.add_argument("--peers", nargs="*", choices=ALL_PEERS,
+                        help="beside ferry; default: eager and compiled. layers: each of them compiled, in place of the whole model")
     parser.add_argument("--steps", type=common.at_least(2), default=10, help="of each run")
     parser.add_argument("--warmup", type=common.at_least(1), default=4, help="first steps left out")
     parser.add_argument("--host", default="96GiB", help="ferry's host budget, where the GPU does not hold everything")
@@ -251,7 +251,7 @@ def main():
     options = parser.parse_args()
     common.check_steps(parser, options)
     why = why_no_peers(options)
-    peers = [] if why else options.peers
+    peers = [] if why else list(PEERS) if options.peers is None else options.peers
     with common.scratch() as directory, contextlib.ExitStack() as processes:
         shapes = [Shape(options, name, directory) for name in options.shapes]
         start_peers(shapes, peers, directory / "gate", processes)

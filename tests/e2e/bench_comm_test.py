@@ -111,7 +111,7 @@ class BenchCommTest(FerryTest):
 
     @unittest.skipUnless(MPIRUN[0], "no mpirun")
     def test_groups_are_measured_and_planned_by(self):
-        machine = self.path("machine.json")
+        machine = self.path("groups-are-measured.json")
         config = self.config(parallel__tensor=2, parallel__sequence=2, swap__speculate="off")
         run = self.ferry(*QUICK, "--json", "--tensor", "2", "--sequence", "2", "--save", machine,
                          through=[*MPIRUN, "4"])
@@ -150,7 +150,7 @@ class BenchCommTest(FerryTest):
 
     @unittest.skipUnless(MPIRUN[0], "no mpirun")
     def test_hosts_of_ranks_are_measured_and_planned_by(self):
-        machine = self.path("machine.json")
+        machine = self.path("hosts-of-ranks.json")
         config = self.config(zero__ranks_per_host=2, zero__compress={"gradients": "int8"}, batch__micro_batches=4,
                              swap__speculate="off")
         run = self.ferry(*QUICK, "--json", "--ranks-per-host", "2", "--save", machine, through=[*MPIRUN, "4"])
@@ -182,7 +182,7 @@ class BenchCommTest(FerryTest):
         self.assertTrue(any("4 ranks, 4 on a host, hosts of 2, by mpi" in line for line in prediction()["assumed"]))
 
     def test_what_stages_pass_is_planned_by(self):
-        machine = self.path("machine.json")
+        machine = self.path("what-stages-pass.json")
         config = self.config(parallel__pipeline=2, model__layers=2, batch__micro_batches=4, zero__stage=1)
 
         def plan(**rates):
@@ -199,7 +199,7 @@ class BenchCommTest(FerryTest):
         self.assertGreater(late, alike + passed / 1e4)
 
     def test_what_codes_momentum_is_kept_and_planned_by(self):
-        machine = self.path("machine.json")
+        machine = self.path("what-codes-momentum.json")
         command = self.command(self.config(optimizer__method="onebit_adam", optimizer__freeze_step=2, swap__speculate="off"))
         hosts = ("--ranks", "2", "--ranks-per-host", "1")
         saved = self.ferry("bench", "--all", "--config", command[1], "--save", machine, *hosts)

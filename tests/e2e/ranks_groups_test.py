@@ -191,7 +191,7 @@ class GroupsTest(Ranks):
                            "data__tokens": str(MODELS.parent / "train" / "tokens.bin"), "batch__sequence": 24,
                            "batch__micro_batch": 2, "batch__micro_batches": 4, "evaluate__micro_batches": 2,
                            "data__held_back": 0.2, "zero__stage": stage}
-                exports = [self.path(f"{name}-{family}") for name in ("one", "several")]
+                exports = [self.path(f"{name}-staged-{family}") for name in ("one", "several")]
                 one = (self.train(self.config(**changes), "--export", exports[0]) if number == stages else
                        self.ranks(number // stages, self.config(**changes), "--export", exports[0]))
                 several = self.ranks(number, self.config(parallel__pipeline=stages, **changes), "--export", exports[1])
