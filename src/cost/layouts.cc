@@ -49,6 +49,8 @@ private:
         const double tables = found_.pipeline > 1 || m_.tied ? 1 : 2;
         return blocks() * m_.block_elements / slices() + tables * m_.table_elements;
     }
+    // Of these, what a rank updates.
+    double owned() const { return elements() / (found_.zero_stage >= 1 ? sharers() : 1); }
     double link() const { return comm_rate(c_.measured); }
     bool crosses_hosts(int64_t ranks) const { return ranks > c_.on_a_host; }
 
@@ -83,7 +85,7 @@ private:
     bool streams() const { return found_.pipeline == 1 && found_.state != StateOn::device; }
 
     void count_memory() {
-        const double own = found_.zero_stage >= 1 ? elements() / sharers() : elements();
+        const double own = owned();
         const double weights = found_.zero_stage == 3 ? elements() / sharers() : elements();
         const double state = own * m_.element.state_and_gradient();
         const double under_way =
@@ -150,7 +152,7 @@ private:
     }
 
     double update() {
-        const double own = found_.zero_stage >= 1 ? elements() / sharers() : elements();
+        const double own = owned();
         const double moved = update_bytes(own, m_.element);
         const Measurements& rates = c_.measured;
         if (found_.state == StateOn::device)

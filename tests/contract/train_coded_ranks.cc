@@ -99,10 +99,7 @@ TEST_P(OfHostsOfEachKind, CombineTheirGradientsWithTheSameBitsAtEveryStageAndOnE
     const std::array<std::function<void()>, 4> kinds{
         [] {},
         [&] {  // several chunks a shard, the last one smaller, and frozen tensors
-            config.swap.chunk_elements = 8192;
-            config.model.hidden = 64;
-            config.model.intermediate = 160;
-            config.model.head_dim = 32;
+            cut_into_chunks(config);
             config.precision = DType::bf16;
             config.zero.compress = {.gradients = CodecKind::int4, .block = 256};
             config.freeze = {"*.q_proj.weight", "*layers.1.*norm*"};
@@ -243,11 +240,8 @@ TEST_P(OfOnebitAdam, EveryKindOfRunGivesTheSameBitsAtEveryStageAndOnEveryTier) {
     if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
     const std::array<std::function<void()>, 5> kinds{
         [] {},
-        [&] {  // several chunks a shard, the last one smaller
-            config.swap.chunk_elements = 8192;
-            config.model.hidden = 64;
-            config.model.intermediate = 160;
-            config.model.head_dim = 32;
+        [&] {
+            cut_into_chunks(config);
             config.precision = DType::bf16;
         },
         [&] {
@@ -290,11 +284,8 @@ TEST_P(OfZerooneAdam, EveryKindOfRunGivesTheSameBitsAtEveryStageAndOnEveryTier) 
     if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
     const std::array<std::function<void()>, 3> kinds{
         [] {},
-        [&] {  // several chunks a shard, the last one smaller
-            config.swap.chunk_elements = 8192;
-            config.model.hidden = 64;
-            config.model.intermediate = 160;
-            config.model.head_dim = 32;
+        [&] {
+            cut_into_chunks(config);
             config.precision = DType::bf16;
             config.optimizer.master = MasterFormat::split;
         },

@@ -78,12 +78,7 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
     config.batch.micro_batches = 2 * ranks();
     config.steps = 3;
     const std::array<std::function<void()>, 13> kinds{
-        [&] {  // several chunks a shard, the last one smaller
-            config.swap.chunk_elements = 8192;
-            config.model.hidden = 64;
-            config.model.intermediate = 160;
-            config.model.head_dim = 32;
-        },
+        [&] { cut_into_chunks(config); },
         [&] { config.precision = DType::bf16; },
         [&] { config.precision = DType::f16; },
         [&] { config.model.tie_embeddings = true; },

@@ -77,6 +77,13 @@ protected:
         config.clip_norm = 0.5;
         return config;
     }
+    // Several chunks a shard, the last one smaller.
+    static void cut_into_chunks(Config& config) {
+        config.swap.chunk_elements = 8192;
+        config.model.hidden = 64;
+        config.model.intermediate = 160;
+        config.model.head_dim = 32;
+    }
     // As little as possible in memory, every speculative update made, two groups.
     Config tight(Config config, int ranks) const;
     void expect_stages_equal(Config config, int ranks) const;

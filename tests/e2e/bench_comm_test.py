@@ -109,6 +109,14 @@ class BenchCommTest(FerryTest):
         self.assertEqual(run.code, USAGE)
         self.assertIn('"overhead_s" must be a number above 0', run.err)
 
+    def prediction_of_four(self, config, machine, content):
+        """What `ferry plan` predicts for four ranks once the file has this content."""
+        with open(machine, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        plan = self.ferry("plan", self.command(config)[1], "--json", "--ranks", "4", "--machine", machine)
+        self.assertEqual(plan.code, 0, plan.err)
+        return json.loads(plan.out)["prediction"]
+
     @unittest.skipUnless(MPIRUN[0], "no mpirun")
     def test_groups_are_measured_and_planned_by(self):
         machine = self.path("groups-are-measured.json")
@@ -127,11 +135,7 @@ class BenchCommTest(FerryTest):
         self.assertEqual((entry["ranks"], entry["tensor"], entry["sequence"]), (4, 2, 2))
 
         def prediction():
-            with open(machine, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            plan = self.ferry("plan", self.command(config)[1], "--json", "--ranks", "4", "--machine", machine)
-            self.assertEqual(plan.code, 0, plan.err)
-            return json.loads(plan.out)["prediction"]
+            return self.prediction_of_four(config, machine, content)
         found = prediction()
         self.assertFalse(any("4 ranks" in line for line in found["assumed"]), found["assumed"])
         for group in ("tensor", "sequence"):
@@ -166,11 +170,7 @@ class BenchCommTest(FerryTest):
         self.assertEqual((entry["ranks"], entry["ranks_per_host"]), (4, 2))
 
         def prediction():
-            with open(machine, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            plan = self.ferry("plan", self.command(config)[1], "--json", "--ranks", "4", "--machine", machine)
-            self.assertEqual(plan.code, 0, plan.err)
-            return json.loads(plan.out)["prediction"]
+            return self.prediction_of_four(config, machine, content)
         found = prediction()
         self.assertFalse(any("4 ranks" in line for line in found["assumed"]), found["assumed"])
         for key in ("in_host_bytes_per_s", "across_hosts_bytes_per_s"):

@@ -11,7 +11,24 @@ from ranks import Ranks
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
 
 
+def of_family(family, **changes):
+    """Three steps of one of the families' tiny models, and evaluations."""
+    return {"model": {"path": str(MODELS / family), "dropout": "ignore"}, "steps": 3,
+            "data__tokens": str(MODELS.parent / "train" / "tokens.bin"), "batch__sequence": 24,
+            "batch__micro_batch": 2, "batch__micro_batches": 4, "evaluate__micro_batches": 2,
+            "data__held_back": 0.2, **changes}
+
+
 class GroupsTest(Ranks):
+    def assert_refused(self, number, changes, words):
+        """What so many ranks are told of these keys has the words."""
+        with self.subTest(ranks=number, **changes):
+            config = self.config(**changes)
+            run = self.ranks(number, config) if number > 1 else self.train(config)
+            self.assertEqual(run.code, USAGE, run.err)
+            for word in words:
+                self.assertIn(word, run.err)
+
     def test_ranks_that_share_sequences_follow_one(self):
         """Every family: windows, learned positions, norms and biases of heads; some ranks have fewer heads."""
         for number, shared, family, order in (
@@ -93,21 +110,13 @@ class GroupsTest(Ranks):
                  ("parallel.sequence_order", "in 16 bits alone", "precision is fp32")),
                 (4, {"parallel__sequence": 2, "batch__micro_batches": 3},
                  ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4"))):
-            with self.subTest(ranks=number, **changes):
-                config = self.config(**changes)
-                run = self.ranks(number, config) if number > 1 else self.train(config)
-                self.assertEqual(run.code, USAGE, run.err)
-                for word in words:
-                    self.assertIn(word, run.err)
+            self.assert_refused(number, changes, words)
 
     def test_ranks_that_share_tensors_follow_one(self):
         """Norms and biases of heads, fused and input-major matrices, ZeRO beside; some ranks hold the same heads."""
         for number, shared, family, stage in ((2, 2, "qwen3", 1), (4, 4, "gpt2", 0), (4, 2, "qwen2", 3)):
             with self.subTest(ranks=number, shared=shared, family=family):
-                changes = {"model": {"path": str(MODELS / family), "dropout": "ignore"}, "steps": 3,
-                           "data__tokens": str(MODELS.parent / "train" / "tokens.bin"), "batch__sequence": 24,
-                           "batch__micro_batch": 2, "batch__micro_batches": 4, "evaluate__micro_batches": 2,
-                           "data__held_back": 0.2, "zero__stage": stage}
+                changes = of_family(family, zero__stage=stage)
                 exports = [self.path(f"{name}-{family}") for name in ("one", "several")]
                 weights = [self.path(f"{name}-{family}.safetensors") for name in ("one", "several")]
                 one = self.train(self.config(**changes), "--export", exports[0], "--weights-out", weights[0])
@@ -176,21 +185,13 @@ class GroupsTest(Ranks):
                 (2, {"parallel__tensor": 2, "optimizer__method": "muon"}, ("optimizer.method", "whole matrices")),
                 (2, {"parallel__tensor": 2, "checkpoint__durable_steps": True, "budgets__nvme": [self.nvme()]},
                  ("checkpoint.durable_steps", "slices of tensors"))):
-            with self.subTest(ranks=number, **changes):
-                config = self.config(**changes)
-                run = self.ranks(number, config) if number > 1 else self.train(config)
-                self.assertEqual(run.code, USAGE, run.err)
-                for word in words:
-                    self.assertIn(word, run.err)
+            self.assert_refused(number, changes, words)
 
     def test_stages_of_a_pipeline_follow_one(self):
         """Learned positions, tied tables and biases; some with ZeRO beside. Weights are those of one rank, bit by bit."""
         for number, stages, family, stage in ((2, 2, "qwen3", 1), (4, 2, "gpt2", 1), (2, 2, "qwen2", 3)):
             with self.subTest(ranks=number, stages=stages, family=family):
-                changes = {"model": {"path": str(MODELS / family), "dropout": "ignore"}, "steps": 3, "clip_norm": 0,
-                           "data__tokens": str(MODELS.parent / "train" / "tokens.bin"), "batch__sequence": 24,
-                           "batch__micro_batch": 2, "batch__micro_batches": 4, "evaluate__micro_batches": 2,
-                           "data__held_back": 0.2, "zero__stage": stage}
+                changes = of_family(family, zero__stage=stage, clip_norm=0)
                 exports = [self.path(f"{name}-staged-{family}") for name in ("one", "several")]
                 one = (self.train(self.config(**changes), "--export", exports[0]) if number == stages else
                        self.ranks(number // stages, self.config(**changes), "--export", exports[0]))
@@ -236,12 +237,7 @@ class GroupsTest(Ranks):
                  ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4")),
                 (2, {"parallel__pipeline": 2, "checkpoint__durable_steps": True, "budgets__nvme": [self.nvme()]},
                  ("checkpoint.durable_steps", "steps of a pipeline"))):
-            with self.subTest(ranks=number, **changes):
-                config = self.config(**changes)
-                run = self.ranks(number, config) if number > 1 else self.train(config)
-                self.assertEqual(run.code, USAGE, run.err)
-                for word in words:
-                    self.assertIn(word, run.err)
+            self.assert_refused(number, changes, words)
         config = self.config(parallel__pipeline=2, batch__micro_batches=1, steps=1)
         run = self.ranks(2, config)
         self.assert_trained(run)

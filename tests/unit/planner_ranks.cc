@@ -31,7 +31,7 @@ std::vector<model::Layer> three_blocks() {
     return layers;
 }
 
-Plan plan_of(int64_t stage, int rank, int ranks, BudgetConfig budgets = {}) {
+Plan plan_of(const zero::Partition& partition, BudgetConfig budgets) {
     PlanRequest request;
     request.micro_batches = 4;
     request.swap.chunk_elements = 16384;
@@ -40,7 +40,11 @@ Plan plan_of(int64_t stage, int rank, int ranks, BudgetConfig budgets = {}) {
         request, three_blocks(),
         {.sequence = 64, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
         {.activation = 32768, .scratch = 1 << 20}, cost::default_measurements(request.device),
-        zero::partition_of(stage, rank, ranks));
+        partition);
+}
+
+Plan plan_of(int64_t stage, int rank, int ranks, BudgetConfig budgets = {}) {
+    return plan_of(zero::partition_of(stage, rank, ranks), std::move(budgets));
 }
 
 class Stages : public testing::TestWithParam<int64_t> {};
@@ -151,15 +155,9 @@ TEST_P(Stages, MoveTheBytesTheyShould) {
 }
 
 Plan plan_of_hosts(int rank, int each, const zero::Codecs& codecs, BudgetConfig budgets = {}) {
-    PlanRequest request;
-    request.micro_batches = 4;
-    request.swap.chunk_elements = 16384;
-    request.budgets = std::move(budgets);
-    return make_plan(
-        request, three_blocks(),
-        {.sequence = 64, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
-        {.activation = 32768, .scratch = 1 << 20}, cost::default_measurements(request.device),
-        zero::partition_of(3, rank, 4, codecs, {}, {}, {.each = each, .second_shards = each > 1}));
+    return plan_of(
+        zero::partition_of(3, rank, 4, codecs, {}, {}, {.each = each, .second_shards = each > 1}),
+        std::move(budgets));
 }
 
 // Backward gathers from the host alone, and between hosts each gradient crosses once for all of its
