@@ -157,7 +157,7 @@ constexpr int64_t exchanged_bytes(const Partition& partition, int64_t part_bytes
 }
 // Of an exchange in two levels, in the host and then across hosts.
 inline int64_t exchanged_in_host_bytes(const Partition& partition, int64_t part_bytes) {
-    return (partition.hosts.each - 1) * partition.host_count() * part_bytes;
+    return part_bytes * (partition.hosts.each - 1) * partition.host_count();
 }
 inline int64_t exchanged_across_bytes(const Partition& partition, int64_t part_bytes) {
     return (partition.host_count() - 1) * part_bytes;

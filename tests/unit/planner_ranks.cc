@@ -23,7 +23,7 @@ model::Layer layer(model::LayerKind kind, int64_t decayed, int64_t norms, int64_
 
 // For 1, 2, 3, 4 and 6 ranks.
 std::vector<model::Layer> three_blocks() {
-    constexpr int64_t kUnit = 12 * 4096;
+    constexpr int64_t kUnit = 12 * int64_t{4096};
     std::vector<model::Layer> layers{layer(model::LayerKind::embedding, 2 * kUnit, kUnit, 0)};
     for (int i = 0; i < 3; ++i)
         layers.push_back(layer(model::LayerKind::block, 5 * kUnit, kUnit, kUnit));
