@@ -250,6 +250,7 @@ std::vector<Timeline> predict_together(std::span<const RankSteps> ranks,
         for (Replay& replay : replays) replay.append_next();
     }
     std::vector<Timeline> found;
+    found.reserve(replays.size());
     for (Replay& replay : replays) found.push_back(replay.result());
     return found;
 }

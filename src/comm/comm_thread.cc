@@ -365,7 +365,7 @@ std::string CommThread::where_of_watched(std::span<const int> lost) const {
     const std::lock_guard lock(watched_mutex_);
     std::string with_others;
     for (const CommThread* one : watched_) {
-        const std::string operation = one->oldest();
+        std::string operation = one->oldest();
         const std::vector<int>& members = one->sources_.members;
         const auto has = [&](int rank) {
             return std::ranges::find(members, rank) != members.end();

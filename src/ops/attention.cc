@@ -60,7 +60,8 @@ inline void transpose_tile(const float* in, int64_t padded_head, float* out) {
 void PackKeys(const AttentionCall& call, int64_t sequence, int64_t kv_head, bool backward) {
     alignas(64) float room[kTile * kMaxHeadDim];
     const int64_t tile_size = kTile * call.padded_head();
-    const int64_t tiles = call.tiles(call.keys), first = call.first_tile(call.keys);
+    const int64_t tiles = AttentionCall::tiles(call.keys),
+                  first = AttentionCall::first_tile(call.keys);
     const int64_t base = (sequence * call.shape.kv_heads + kv_head) * tiles;
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const Rows rows = rows_of(call.keys, sequence, first + tile);
@@ -178,14 +179,15 @@ void AttendTile(const AttentionCall& call, View out, float* lse, int64_t sequenc
     Softmax state[kTile];
     const Attention& s = call.shape;
     const int64_t padded = call.padded_head(), kv = head / (s.heads / s.kv_heads);
-    const int64_t keys = (sequence * s.kv_heads + kv) * call.tiles(call.keys) * kTile * padded;
-    const int64_t first_tile = call.first_tile(call.keys);
+    const int64_t keys =
+        (sequence * s.kv_heads + kv) * AttentionCall::tiles(call.keys) * kTile * padded;
+    const int64_t first_tile = AttentionCall::first_tile(call.keys);
     const Rows rows = rows_of(call.queries, sequence, tile);
     const auto scale = static_cast<float>(s.scale);
     copy_tile(call, call.q, rows, head, q);
     std::fill_n(sum, kTile * padded, 0.0f);
     const int64_t first = call.first_key(sequence, tile * kTile + rows.begin) / kTile;
-    for_key_tiles(s, head, tile, first, call.end_tile(call.keys), [&](int64_t other) {
+    for_key_tiles(s, head, tile, first, AttentionCall::end_tile(call.keys), [&](int64_t other) {
         const int64_t at = keys + (other - first_tile) * kTile * padded;
         product(rows.padded(), kTile, {q, padded, 1}, call.k_transposed + at, kTile, scores, kTile,
                 false, [&](int64_t) { return padded; });
@@ -310,9 +312,10 @@ void AttendBackward(const AttentionCall& call, int64_t sequence, int64_t kv_head
     KeyTile sums;
     const Attention& s = call.shape;
     const int64_t group = s.heads / s.kv_heads, tile_size = kTile * call.padded_head();
-    const int64_t key_tiles = call.tiles(call.keys), first_key = call.first_tile(call.keys);
-    const int64_t query_tiles = call.tiles(call.queries);
-    const int64_t first_query = call.first_tile(call.queries);
+    const int64_t key_tiles = AttentionCall::tiles(call.keys),
+                  first_key = AttentionCall::first_tile(call.keys);
+    const int64_t query_tiles = AttentionCall::tiles(call.queries);
+    const int64_t first_query = AttentionCall::first_tile(call.queries);
     const int64_t keys = (sequence * s.kv_heads + kv_head) * key_tiles * tile_size;
     float* dq = call.dq_sum + (sequence * s.heads + kv_head * group) * query_tiles * tile_size;
     std::fill_n(dq, group * query_tiles * tile_size, 0.0f);
@@ -322,7 +325,7 @@ void AttendBackward(const AttentionCall& call, int64_t sequence, int64_t kv_head
         for (int64_t g = 0; g < group; ++g) {
             const int64_t last = std::min((tile + 1) * kTile, call.keys.end()) - 1;
             const int64_t end = std::min(ceil_div(call.end_query(sequence, last), kTile),
-                                         call.end_tile(call.queries));
+                                         AttentionCall::end_tile(call.queries));
             for_query_tiles(s, kv_head * group + g, tile, first_query, end, [&](int64_t other) {
                 const Rows rows = rows_of(call.queries, sequence, other);
                 load_query_tile(call, rows, kv_head * group + g, queries);

@@ -390,13 +390,14 @@ private:
         call.k_transposed = reinterpret_cast<float*>(scratch);
         call.v_rows = call.k_transposed + keys_size(call);
         pack(call, false);
-        const int64_t end = call.end_tile(call.queries);
-        team_.parallel(shape.sequences * shape.heads * call.tiles(call.queries), [&](int64_t i) {
-            // The longest rows first.
-            const int64_t tile = end - 1 - i / (shape.sequences * shape.heads);
-            const int64_t head = i % shape.heads, sequence = i / shape.heads % shape.sequences;
-            attend_tile(call, out, lse, sequence, head, tile);
-        });
+        const int64_t end = AttentionCall::end_tile(call.queries);
+        team_.parallel(
+            shape.sequences * shape.heads * AttentionCall::tiles(call.queries), [&](int64_t i) {
+                // The longest rows first.
+                const int64_t tile = end - 1 - i / (shape.sequences * shape.heads);
+                const int64_t head = i % shape.heads, sequence = i / shape.heads % shape.sequences;
+                attend_tile(call, out, lse, sequence, head, tile);
+            });
     }
 
     void backward(AttentionCall call, std::byte* scratch) {
@@ -431,8 +432,8 @@ private:
     }
 
     static int64_t keys_size(const AttentionCall& call) {
-        return call.shape.sequences * call.shape.kv_heads * call.tiles(call.keys) * kAttentionTile *
-               call.padded_head();
+        return call.shape.sequences * call.shape.kv_heads * AttentionCall::tiles(call.keys) *
+               kAttentionTile * call.padded_head();
     }
 
     static int64_t keys_size(const Attention& shape) {

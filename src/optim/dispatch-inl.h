@@ -12,6 +12,9 @@
 #include "internal.h"
 #include "rules-inl.h"
 
+// Only a method's one source file includes this.
+// NOLINTBEGIN(misc-definitions-in-headers)
+
 HWY_BEFORE_NAMESPACE();
 namespace ferry::optim::HWY_NAMESPACE {
 namespace {  // the same name in each file
@@ -36,3 +39,4 @@ const char* run_best<Method::FERRY_METHOD>(const Span& span, const Scalars& scal
 
 }  // namespace ferry::optim
 #endif
+// NOLINTEND(misc-definitions-in-headers)

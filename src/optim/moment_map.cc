@@ -90,13 +90,13 @@ MomentCells<kSigned>::MomentCells() {
 }
 
 const MomentCells<true>& cells_with_sign() {
-    static const MomentCells<true> cells;
-    return cells;
+    static const MomentCells<true> kCells;
+    return kCells;
 }
 
 const MomentCells<false>& cells_without_sign() {
-    static const MomentCells<false> cells;
-    return cells;
+    static const MomentCells<false> kCells;
+    return kCells;
 }
 
 }  // namespace ferry::optim

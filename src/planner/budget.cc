@@ -32,8 +32,7 @@ Budget nvme_budget(const PlanRequest& request) {
 
 std::string needed_text(const Budget& budget, int64_t bytes) {
     const int64_t of_all = budget.sharers() * bytes;
-    const std::string text =
-        format_bytes(of_all) + " needed (" + std::to_string(of_all) + " bytes)";
+    std::string text = format_bytes(of_all) + " needed (" + std::to_string(of_all) + " bytes)";
     if (budget.sharers() == 1) return text;
     return text + ", by the " + std::to_string(budget.sharers()) +
            " ranks of the host that share it";

@@ -57,7 +57,8 @@ std::unique_ptr<Batches> batches_of(const Config& config, const model::Shape& sh
                                                               std::span<int32_t> targets) {
         load({step, tokens, targets});
     };
-    return std::make_unique<FedBatches>(FedBatches::Options{BatchShape(options), load});
+    const BatchShape& batches = options;
+    return std::make_unique<FedBatches>(FedBatches::Options{batches, load});
 }
 
 int64_t evaluation_sequences(const Config& config) {

@@ -157,11 +157,13 @@ std::optional<Error> error_of_any(comm::Communicator& ranks, Executor& executor,
 
 void require_stages_end(comm::Communicator& ranks, Executor& executor,
                         std::span<const swap::Schedule* const> schedules, int stage, int stages) {
-    const int of_a_stage = ranks.size() / stages;
+    const auto of_a_stage = static_cast<size_t>(ranks.size() / stages);
     for (const swap::Schedule* schedule : schedules) {
         const auto all = gather_all(ranks, executor, passes_of(*schedule), "passes of stages");
         std::vector<std::vector<Passed>> first;
-        for (int s = 0; s < stages; ++s) first.push_back(all[static_cast<size_t>(s * of_a_stage)]);
+        first.reserve(static_cast<size_t>(stages));
+        for (size_t s = 0; s < static_cast<size_t>(stages); ++s)
+            first.push_back(all[s * of_a_stage]);
         const auto& mine = all[static_cast<size_t>(ranks.rank())];
         FERRY_CHECK(mine == first[static_cast<size_t>(stage)], "ranks of a stage pass the same");
         const std::string why = why_stages_stop(first);

@@ -59,7 +59,7 @@ struct FeedbackOf {
 
     Float* momentum(int rank) const { return data + rank * count; }
     Float* error(int rank) const { return data + (ranks + rank) * count; }
-    Float* owner_error() const { return data + 2 * ranks * count; }
+    Float* owner_error() const { return data + 2 * (ranks * count); }
     // Of what this rank moved since the last exchange. Null without local steps.
     Float* moved(int rank) const {
         return local_steps ? data + (2 * ranks + 1 + rank) * count : nullptr;

@@ -148,12 +148,14 @@ CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executo
     CommRows rows;
     const auto in_kernels = [&](Bench& on, const std::string& name) {
         std::vector<Row> of_sizes;
+        of_sizes.reserve(bench.sizes.size());
         for (const int64_t bytes : bench.sizes)
             of_sizes.push_back(on.exchange_in_kernel(name, bytes));
         return of_sizes;
     };
     const auto exchanges = [&](Bench& on, const std::string& name) {
         std::vector<Row> of_sizes;
+        of_sizes.reserve(bench.sizes.size());
         for (const int64_t bytes : bench.sizes) of_sizes.push_back(on.exchange(name, bytes));
         return of_sizes;
     };

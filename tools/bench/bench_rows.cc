@@ -47,11 +47,12 @@ std::string line_of(const Row& row, bool compared, const std::vector<std::string
 
 Row compared(std::string name, std::string unit, const std::vector<double>& values,
              const std::vector<double>& references, std::vector<double> ratios) {
+    const double ratio = median(ratios);
     return {.name = std::move(name),
             .value = median(values),
             .unit = std::move(unit),
             .reference = median(references),
-            .ratio = median(ratios),
+            .ratio = ratio,
             .ratios = std::move(ratios)};
 }
 
@@ -78,6 +79,7 @@ nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& comman
 std::string rows_table(const std::vector<Row>& rows, const std::string& reference) {
     size_t width = 0;
     std::vector<std::string> names;  // files' may hold anything
+    names.reserve(rows.size());
     for (const Row& row : rows) names.push_back(one_line(row.name));
     for (const std::string& name : names) width = std::max(width, name.size());
     const std::vector<std::string> more = names_of_more(rows);

@@ -219,6 +219,7 @@ private:
 Row row_of(const std::vector<std::vector<ops::OpCall>>& rounds, size_t which,
            int64_t scratch_bytes) {
     std::vector<double> seconds;
+    seconds.reserve(rounds.size());
     for (const auto& calls : rounds) seconds.push_back(calls.at(which).seconds);
     const ops::OpCall& call = rounds.front().at(which);
     const double middle = median(seconds);

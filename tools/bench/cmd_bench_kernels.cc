@@ -70,6 +70,7 @@ public:
 
     std::vector<Row> rows() const {
         std::vector<Row> rows;
+        rows.reserve(profile_.ops.size());
         for (const train::ProfiledOp& op : profile_.ops) rows.push_back(row_of(op));
         for (const char* group :
              {"products", "attention", "rows and everything else", "updates of the state"})

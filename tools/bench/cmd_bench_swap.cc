@@ -153,6 +153,7 @@ std::string command_of(const SwapOptions& options) {
     if (options.on_nvme) line += fmt::format(" --on-nvme {:g}", *options.on_nvme);
     if (options.chunk > 0) line += fmt::format(" --chunk {}", options.chunk);
     std::vector<std::string> passes;
+    passes.reserve(options.passes.size());
     for (const train::Pass pass : options.passes) passes.push_back(spelled(kPassWords, pass));
     if (!passes.empty()) line += fmt::format(" --passes {}", fmt::join(passes, ","));
     if (options.compute_ms > 0) line += fmt::format(" --compute-ms {:g}", options.compute_ms);

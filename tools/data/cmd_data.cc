@@ -221,7 +221,7 @@ void copy_ids(const std::string& path, ferry::TokenWriter& to, Documents& docume
     uint64_t bytes = 0;
     bool begun = false, seen = false;  // by something else than white space
     read_file(path, [&](std::string_view block) {
-        if (!begun) begun = block.find_first_not_of(" \t\r\n") != block.npos;
+        if (!begun) begun = block.find_first_not_of(" \t\r\n") != std::string_view::npos;
         if (begun && !std::exchange(seen, true)) first(block);
         bytes += block.size();
         left += block;

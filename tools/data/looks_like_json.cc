@@ -12,7 +12,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr size_t kLooksAt = 64 * 1024;
+constexpr size_t kLooksAt = size_t{64} * 1024;
 
 // Ends at the first value that an object's key has: prose and source code do not come so far.
 class FirstKey {

@@ -42,12 +42,14 @@ void write_files(const std::vector<std::string>& paths, int64_t bytes,
                  std::span<const std::byte> room, Team& team) {
     checkpoint::FileWriter writer(std::ssize(paths));
     std::vector<std::unique_ptr<checkpoint::ArrayFile>> files;
+    files.reserve(paths.size());
     for (const std::string& path : paths)
         files.push_back(std::make_unique<checkpoint::ArrayFile>(
             writer, path, std::vector<checkpoint::ArrayInfo>{{"w", "U8", {bytes}, bytes}}));
     for (int64_t left = bytes; left > 0;) {
         const auto part = room.first(static_cast<size_t>(std::min(left, std::ssize(room))));
         std::vector<checkpoint::NextBytes> next;
+        next.reserve(files.size());
         for (const auto& file : files) next.push_back({file.get(), part});
         checkpoint::write_side_by_side(std::move(next), team);
         left -= std::ssize(part);

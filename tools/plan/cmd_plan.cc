@@ -243,6 +243,26 @@ void run_layouts(const PlanOptions& options, const Config& config) {
     print("{}", options.json ? json_line(to_json(report)) : text_of(report));
 }
 
+// What the plan itself says.
+nlohmann::json plan_json(const planner::Plan& plan) {
+    return {{"device_bytes", plan.device_bytes},
+            {"host_bytes", plan.host_bytes},
+            {"nvme_bytes", plan.nvme_bytes},
+            {"chunk_elements", plan.chunk_elements},
+            {"micro_batches", plan.micro_batches},
+            {"groups", plan.groups},
+            {"attention_saved", plan.blocks_saving(model::Saved::attention)},
+            {"mlp_saved", plan.blocks_saving(model::Saved::mlp)},
+            {"projections_saved", plan.blocks_saving(model::Saved::projections)},
+            {"inputs_saved", plan.blocks_saving_inputs()},
+            {"ranks", plan.partition.of_run()},
+            {"tensor", plan.partition.slices},
+            {"kernel_exchanges",
+             {{"bytes", kernel_bytes(plan).bytes}, {"calls", kernel_bytes(plan).calls}}},
+            {"tiers", tiers_json(plan)},
+            {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.of_run())}};
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
@@ -296,28 +316,12 @@ void run_plan(const PlanOptions& options) {
         if (options.schedule) print_schedule(config, schedule);
         return;
     }
-    nlohmann::json line = {
-        {"device_bytes", plan.device_bytes},
-        {"host_bytes", plan.host_bytes},
-        {"nvme_bytes", plan.nvme_bytes},
-        {"chunk_elements", plan.chunk_elements},
-        {"micro_batches", plan.micro_batches},
-        {"groups", plan.groups},
-        {"attention_saved", plan.blocks_saving(model::Saved::attention)},
-        {"mlp_saved", plan.blocks_saving(model::Saved::mlp)},
-        {"projections_saved", plan.blocks_saving(model::Saved::projections)},
-        {"inputs_saved", plan.blocks_saving_inputs()},
-        {"ranks", plan.partition.of_run()},
-        {"tensor", plan.partition.slices},
-        {"kernel_exchanges",
-         {{"bytes", kernel_bytes(plan).bytes}, {"calls", kernel_bytes(plan).calls}}},
-        {"planned_by", planned_by},
-        {"tokens_checked", tokens_checked},
-        {"tiers", tiers_json(plan)},
-        {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.of_run())},
-        {"attention", to_json(share, config)},
-        {"slow_operations", to_json(slow)},
-        {"wear", to_json(wear)}};
+    nlohmann::json line = plan_json(plan);
+    line["planned_by"] = planned_by;
+    line["tokens_checked"] = tokens_checked;
+    line["attention"] = to_json(share, config);
+    line["slow_operations"] = to_json(slow);
+    line["wear"] = to_json(wear);
     if (plans.size() > 1) line["pipeline"] = pipeline_json(plans, step);
     if (options.longest) line["longest_sequence"] = longest;
     if (checkpoint) line["checkpoint"] = to_json(*checkpoint);

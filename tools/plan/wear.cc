@@ -68,6 +68,7 @@ Wear wear_without_advice(const Supposed& run, const planner::Plan& plan, int ran
     if (wear.rolled_back_step_bytes > 0)
         wear.rolled_back_run_bytes = run_of(wear.rolled_back_step_bytes);
     std::vector<int64_t> sizes;
+    sizes.reserve(nvme.size());
     for (const NvmePath& path : nvme) sizes.push_back(path.size_bytes);
     const std::vector<double> shares =
         cost::path_shares(sizes, path_rates, ranks * plan.nvme_bytes);

@@ -51,12 +51,15 @@ const Library& cublas() {
 
 }  // namespace
 
-// A function with the signature of its header, which calls the library's.
+// A function with the signature of its header, which calls the library's. `arguments` come with
+// their parentheses.
+// NOLINTBEGIN(bugprone-macro-parentheses)
 #define FERRY_LATE(library, result, failure, name, parameters, arguments)     \
     extern "C" result name parameters {                                       \
         static const auto kCall = library().symbol<decltype(&(name))>(#name); \
         return kCall ? kCall arguments : failure;                             \
     }
+// NOLINTEND(bugprone-macro-parentheses)
 
 // ---------------------------------------------------------------- cuBLASLt
 

@@ -28,7 +28,7 @@ using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
 // The driver's, found at run time: a program must start where there is no driver.
 EncodeTiled encode_tiled() {
-    static const EncodeTiled found = [] {
+    static const EncodeTiled kFound = [] {
         void* at = nullptr;
         cudaDriverEntryPointQueryResult result{};
         demand(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &at, 12000,
@@ -36,8 +36,8 @@ EncodeTiled encode_tiled() {
                "cuTensorMapEncodeTiled");
         return reinterpret_cast<EncodeTiled>(at);
     }();
-    FERRY_CHECK(found != nullptr, "the driver has no tensor maps");
-    return found;
+    FERRY_CHECK(kFound != nullptr, "the driver has no tensor maps");
+    return kFound;
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ public:
 
     template <class T>
     void add(const T& value) {
-        static_assert(sizeof(T) <= sizeof(CUtensorMap));
+        static_assert(sizeof(T) <= sizeof(CUtensorMap));  // NOLINT(bugprone-sizeof-expression)
         FERRY_CHECK(count_ < kMost);
         *reinterpret_cast<T*>(&room_[count_]) = value;
         pointers_[count_] = &room_[count_];
