@@ -9,6 +9,7 @@
 #include "object_table.h"
 #include "scoreboard.h"
 #include "swap/store.h"
+#include "team_threads.h"
 
 namespace ferry::swap {
 namespace {
@@ -29,7 +30,9 @@ struct Flight {
     Kernels* kernels = nullptr;
     const char* name = "";
     int64_t step = -1;
-    bool finished = false;
+    std::atomic<bool> finished = false;  // of the lanes whose tasks may end in another order
+    bool beside = false;                 // of the team: what Kernels::runs_beside() said
+    size_t thread = 0;                   // of the team: which runs it
     Nanos dispatched_ns = 0;
 };
 
@@ -50,9 +53,10 @@ public:
           direct_(table_, executor, device, volume),
           board_(options_.resources) {
         // One more than can be in flight: a job has counted itself done a moment before it returns.
-        thread_lanes_[0] = executor.add_lane("team", kFlights + 1);
-        thread_lanes_[1] = executor.add_lane("check", kFlights + 1);
-        for (auto& flights : flights_) flights.resize(kFlights);
+        team_ = {executor.add_lane("team", kFlights + 1),
+                 executor.add_lane("team 2", kFlights + 1)};
+        check_ = executor.add_lane("check", kFlights + 1);
+        for (auto& flights : flights_) flights = std::vector<Flight>(kFlights);
         wrong_.reserve(kFlights);
         for (int64_t id = 0; id < table_.size(); ++id)
             table_.place_initially(static_cast<ObjectId>(id));
@@ -214,8 +218,7 @@ private:
         look_at_clock();
         check_device();
         check_collectives();
-        for (const Lane lane :
-             {Lane::compute, Lane::h2d, Lane::d2h, Lane::team, Lane::check, Lane::comm}) {
+        for (const Lane lane : {Lane::compute, Lane::h2d, Lane::d2h, Lane::check, Lane::comm}) {
             const auto done = static_cast<int64_t>(done_[at(lane)].load(std::memory_order_acquire));
             for (int64_t i = board_.completed(lane); i < done; ++i) account(lane, i);
             board_.complete(lane, done);
@@ -229,7 +232,7 @@ private:
             }
         }
         // Without a volume too: commits and rollbacks of host objects are on the write lane.
-        for (const Lane lane : {Lane::read, Lane::write}) complete_in_order(lane);
+        for (const Lane lane : {Lane::team, Lane::read, Lane::write}) complete_in_order(lane);
     }
 
     // Work on the device fails after its call has returned: the oldest task that was not yet seen
@@ -270,8 +273,11 @@ private:
 
     void complete_in_order(Lane lane) {
         int64_t count = board_.completed(lane);
-        for (; count < board_.taken(lane) && flight(lane, count).finished; ++count) {
-            const Task& task = *flight(lane, count).call.task;
+        for (; count < board_.taken(lane); ++count) {
+            const Flight& flight = this->flight(lane, count);
+            if (!flight.finished.load(std::memory_order_acquire)) break;
+            const Task& task = *flight.call.task;
+            if (lane == Lane::team) team_threads_.end(flight.thread, flight.beside);
             if (task.verb == Verb::write && task.commits && !failed_.load())
                 table_.commit(task.object);
             account(lane, count);
@@ -323,7 +329,8 @@ private:
         return any;
     }
 
-    // False: a fresh slot is wanted and none is free yet; completions will free one.
+    // False: a fresh slot or the team's threads are wanted and not free yet; completions will free
+    // them.
     bool dispatch(const Task& task, const Active& active) {
         Flight& flight = this->flight(task.lane, board_.taken(task.lane));
         flight.call = {.task = &task, .sequence = active.sequence, .at = {}, .store = &store_};
@@ -333,6 +340,7 @@ private:
         flight.finished = false;
         flight.dispatched_ns = executor_.now();
         if (!resolve(task, flight.call)) return false;
+        if (task.lane == Lane::team && !choose_thread(flight)) return false;
         if (task.lane == Lane::read || task.lane == Lane::write) {
             if (!start_storage(task, flight)) return false;
         } else {
@@ -369,6 +377,23 @@ private:
         return true;
     }
 
+    bool choose_thread(Flight& flight) {
+        const Task& task = *flight.call.task;
+        flight.beside = kernels_.runs_beside(task) && !shares_places(flight);
+        const std::optional<size_t> thread = team_threads_.of_next(flight.beside);
+        if (thread) flight.thread = *thread;
+        return thread.has_value();
+    }
+
+    // With a task of the team that is in flight: a buffer in turn, say. Their lane orders these.
+    bool shares_places(const Flight& next) {
+        for (int64_t i = board_.completed(Lane::team); i < board_.taken(Lane::team); ++i) {
+            for (const std::byte* at : flight(Lane::team, i).call.at)
+                if (at && std::ranges::find(next.call.at, at) != next.call.at.end()) return true;
+        }
+        return false;
+    }
+
     bool start_storage(const Task& task, Flight& flight) {
         if (task.verb == Verb::commit || task.verb == Verb::rollback) {
             task.verb == Verb::commit ? table_.commit(task.object) : table_.rollback(task.object);
@@ -389,10 +414,11 @@ private:
     void start_work(const Task& task, Flight& flight) {
         switch (task.lane) {
             case Lane::team:
-                executor_.post(thread_lanes_[0], job_of(flight));
+                team_threads_.begin(flight.thread, flight.beside);
+                executor_.post(team_[flight.thread], job_of(flight));
                 return;
             case Lane::check:
-                executor_.post(thread_lanes_[1], job_of(flight));
+                executor_.post(check_, job_of(flight));
                 return;
             case Lane::comm:
                 options_.collectives->start(flight.call);
@@ -417,14 +443,14 @@ private:
 
     Job job_of(Flight& flight) {
         return {[](void* context, uint64_t) {
-                    const Flight& f = *static_cast<Flight*>(context);
+                    Flight& f = *static_cast<Flight*>(context);
                     f.call.store->replay_->work(f);
                 },
                 &flight};
     }
 
-    // On the team's or the check lane's thread.
-    void work(const Flight& flight) {
+    // On a thread of the team's or of the check lane.
+    void work(Flight& flight) {
         const Task& task = *flight.call.task;
         const std::span<std::byte> bytes(flight.call.at[0], static_cast<size_t>(task.bytes));
         const trace::Range range(flight.name);
@@ -438,9 +464,12 @@ private:
             default:
                 kernels_.run(flight.call);
         }
-        // Once the counter moves the flight may be reused and the store may be gone.
+        // Once that is told the flight may be reused and the store may be gone.
         Executor& executor = executor_;
-        done_[at(task.lane)].fetch_add(1, std::memory_order_release);
+        if (task.lane == Lane::team)
+            flight.finished.store(true, std::memory_order_release);
+        else
+            done_[at(task.lane)].fetch_add(1, std::memory_order_release);
         executor.wake();
     }
 
@@ -453,7 +482,9 @@ private:
     ObjectTable table_;
     Direct direct_;
     Scoreboard board_;
-    std::array<LaneId, 2> thread_lanes_{};  // team, check
+    std::array<LaneId, TeamThreads::kThreads> team_{};  // the executor's lanes
+    LaneId check_{};
+    TeamThreads team_threads_{};
     std::array<std::vector<Flight>, kLanes> flights_{};
     std::array<std::atomic<uint64_t>, kLanes> done_{};
     std::array<LaneReport, kLanes> reports_{};

@@ -35,7 +35,11 @@ struct Call {
 class Kernels {
 public:
     virtual ~Kernels() = default;
-    virtual void run(const Call& call) noexcept = 0;  // on the lane's thread
+    virtual void run(const Call& call) noexcept = 0;  // on a thread of the lane's
+    // Whether this task of the team lane may run while its neighbours run, of which the same is
+    // said: the schedule orders the tasks of a lane by nothing but the lane. Only the step thread
+    // asks, when it dispatches the task.
+    virtual bool runs_beside(const Task&) const { return false; }
     // "step 12, block 3, backward": for an error's `where`.
     virtual std::string describe(const Call& call) const = 0;
 };

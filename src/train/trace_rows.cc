@@ -57,15 +57,14 @@ WorkerRows::WorkerRows(trace::Recording* recording, const NodeTeams& teams)
     : recording_(recording) {
     for (int worker = 0; recording_ && worker < teams.workers(); ++worker)
         rows_.push_back(recording_->add_row("team's threads", teams.name_of_worker(worker)));
-    sheet_.resize(rows_.size());
 }
 
-void WorkerRows::write(trace::Slice slice) {
+void WorkerRows::write(trace::Slice slice, std::span<const Timesheet::Worker> sheet) {
     int64_t all = 0;
-    for (const Timesheet::Worker& worker : sheet_) all += worker.bodies;
+    for (const Timesheet::Worker& worker : sheet) all += worker.bodies;
     const int64_t bytes = slice.bytes;
-    for (size_t i = 0; i < sheet_.size(); ++i) {
-        const Timesheet::Worker& worker = sheet_[i];
+    for (size_t i = 0; i < sheet.size(); ++i) {
+        const Timesheet::Worker& worker = sheet[i];
         if (worker.bodies == 0) continue;
         slice.row = rows_[i];
         slice.begin_ns = worker.begin;

@@ -1,8 +1,8 @@
 // The rows of a run's trace: what each lane did, and beside it what it should.
 #pragma once
 
-#include <algorithm>
 #include <array>
+#include <span>
 #include <vector>
 
 #include "ferry/swap.h"
@@ -53,24 +53,23 @@ public:
     // Nothing where there is no recording.
     WorkerRows(trace::Recording* recording, const NodeTeams& teams);
 
-    // `about` is the whole task; its bytes are divided among those who worked on it. One thread.
+    // `about` is the whole task; its bytes are divided among those who worked on it. Any thread.
     template <class Work>
     void record(const trace::Slice& about, const Work& work) {
         if (!recording_) return work();
-        std::ranges::fill(sheet_, Timesheet::Worker{});
+        std::vector<Timesheet::Worker> sheet(rows_.size());
         {
-            const Timesheet noted(sheet_);
+            const Timesheet noted(sheet);
             work();
         }
-        write(about);
+        write(about, sheet);
     }
 
 private:
-    void write(trace::Slice slice);
+    void write(trace::Slice slice, std::span<const Timesheet::Worker> sheet);
 
     trace::Recording* recording_;
     std::vector<trace::RowId> rows_{};
-    std::vector<Timesheet::Worker> sheet_{};
 };
 
 }  // namespace ferry::train
