@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "swap/objects.h"
+#include "ferry/swap.h"
 #include "tests/support/tiny_run.h"
 #include "train/from_config.h"
 #include "train/prediction/predictor.h"
