@@ -25,7 +25,7 @@ from pathlib import Path
 import common
 from common import SideFailed, compared, plain
 from step_picture import STYLE
-from training import NEVER_CLIPPED, TINY, train, words_of
+from training import NEVER_CLIPPED, TINY, given, train, words_of
 from weak_scaling import mpirun
 
 CONFIG = common.ROOT / "examples/quickstart.json"
@@ -178,12 +178,19 @@ class Link:
         self.mbit, self.latency = found["bytes_per_s"] * 8e-6 * here * away, found["overhead_s"]
 
 
+def threads_of_host(options, settings):
+    """Of the run's threads those of a host's ranks. The run's hosts are one machine, whose threads all ranks share; a plan's
+    host has its own."""
+    return max(1, int(given(options, settings)["threads"]) * options.ranks_per_host // options.ranks)
+
+
 def predicted(options, settings, link):
     """Seconds of a step by codec, and by whether ranks exchange within their hosts first."""
+    threads = threads_of_host(options, settings)
     words = [options.ferry, "plan", str(CONFIG), "--json", "--ranks", str(options.ranks),
              "--ranks-per-host", str(options.ranks_per_host),
              "--network", f"{link.mbit:.3f}Mbit", "--network-latency", f"{link.latency * 1e6:.3f}us",
-             *words_of(settings, options.settings)]
+             *words_of(settings, [*options.settings, f"threads={threads}"])]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SideFailed(done.stderr.strip()[-500:])

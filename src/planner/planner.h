@@ -270,6 +270,10 @@ Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& laye
                const model::Numerics& numerics, const DeviceNeeds& needs,
                const cost::Measurements& machine, const zero::Partition& partition = {});
 
+// Why a row of the plan's table must be there; docs/gpu.md says how large each is. Empty: of no
+// plan.
+std::string_view reason_of(const TierRow& row, const Plan& plan);
+
 // The format of a segment's chunks: whole arrays, one after the other.
 StateFormat format_of(const StateFormat& asked, const model::Segment& segment);
 

@@ -26,6 +26,9 @@ struct Given {
     trace::Recording* recording = nullptr;
     // Of this machine; then measure_bound() measures nothing.
     const cost::Measurements* measurements = nullptr;
+    // measure_bound() will be called. What takes gigabytes to time is timed at the start, in the
+    // memory of the state to come. Otherwise it is timed in what budgets.host has left by then.
+    bool measures_bound = false;
     // The other ranks, met over host memory: none, or what `ferry launch`, mpirun or srun started.
     // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
     std::unique_ptr<comm::Communicator> ranks{};

@@ -1,6 +1,7 @@
 """`ferry plan` says what `ferry train` then does; `ferry bench adam` prints what it promises."""
 
 import json
+import re
 import statistics
 import unittest
 from pathlib import Path
@@ -21,6 +22,10 @@ class PlanTest(FerryTest):
         for key in ("device_bytes", "host_bytes", "nvme_bytes", "groups", "chunk_elements", "tiers"):
             self.assertEqual(plan[key], summary[key], key)
         self.assertEqual(plan["slow_operations"], [], "the processors have one way only")
+        self.assertEqual([row for row in plan["tiers"] if not row["why"]], [])
+        table = self.ferry("plan", command[1], "--no-prediction").out
+        for row in plan["tiers"]:
+            self.assertRegex(table, f"{re.escape(row['what'])} .*{re.escape(row['why'])}")
 
     def test_a_slow_network_prefers_codes(self):
         """The slower it is, the more bytes decide; what is sent follows from the codecs alone."""

@@ -430,10 +430,35 @@ class MemoryTest(FerryTest):
         self.assertEqual(process.returncode, 0, text)
         return usage.ru_maxrss * 1024, text
 
-    def test_within_the_budgets(self):
+    def skip_where_sanitized(self):
         with open(FERRY, "rb") as program:
             if any(name in program.read() for name in (b"__asan_init", b"__tsan_init")):
                 self.skipTest("a sanitizer needs memory of its own")
+
+    def test_the_bound_is_measured_within_the_budgets(self):
+        """Of a run whose plan fills budgets.host, with memory on the machine for more."""
+        self.skip_where_sanitized()
+        big = {"model": {"hidden": 512, "layers": 8, "heads": 8, "intermediate": 1536, "vocab": 256},
+               "steps": 3, "threads": 2}
+        in_memory = self.config(**big, budgets__device="400MiB")
+        plan = json.loads(self.ferry("plan", self.command(in_memory)[1], "--json", "--no-prediction").out)
+        in_memory["budgets"]["host"] = f"{plan['host_bytes'] // MIB + 1}MiB"
+        stored = self.config(**big, budgets__device="400MiB", budgets__host="64MiB",
+                             budgets__nvme=[self.nvme("2GiB")])
+        for name, config in (("all in memory", in_memory), ("most on NVMe", stored)):
+            with self.subTest(name):
+                command = self.command(config)
+                unmeasured, text = self.peak(*command)
+                hashes = re.findall(r'"state_hash": ?"\w+"', text)
+                self.assertEqual(len(hashes), 1, text)
+                measured, text = self.peak(*[word for word in command if word != "--no-bound"])
+                self.assertGreater(json.loads(text[text.index('{"summary"'):].splitlines()[0])
+                                   ["summary"]["bound_seconds"], 0)
+                self.assertLess(measured, unmeasured + self.OVERHEAD)
+                self.assertEqual(re.findall(r'"state_hash": ?"\w+"', text), hashes)
+
+    def test_within_the_budgets(self):
+        self.skip_where_sanitized()
         big = {"model": {"hidden": 384, "layers": 8, "heads": 6, "intermediate": 1024, "vocab": 256},
                "steps": 3, "clip_norm": 1.0, "batch__micro_batches": 2, "threads": 2}
         config = self.config(**big, budgets__device="96MiB", budgets__host="80MiB",

@@ -149,6 +149,15 @@ class ResumeTest(FerryTest):
         self.assertGreaterEqual(resumed.steps[0]["step"], len(first.steps) - 2)
         self.assertEqual(resumed.steps[-1]["loss"], whole.steps[-1]["loss"])
 
+    def test_it_measures_its_bound_and_keeps_its_bits(self):
+        """In the memory that its state comes back to."""
+        config, whole = self.durable(), self.whole()
+        self.killed(config, steps=5)
+        resumed = self.ferry(*[word for word in self.command(config, "--resume") if word != "--no-bound"])
+        self.assert_trained(resumed)
+        self.assertGreater(resumed.summary["bound_seconds"], 0)
+        self.assertEqual(resumed.hashes, whole.hashes)
+
     def test_a_run_that_has_ended_goes_on(self):
         constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0}
         whole = self.whole(**constant)

@@ -24,6 +24,7 @@ import needs  # noqa: E402
 import fits  # noqa: E402
 import nvme_step  # noqa: E402
 import peers  # noqa: E402
+import slow_network  # noqa: E402
 import startup  # noqa: E402
 import step_bound  # noqa: E402
 import training  # noqa: E402
@@ -569,6 +570,26 @@ for side in map(str.strip, sys.stdin):
         say({"step": step, "seconds": seconds, "loss": 9.5})
     say({"end": side, "checkpointing": side == "layers"})
 """
+
+
+class SlowNetworkTest(unittest.TestCase):
+    """The ranks of a run share one machine's threads, whatever hosts they stand for."""
+
+    def planned_threads(self, threads, ranks, ranks_per_host, more=()):
+        options = argparse.Namespace(ferry="ferry", ranks=ranks, ranks_per_host=ranks_per_host, settings=list(more))
+        link = argparse.Namespace(mbit=100.0, latency=1e-4)
+        done = subprocess.CompletedProcess([], 0, stdout='{"network": {"steps": []}}', stderr="")
+        with unittest.mock.patch.object(slow_network.subprocess, "run", return_value=done) as run:
+            slow_network.predicted(options, {"threads": threads}, link)
+        words = [word for word in run.call_args.args[0] if word.startswith("threads=")]
+        return words
+
+    def test_a_rank_is_planned_with_the_threads_that_it_has(self):
+        self.assertEqual(self.planned_threads(4, 4, 1), ["threads=1"])
+        self.assertEqual(self.planned_threads(4, 4, 2), ["threads=2"])
+        self.assertEqual(self.planned_threads(2, 2, 1), ["threads=1"])
+        self.assertEqual(self.planned_threads(4, 4, 1, ["threads=16"]), ["threads=4"])
+        self.assertEqual(self.planned_threads(1, 4, 1), ["threads=1"])
 
 
 if __name__ == "__main__":

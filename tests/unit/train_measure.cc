@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ferry/optim.h"
+#include "train/stack/memory_left.h"
 
 namespace ferry::train {
 namespace {
@@ -28,7 +29,9 @@ cost::Measurements rates(const planner::Plan& plan, int64_t left_bytes,
     const Topology machine = with_memory_left(left_bytes);
     NodeTeams teams(machine, 1);
     cost::Measurements found;
-    time_updates(teams, machine, optim::scalars_of({}, 1, 1.0), plan, kUnlimited, buffers, found);
+    set_updates(
+        time_updates(teams, machine, optim::scalars_of({}, 1, 1.0), plan, kUnlimited, buffers),
+        found);
     return found;
 }
 
@@ -61,6 +64,28 @@ TEST(Updates, TakeNoMoreThanIsLeft) {
     std::vector<std::byte> buffers(size_t{64} * 1024, std::byte{1});
     expect_plausible(rates(plan, kMiB, buffers));
     EXPECT_EQ(std::ranges::count(buffers, std::byte{1}), std::ssize(buffers));  // left alone
+}
+
+// Memory that is there already comes first, and no more of it is gone over than says something.
+TEST(Updates, AreTimedInTheMemoryThatIsGiven) {
+    const planner::Plan plan = plan_of_one_chunk({}, DType::f32);
+    const int64_t working = 2 * kChunk * (plan.state.bytes(kChunk) / kChunk + 8);
+    std::vector<std::byte> memory(static_cast<size_t>(working + 4096));
+    std::ranges::fill(std::span(memory).last(4096), std::byte{1});
+    const Topology machine = with_memory_left(kGiB);
+    NodeTeams teams(machine, 1);
+    const UpdateRates found =
+        time_updates(teams, machine, optim::scalars_of({}, 1, 1.0), plan, working, memory);
+    EXPECT_EQ(found.memory_bytes, working);
+    EXPECT_EQ(std::ranges::count(memory, std::byte{1}), 4096);
+}
+
+TEST(Updates, TakeNoMoreThanTheBudgetHasLeft) {
+    const BudgetConfig budgets{.host_bytes = 8 * kMiB};
+    const Topology machine = with_memory_left(kGiB);
+    EXPECT_EQ(as_left_now(machine, left_of_budget(budgets, 5 * kMiB)).memory_left_bytes, 3 * kMiB);
+    EXPECT_EQ(as_left_now(machine, left_of_budget(budgets, 9 * kMiB)).memory_left_bytes, 0);
+    EXPECT_GT(as_left_now(machine, left_of_budget({}, kMiB)).memory_left_bytes, 0);
 }
 
 }  // namespace

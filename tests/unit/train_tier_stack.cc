@@ -15,6 +15,7 @@
 #include "step.h"
 #include "tests/support/plan_for.h"
 #include "tests/support/tiny_run.h"
+#include "train/prediction/measure.h"
 #include "train/stack/threads.h"
 #include "train/state/state_io.h"
 
@@ -112,6 +113,7 @@ public:
     }
 
     TierStack* operator->() { return &*stack_; }
+    TierStack& operator*() { return *stack_; }
     LockingDevice& device() { return device_; }
     const Config& config() const { return config_; }
 
@@ -237,6 +239,35 @@ TEST(TierStack, OpensBuffersAloneWithoutFiles) {
     stack->open({.buffers_alone = true});
     EXPECT_TRUE(storage.empty());
     EXPECT_EQ(stack->volume(), nullptr);
+}
+
+// As much as the budget has room for, in memory that may hold anything.
+TEST(TierStack, TimesUpdatesInTheArenaThatIsStillEmpty) {
+    const TemporaryDirectory storage;
+    Stack stack(storage);
+    stack.plan();
+    stack.reserve();
+    const planner::Plan& plan = stack->plan();
+    std::ranges::fill(stack->arena(), std::byte{0xff});
+    const UpdateRates found = time_updates_before_fill(*stack, {.host_bytes = plan.host_bytes},
+                                                       optim::scalars_of({}, 1, 1.0));
+    EXPECT_GT(found.bytes_per_s, 0);
+    EXPECT_GE(found.out_of_place, 1);
+    ASSERT_GT(found.memory_bytes, 0);
+    EXPECT_LE(found.memory_bytes, std::min(plan.host_bytes, footprint_of_updates(plan)));
+    const auto used = stack->arena().first(static_cast<size_t>(found.memory_bytes));
+    EXPECT_EQ(std::ranges::count(used, std::byte{0}), found.memory_bytes);
+}
+
+TEST(TierStackDeathTest, TimesNoUpdatesInMemoryThatHasContents) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const TemporaryDirectory storage;
+    Stack stack(storage);
+    stack.plan();
+    stack.reserve();
+    stack.open();
+    EXPECT_DEATH(time_updates_before_fill(*stack, {}, optim::scalars_of({}, 1, 1.0)),
+                 "has contents");
 }
 
 TEST(TierStackDeathTest, RefusesAStageOutOfItsTurn) {

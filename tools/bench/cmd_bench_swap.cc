@@ -118,7 +118,8 @@ SwapBench bench_of(const SwapOptions& options) {
                     .draws = !options.svg.empty()};
     bench.rehearsal = {.parameters = static_cast<int64_t>(options.millions * (1 << 20)),
                        .layers = options.layers,
-                       .compute_seconds = options.compute_ms * 1e-3};
+                       .compute_seconds = options.compute_ms * 1e-3,
+                       .measures = true};
     Config& config = bench.config;
     config.precision = options.precision;
     config.optimizer.method = options.optimizer;

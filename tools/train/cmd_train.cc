@@ -129,6 +129,7 @@ public:
                                     .checkpoint = from_.checkpoint},
                                    {.recording = traces() ? &recording_ : nullptr,
                                     .measurements = measurements_ ? &*measurements_ : nullptr,
+                                    .measures_bound = options_.bound,
                                     .ranks = std::move(ranks_)}))),
           steps_(engine_->last_step()),
           saved_(is_in(from_.checkpoint, config_.checkpoint.dir) ? steps_ : 0),

@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "swap/schedule.h"
 #include "tools/output/output.h"
@@ -73,47 +72,6 @@ int64_t trainable_of(const planner::Plan& plan) {
 std::string wire_text(const zero::Codec& codec, bool gradients, const planner::Plan& plan) {
     if (codec.on()) return text_of(codec);
     return std::string(name_of(gradients ? plan.wire : plan.compute));
-}
-
-struct Reason {
-    std::string_view row, why;
-};
-
-// Why a row of the plan's table must be there; docs/gpu.md says how large each is. The first that a
-// row begins with.
-constexpr Reason kReasons[] = {
-    {"the process on the device", "the driver takes it"},
-    {"page tables", "the device reads host memory through them"},
-    {"weights in flight", "a layer is whole while it computes, the next is copied"},
-    {"gradient accumulators", "micro-batches are added up in fp32"},
-    {"tokens, gradients, report", "copies overlap the kernels"},
-    {"Newton-Schulz", "a matrix is updated whole"},
-    {"workspace of Newton-Schulz", "a matrix is updated whole"},
-    {"block inputs", "backward computes a block again from its input"},
-    {"attention's lists", "which blocks attention visits"},
-    {"attention", "backward computes so much less again"},
-    {"MLPs' products", "backward computes so much less again"},
-    {"scratch", "the largest operation's"},
-    {"resident weights", "no copies of these"},
-    {"optimizer state", "master and moments; where updates are speculative, twice"},
-    {"weights", "of every layer, in the compute type"},
-    {"gradients", "they wait for the norm of all of them"},
-    {"norm leaves", "what the outcome follows from"},
-    {"token batches", "the next ones, ready to be copied"},
-    {"staging buffers", "reads, updates and writes overlap"},
-    {"state", "what memory has no room for"},
-    {"accumulators", "sums between groups of micro-batches"},
-    {"momentum and its errors", "what ranks keep between exchanges"},
-    {"maps of the durable state", "which slot has which version"},
-    {"second shards of weights", "backward gathers them within its host"},
-    {"headers of the files", "whose files they are"},
-};
-
-std::string_view reason_of(std::string_view row) {
-    if (row.ends_with("fresh slots")) return "an update writes beside what it read";
-    for (const auto& [begins, why] : kReasons)
-        if (row.starts_with(begins)) return why;
-    return {};
 }
 
 }  // namespace
@@ -204,7 +162,7 @@ void print_plan(const planner::Plan& plan, const Config& config) {
         for (const planner::TierRow& row : plan.rows) {
             if (row.tier == tier)
                 print("  {:<7} {:<40} {:>12}   {}\n", "", row.what, format_bytes(row.bytes),
-                      reason_of(row.what));
+                      planner::reason_of(row, plan));
         }
         print("  {:<7} {:<40} {:>12} {:>14}\n", swap::name_of(tier), "in all",
               format_bytes(used_of(tier, plan)), budget_text(budget_of(tier, config)));
@@ -297,8 +255,10 @@ void print_run(const train::RunReport& report, const Config& config) {
 nlohmann::json tiers_json(const planner::Plan& plan) {
     nlohmann::json tiers = nlohmann::json::array();
     for (const planner::TierRow& row : plan.rows) {
-        tiers.push_back(
-            {{"tier", swap::name_of(row.tier)}, {"what", row.what}, {"bytes", row.bytes}});
+        tiers.push_back({{"tier", swap::name_of(row.tier)},
+                         {"what", row.what},
+                         {"bytes", row.bytes},
+                         {"why", planner::reason_of(row, plan)}});
     }
     return tiers;
 }

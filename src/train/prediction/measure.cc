@@ -5,7 +5,6 @@
 
 #include "planner/recorder.h"
 #include "train/stack/device_needs.h"
-#include "train/stack/memory_left.h"
 #include "train/stack/seconds_of.h"
 
 namespace ferry::train {
@@ -291,9 +290,8 @@ std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::b
 }
 
 cost::Measurements take_measurements(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
-                                     const Topology& topology, const optim::Scalars& scalars,
-                                     std::span<std::byte> host, int64_t vocab,
-                                     int64_t working_bytes) {
+                                     const optim::Scalars& scalars, std::span<std::byte> host,
+                                     int64_t vocab, const std::function<UpdateRates()>& updates) {
     const auto staging = [&](planner::Class c) {
         const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(c)];
         return host.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
@@ -310,8 +308,7 @@ cost::Measurements take_measurements(const swap::Schedule& step, const Bench& on
                              .kernels = time_kernels(step, on)};
     found.kernels.saved_s = time_saved(on);
     found.copy_bytes_per_s = time_copies(on, weight);
-    time_updates(teams, as_left_now(topology), scalars, on.plan, working_bytes,
-                 staging_buffers(on.plan, host), found);
+    set_updates(updates(), found);
     found.check_bytes_per_s = time_checks(state);
     found.threads = teams.all().threads();
     found.device_bytes_per_s =

@@ -1,6 +1,7 @@
 // Speeds of kernels and links, each alone, on the buffers of a plan that is not running yet.
 #pragma once
 
+#include <functional>
 #include <span>
 
 #include "comm/comm.h"
@@ -16,6 +17,8 @@
 #include "train/stack/warm_up.h"
 
 namespace ferry::train {
+
+class TierStack;
 
 // The request of a plan with the same buffers on the device and nothing else: kernels take as long
 // wherever their weights come from.
@@ -47,19 +50,31 @@ double time_copies(const Bench& on, std::span<std::byte> host);
 double time_device_copies(const Bench& on);
 // Bytes of state, gradients and weights that a step's updates go over, wherever they live.
 int64_t footprint_of_updates(const planner::Plan& plan);
-// Sets the rate of memory, an update's overhead and what one out of place takes. The optimizer
-// updates one chunk after another, on memory of its own: `working_bytes` or somewhat more than the
-// last cache holds. Where the machine has less left than that, on what is left; where that is no
-// more than they are, on `buffers`, which nothing uses meanwhile.
-void time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
-                  const planner::Plan& plan, int64_t working_bytes, std::span<std::byte> buffers,
-                  cost::Measurements& measured);
+// How the team updates host memory.
+struct UpdateRates {
+    double bytes_per_s = 0, overhead_s = 0;
+    double out_of_place = 0;   // seconds of an update to a fresh slot, of one in place
+    int64_t memory_bytes = 0;  // gone over by the updates that were timed
+};
+// The optimizer updates one chunk after another, in as much memory as says something: a part of
+// `working_bytes`, or somewhat more than the last cache holds. It lies in `buffers`, which nothing
+// uses meanwhile. Where they are less and `machine` has more left than they are, in memory of its
+// own; where neither is enough, in the larger of both, and the log says so.
+UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
+                         const planner::Plan& plan, int64_t working_bytes,
+                         std::span<std::byte> buffers);
+// The same for the stack's plan, in the arena that its state will fill. Only between reserve() and
+// open(): so the budget has room for it, and nothing lies there yet. Leaves zeros.
+UpdateRates time_updates_before_fill(TierStack& stack, const BudgetConfig& budgets,
+                                     const optim::Scalars& scalars);
+void set_updates(const UpdateRates& rates, cost::Measurements& measured);
 // The plan's staging buffers, in the host arena.
 std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::byte> host);
 // Bytes a second of an update by the GPU, over its own memory: a buffer's.
 double time_device_updates(const Bench& on, const optim::Scalars& scalars);
 // Bytes a second at which the team codes momentum and decodes it, as the rows of its operations
-// count them, by a turn in memory of its own; 0: the plan exchanges none, or there is no memory.
+// count them, by a turn in memory of its own; 0: the plan exchanges none, or `machine` has not as
+// much left.
 double time_momentum(const Bench& on, const Topology& machine);
 // Of a step that exchanges momentum the kernels that the others have not: no more than their tasks.
 swap::Schedule kernels_of_momentum(const planner::Plan& plan);
@@ -72,10 +87,9 @@ void time_storage(const Config& config, const planner::Plan& plan, swap::Store& 
 // bytes of them.
 void time_gathers(const Bench& on, comm::Communicator& ranks, cost::Measurements& measured);
 // All of the above but storage and the ranks. `host` is the host arena, its staging buffers at
-// least. Fills the plan's device buffers first.
+// least. Fills the plan's device buffers first. Updates are timed by `updates`, when their turn is.
 cost::Measurements take_measurements(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
-                                     const Topology& topology, const optim::Scalars& scalars,
-                                     std::span<std::byte> host, int64_t vocab,
-                                     int64_t working_bytes);
+                                     const optim::Scalars& scalars, std::span<std::byte> host,
+                                     int64_t vocab, const std::function<UpdateRates()>& updates);
 
 }  // namespace ferry::train

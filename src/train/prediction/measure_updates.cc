@@ -1,10 +1,13 @@
 // How fast the optimizer's update goes over memory: the host's, by the team, or the device's own.
 #include <algorithm>
+#include <cstring>
 
 #include "base/log.h"
 #include "ferry/pinned_mem.h"
 #include "measure.h"
+#include "train/stack/memory_left.h"
 #include "train/stack/seconds_of.h"
+#include "train/stack/tier_stack.h"
 #include "train/state_span.h"
 
 namespace ferry::train {
@@ -57,6 +60,34 @@ private:
     std::span<std::byte> memory_;
 };
 
+constexpr int64_t kTogether = 64;  // elements: every array begins at a cache line
+
+// As much lies in the caches between two updates as in a run, and no more.
+int64_t bytes_to_time(const planner::Plan& plan, int64_t working_bytes, const Topology& machine) {
+    // So many times the last-level cache. With 300 MB of it the rate fell from 186 GB/s in 0.3 GB
+    // and 154 in 1.5 to 139 in 3, and in 12 GB it was 144 (bench/results/dram_footprint.json).
+    constexpr int64_t kCaches = 10;
+    return std::max(std::min(working_bytes, kCaches * machine.l3_bytes),
+                    2 * plan.chunk_elements * bytes_of_element(plan));
+}
+
+// A few per cent that weights take elsewhere are no matter.
+void warn_of_little(int64_t bytes, int64_t wanted) {
+    if (bytes >= wanted - wanted / 4) return;
+    log_warn("updates are timed in " + format_bytes(bytes) + ", not in " + format_bytes(wanted) +
+             ", for want of memory: the caches may make them, and so the bound, faster than a "
+             "step's are");
+}
+
+void clear(std::span<std::byte> memory, Team& team) {
+    constexpr int64_t kPart = 2 * kMiB;
+    team.parallel(ceil_div(std::ssize(memory), kPart), [&](int64_t part) {
+        const int64_t at = part * kPart;
+        std::memset(memory.data() + at, 0,
+                    static_cast<size_t>(std::min(kPart, std::ssize(memory) - at)));
+    });
+}
+
 }  // namespace
 
 int64_t footprint_of_updates(const planner::Plan& plan) {
@@ -65,27 +96,18 @@ int64_t footprint_of_updates(const planner::Plan& plan) {
     return elements * bytes_of_element(plan);
 }
 
-void time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
-                  const planner::Plan& plan, int64_t working_bytes, std::span<std::byte> buffers,
-                  cost::Measurements& measured) {
-    // So many times the last-level cache. With 300 MB of it the rate fell from 186 GB/s in 0.3 GB
-    // and 154 in 1.5 to 139 in 3, and in 12 GB it was 144 (bench/results/dram_footprint.json).
-    constexpr int64_t kCaches = 10;
-    constexpr int64_t kTogether = 64;  // elements: every array begins at a cache line
+UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
+                         const planner::Plan& plan, int64_t working_bytes,
+                         std::span<std::byte> buffers) {
     const int64_t each = bytes_of_element(plan);
-    // As much lies in the caches between two updates as in a run, and no more.
-    const int64_t enough = std::min(working_bytes, kCaches * machine.l3_bytes);
-    const int64_t wanted = std::max(enough, 2 * plan.chunk_elements * each);
-    const int64_t bytes = std::min(wanted, machine.memory_left_bytes);
-    pinned_mem::Pool pool(machine, bytes);
+    const int64_t wanted = bytes_to_time(plan, working_bytes, machine);
+    const int64_t own = std::min(wanted, machine.memory_left_bytes);
+    pinned_mem::Pool pool(machine, own);
     const std::span<std::byte> memory =
-        bytes > std::ssize(buffers) ? pool.reserve("updates", bytes, teams) : buffers;
-    if (std::ssize(memory) < wanted) {
-        log_warn("updates are timed in " + format_bytes(std::ssize(memory)) + ", not in " +
-                 format_bytes(wanted) +
-                 ", for want of memory: the caches may make them, and so "
-                 "the bound, faster than a step's are");
-    }
+        own > std::ssize(buffers)
+            ? pool.reserve("updates", own, teams)
+            : buffers.first(static_cast<size_t>(std::min(wanted, std::ssize(buffers))));
+    warn_of_little(std::ssize(memory), wanted);
     const int64_t large =
         std::min(plan.chunk_elements, round_down(std::ssize(memory) / (2 * each), kTogether));
     const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
@@ -97,10 +119,35 @@ void time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalar
                                        : whole_s / static_cast<double>(large);
     const double overhead_s =
         std::clamp(whole_s - slope * static_cast<double>(large), 0.0, whole_s / 2);
-    measured.dram_bytes_per_s =
-        static_cast<double>(update_bytes_as_asked(plan, large)) / (whole_s - overhead_s);
-    measured.update_overhead_s = overhead_s;
-    measured.out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s);
+    return {.bytes_per_s =
+                static_cast<double>(update_bytes_as_asked(plan, large)) / (whole_s - overhead_s),
+            .overhead_s = overhead_s,
+            .out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s),
+            .memory_bytes = std::ssize(memory)};
+}
+
+UpdateRates time_updates_before_fill(TierStack& stack, const BudgetConfig& budgets,
+                                     const optim::Scalars& scalars) {
+    FERRY_CHECK(!stack.is_open(), "updates are timed in memory that has contents");
+    const planner::Plan& plan = stack.plan();
+    NodeTeams& teams = stack.teams();
+    const int64_t working = footprint_of_updates(plan);
+    const int64_t wanted = bytes_to_time(plan, working, stack.machine());
+    const auto arena =
+        stack.arena().first(static_cast<size_t>(std::min(wanted, std::ssize(stack.arena()))));
+    stack.pool().touch(arena, teams);
+    clear(arena, teams.all());  // a program's own memory holds whatever it held
+    const int64_t left = left_of_budget(budgets, stack.pool().reserved_bytes());
+    const UpdateRates found =
+        time_updates(teams, as_left_now(stack.machine(), left), scalars, plan, working, arena);
+    clear(arena, teams.all());
+    return found;
+}
+
+void set_updates(const UpdateRates& rates, cost::Measurements& measured) {
+    measured.dram_bytes_per_s = rates.bytes_per_s;
+    measured.update_overhead_s = rates.overhead_s;
+    measured.out_of_place = rates.out_of_place;
 }
 
 double time_device_updates(const Bench& on, const optim::Scalars& scalars) {

@@ -320,15 +320,22 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
     stack.reserve({.host_budget_bytes = sample.host_bytes, .name = "staging"});
     stack.open({.buffers_alone = true});
     stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
+    const optim::Scalars scalars = optim::scalars_of(elements_hyper_of(config), 1, 1.0);
+    const int64_t working = memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited;
+    const auto left_now = [&] {
+        return as_left_now(stack.machine(),
+                           left_of_budget(config.budgets, stack.pool().reserved_bytes()));
+    };
     cost::Measurements found = take_measurements(
         record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
-        stack.machine(), optim::scalars_of(elements_hyper_of(model_->config), 1, 1.0),
-        stack.arena(), model_->decoder.shape().vocab,
-        memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited);
+        scalars, stack.arena(), model_->decoder.shape().vocab, [&] {
+            return time_updates(stack.teams(), left_now(), scalars, sample, working,
+                                staging_buffers(sample, stack.arena()));
+        });
     if (sample.has_feedback()) {
         const Bench bench = stack.bench();
         found.kernels.seconds.merge(time_kernels(kernels_of_momentum(sample), bench).seconds);
-        found.momentum_bytes_per_s = time_momentum(bench, as_left_now(stack.machine()));
+        found.momentum_bytes_per_s = time_momentum(bench, left_now());
     }
     stack.store().drain();  // throws what went wrong
     if (model_->world.local_ranks == 1) found.memory_of = cost::Of::host;

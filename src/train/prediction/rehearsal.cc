@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "cost/operands.h"
 #include "measure.h"
@@ -200,6 +201,9 @@ public:
                  std::nullopt) {
         stack_.plan(Planning(config_, options, *device_).make());
         stack_.reserve({.host_budget_bytes = plan_.host_bytes});
+        if (options.measures)
+            rates_ =
+                time_updates_before_fill(stack_, share_.budgets, optim::scalars_of(hyper_, 1, 1.0));
         open(options, runtime);
         for (int p = 0; p < kPasses; ++p)
             schedules_[static_cast<size_t>(p)] = record(static_cast<Pass>(p));
@@ -229,9 +233,12 @@ public:
                                  .memory_of = cost::Of::rank,
                                  .computes_on_host = device_->kind() == DeviceKind::cpu};
         found.copy_bytes_per_s = time_copies(stack_.bench(), buffer(Class::weight_staging));
-        time_updates(stack_.teams(), as_left_now(machine_), scalars, plan_,
-                     footprint_of_updates(plan_), staging_buffers(plan_, arena()), found);
-        found.update_overhead_s = found.out_of_place = 0;  // the passes themselves show them
+        if (!rates_)
+            rates_ = time_updates(
+                stack_.teams(),
+                as_left_now(machine_, left_of_budget(share_.budgets, plan_.host_bytes)), scalars,
+                plan_, footprint_of_updates(plan_), staging_buffers(plan_, arena()));
+        found.dram_bytes_per_s = rates_->bytes_per_s;  // the passes themselves show the rest
         found.device_bytes_per_s = found.computes_on_host
                                        ? found.dram_bytes_per_s
                                        : time_device_updates(stack_.bench(), scalars);
@@ -365,6 +372,7 @@ private:
     std::array<swap::Schedule, kPasses> schedules_{};
     TierStack stack_;
     const Plan& plan_ = stack_.plan();
+    std::optional<UpdateRates> rates_{};
     int64_t sequence_ = 0, updates_ = 0;
 };
 

@@ -25,6 +25,9 @@ struct RehearsalOptions {
     int64_t parameters = 0;      // rounded up to 4,096 in each layer
     int64_t layers = 8;          // blocks, alike
     double compute_seconds = 0;  // a step's: a quarter forward, the rest backward
+    // measure() will be called. Updates are timed at the start, in the memory of the state to come;
+    // otherwise in what budgets.host has left by then.
+    bool measures = false;
 };
 
 struct PassReport {

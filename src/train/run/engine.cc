@@ -23,6 +23,7 @@
 #include "train/saving/durable.h"
 #include "train/saving/save.h"
 #include "train/schedules.h"
+#include "train/stack/memory_left.h"
 #include "train/state/joined_slices.h"
 #include "train/state/shared_values.h"
 #include "train/state/state_io.h"
@@ -460,6 +461,7 @@ private:
     }
 
     void measure();
+    UpdateRates update_rates(const optim::Scalars& scalars);
     void predict(const cost::Measurements& measured);
 
     // What the step before left is finished. Where momentum is exchanged from here on, every rank
@@ -689,15 +691,27 @@ void Engine::Run::measure() {
     totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
     const trace::Recording::Pause pause(recording_);
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-    cost::Measurements measured = take_measurements(
-        schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
-        judge_->scalars({}, 1.0)[0], stack_.arena(), shape_.vocab, footprint_of_updates(plan_));
+    const optim::Scalars scalars = judge_->scalars({}, 1.0)[0];
+    cost::Measurements measured =
+        take_measurements(schedules_.steady(), stack_.bench(), stack_.teams(), scalars,
+                          stack_.arena(), shape_.vocab, [&] { return update_rates(scalars); });
     time_storage(config_, plan_, store(), executor_, measured);
     comm::Communicator* const timed = world_.pipeline > 1 ? sharers_ : ranks_;
     if (timed) time_gathers(stack_.bench(), *timed, measured);
     if (totals_.predicted_seconds == 0) log_unlike_assumed(config_, measured, world_.local_ranks);
     predict(measured);
     measure_anew();
+}
+
+// In what is left beside the run; or as before the state was filled, where that was in more memory.
+UpdateRates Engine::Run::update_rates(const optim::Scalars& scalars) {
+    const Topology machine = as_left_now(
+        stack_.machine(), left_of_budget(share_.budgets, stack_.pool().reserved_bytes()));
+    const std::span<std::byte> staging = staging_buffers(plan_, stack_.arena());
+    const int64_t now = std::max(std::ssize(staging), machine.memory_left_bytes);
+    if (rates_before_fill_ && now < rates_before_fill_->memory_bytes) return *rates_before_fill_;
+    return time_updates(stack_.teams(), machine, scalars, plan_, footprint_of_updates(plan_),
+                        staging);
 }
 
 void Engine::Run::predict(const cost::Measurements& measured) {

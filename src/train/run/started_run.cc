@@ -160,6 +160,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (world_.rank == 0 && world_.pipeline > 1) log_stages(stages_, plan_);
     prove_first_state();
     stack_.reserve({.host_budget_bytes = share_.budgets.host_bytes});
+    time_before_fill(runtime);
     reserve_checkpoint_room();
     open(runtime);
     if (world_.rank == 0) warn_of_text(config_, described_);
@@ -353,6 +354,15 @@ void StartedRun::first_contents(const Runtime& runtime) {
 int64_t StartedRun::memory_for_reading() const {
     return std::min(checkpoint::TensorsAhead::kMemory,
                     train::memory_for_reading(plan_, share_.budgets, stack_.machine(), device_));
+}
+
+// While host memory is reserved and holds nothing.
+void StartedRun::time_before_fill(const Runtime& runtime) {
+    const bool measures = runtime.given && runtime.given->measures_bound && !measurements_;
+    if (!measures || executor_.simulated()) return;
+    rates_before_fill_ = time_updates_before_fill(
+        stack_, share_.budgets, optim::scalars_of(elements_hyper_of(config_), 1, 1.0));
+    stack_.start_up().done("updates, timed in host memory", rates_before_fill_->memory_bytes);
 }
 
 // For what waits to be written; touched by the first checkpoint.

@@ -22,6 +22,7 @@
 #include "train/loss_scale.h"
 #include "train/model_of.h"
 #include "train/momentum_schedule.h"
+#include "train/prediction/measure.h"
 #include "train/rank_share.h"
 #include "train/resuming/imported_state.h"
 #include "train/resuming/loaded_weights.h"
@@ -123,6 +124,7 @@ protected:
     // Made once: the table of products that it names may change while the run goes on.
     const std::string machine_text_;
     RunRecord record_;
+    std::optional<UpdateRates> rates_before_fill_{};            // where the bound is asked for
     std::span<std::byte> checkpoint_room_{};                    // for what waits to be written
     RunState found_{.loss_scale = first_loss_scale().state()};  // where the run goes on
 
@@ -136,6 +138,7 @@ private:
     void refuse_of_pipeline(const Runtime& runtime) const;
     void prove_first_state();
     void reserve_checkpoint_room();
+    void time_before_fill(const Runtime& runtime);
     int64_t memory_for_reading() const;
     void open(const Runtime& runtime);
     void first_contents(const Runtime& runtime);

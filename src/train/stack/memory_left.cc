@@ -82,13 +82,17 @@ int64_t memory_beside(const planner::Plan& plan, const BudgetConfig& budgets,
     return std::max<int64_t>(std::min(left, budgets.host_bytes - plan.host_bytes), 0);
 }
 
-Topology as_left_now(Topology machine) {
+int64_t left_of_budget(const BudgetConfig& budgets, int64_t reserved) {
+    return std::max<int64_t>(budgets.host_bytes - reserved, 0);
+}
+
+Topology as_left_now(Topology machine, int64_t of_budget) {
     const Topology now = discover_topology();
     // One of several processes has its part of the limit, and the same of what is left.
     const int64_t processes = std::max<int64_t>(
         now.memory_limit_bytes / std::max<int64_t>(machine.memory_limit_bytes, 1), 1);
-    machine.memory_left_bytes =
-        std::max<int64_t>(now.memory_left_bytes / processes - kStillToCome, 0);
+    const int64_t left = std::max<int64_t>(now.memory_left_bytes / processes - kStillToCome, 0);
+    machine.memory_left_bytes = std::min(left, of_budget);
     return machine;
 }
 

@@ -20,8 +20,10 @@ int64_t memory_for_reading(const planner::Plan& plan, const BudgetConfig& budget
 // left. A part of the machine's stays free for pages of files.
 int64_t memory_beside(const planner::Plan& plan, const BudgetConfig& budgets,
                       const Topology& machine, const Device& device);
-// The machine with what is left of its memory by now, beside what the run still needs: for
-// what is taken for a while and given back.
-Topology as_left_now(Topology machine);
+// The machine with what is left of its memory by now, beside what the run still needs, and no more
+// than `of_budget`: for what is taken for a while and given back.
+Topology as_left_now(Topology machine, int64_t of_budget);
+// What budgets.host has left beside so many bytes that were reserved of it.
+int64_t left_of_budget(const BudgetConfig& budgets, int64_t reserved);
 
 }  // namespace ferry::train

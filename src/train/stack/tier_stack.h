@@ -144,6 +144,7 @@ public:
     const planner::Plan& plan() const { return plan_; }          // empty before its stage
     pinned_mem::Pool& pool() { return *pool_; }                  // from reserve() on, as the arena
     std::span<std::byte> arena() const { return arena_; }
+    bool is_open() const { return store_ != nullptr; }
     aio::Volume* volume() const { return volume_.get(); }  // null: nothing is stored
     StepKernels& kernels() { return *kernels_; }           // from open() on, as the store
     swap::Store& store() const { return *store_; }
