@@ -22,6 +22,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor if shard is None else shard).detach()
 
 
+def has_ranks() -> bool:
+    """Then DDP may be there, or the program adds up gradients itself: .grad is not final in backward."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 class Record:
     """`gradient` is flat and on the host; `arrivals` counts backward passes since step() or zero_grad().
     `generation` tells whether an update was made from what the gradient is now. `landing` are jobs that end with new
