@@ -131,6 +131,36 @@ def test_copies_of_a_gradient_that_left_are_ordinary_tensors(make):
     optimizer.step()
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_grads": True}, {"overlap": False}])
+def test_a_graph_of_gradients_is_not_lost(make, options):
+    """A penalty on gradients would cost nothing, silently, if .grad lost its graph."""
+    def run(model, optimizer, how):
+        for step in range(3):
+            loss = Data().loss(model)
+            if how is torch.autograd.grad:
+                gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            else:
+                loss.backward(create_graph=True)
+                gradients = [p.grad for p in model.parameters()]
+            penalty = sum(one.square().sum() for one in gradients)
+            optimizer.zero_grad()
+            penalty.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights_of(model)
+
+    ways = [torch.autograd.grad] if not options else [torch.autograd.grad, torch.autograd.backward]
+    for way in ways:
+        model, reference = make_model(), make_model()
+        mine = run(model, make(OffloadAdamW, model, lr=1e-2, **options), way)
+        torch.testing.assert_close(mine, run(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2), way), rtol=1e-4, atol=1e-5)
+    if not options:
+        model = make_model()
+        make(OffloadAdamW, model)
+        with pytest.raises(ferry.UsageError, match="create_graph"):
+            Data().loss(model).backward(create_graph=True)
+
+
 def test_a_gradient_that_left_may_be_put_in_anothers_place(make):
     """And counts there; not one that is gone."""
     first, second = (torch.nn.Parameter(torch.zeros(6, 4)) for _ in range(2))

@@ -60,6 +60,10 @@ class Record:
         if weights.layout != torch.strided or weights.device.type not in ("cpu", "cuda"):
             raise usage("a parameter lies where no update reaches it", where=self.name,
                         measured=f"{weights.layout} on {weights.device}", limit="dense tensors on CPU or CUDA")
+        if torch._debug_has_internal_overlap(weights) == 1:  # type: ignore[attr-defined]
+            raise usage("a parameter's elements share memory", where=self.name,
+                        measured=f"shape {tuple(weights.shape)}, strides {weights.stride()}", limit="a place for each element",
+                        remedy="torch.nn.Parameter(tensor.contiguous())")
 
     @property
     def weights(self) -> torch.Tensor:

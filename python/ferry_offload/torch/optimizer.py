@@ -274,8 +274,13 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def _take_what_is_there(self, record: Record, stays: bool) -> None:
         gradient = record.parameter.grad
-        if gradient is not None:
-            self._take(record, gradient, stays)
+        if gradient is None:
+            return
+        if gradient.requires_grad and not stays:
+            raise usage("a gradient is to leave that further gradients follow from", where=record.name,
+                        measured="backward(create_graph=True)", limit="gradients without a graph",
+                        remedy="torch.autograd.grad(..., create_graph=True), keep_grads=True or overlap=False")
+        self._take(record, gradient, stays)
 
     def arrive(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """A gradient of `parameter` that was computed elsewhere, say for a copy of it on a GPU: as if backward had left
