@@ -1,5 +1,6 @@
 """stream_model() on the CPU, whose memory stands for a GPU's. Skipped where torch is not installed."""
 
+import copy
 import dataclasses
 import json
 
@@ -301,6 +302,19 @@ def test_a_gradient_that_the_program_sets_is_the_blocks(streamed):
     assert all(torch.equal(p.detach(), weights[name]) for name, p in plain.named_parameters())
     for optimizer in optimizers:
         optimizer.close()
+
+
+def test_the_models_own_state_dict_has_the_blocks_weights(streamed, storage):
+    """Whoever saves the model, as Trainer does, would save nothing of them."""
+    plain, model = make_model(frozen=(0, 1, 3, 4)), make_model(frozen=(0, 1, 3, 4))
+    stream = streamed(model, host="110KiB", nvme=[storage], device_blocks=2)
+    model(tokens(0))
+    for found, expected in ((model.state_dict(), plain.state_dict()),
+                            (model.layers[2].state_dict(prefix="x."), plain.layers[2].state_dict(prefix="x."))):
+        assert list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in found)
+    assert stream.stats.nvme_bytes > 0
+    with pytest.raises(ferry.UsageError, match="copied"):
+        copy.deepcopy(model)
 
 
 @dataclasses.dataclass

@@ -139,4 +139,4 @@ def _refuse(func: Any, how: str) -> None:
                 measured="overlap=True: gradients leave .grad in backward",
                 limit="reading, zero_grad() and step()",
                 remedy="to clip, give the optimizer max_norm=... and switch off what clips outside (Trainer: "
-                       "max_grad_norm=0); for DDP and whatever else changes .grad, keep_grads=True or overlap=False")
+                       "max_grad_norm=0); for whatever else changes .grad, keep_grads=True or overlap=False")

@@ -199,9 +199,18 @@ class StreamedModel:
                 if one.grad_fn is not None and one.grad_fn._sequence_nr() >= first:  # not what is passed through
                     one.register_hook(lambda _: self._backward_of(block))
 
+        def saved(_: torch.nn.Module, found: dict[str, Any], prefix: str, __: Any) -> None:
+            for name, value in self._weights_of(block).items():
+                found[prefix + name[len(block.name) + 1:]] = value
+
         # A recomputation ends by an exception, once it has all that backward needs.
-        self._hooks += [block.module.register_forward_pre_hook(before),
+        self._hooks += [block.module._register_state_dict_hook(saved),
+                        block.module.register_forward_pre_hook(before),
                         block.module.register_forward_hook(after, always_call=True)]
+
+    def __deepcopy__(self, _: Any) -> StreamedModel:
+        raise usage("a model is copied whose blocks' weights come and go", where="stream_model",
+                    remedy="make another model, and stream_model() it with weights=stream.state_dict()")
 
     def _backward_of(self, block: _Block) -> None:
         """Autograd walks the blocks one after the other: the one before has ended."""
@@ -362,12 +371,17 @@ class StreamedModel:
         """All weights, on the CPU, by their names in the model."""
         found = {name: p.detach().cpu() for name, p in self._rest.items()}
         for block in self._blocks:
-            if block.home is None:
-                assert self._store is not None
-                found |= self._store.load(block.index)
-            else:
-                found |= {name: p.detach().clone() for name, p in block.homes.items()}
+            found |= {name: value.clone() for name, value in self._weights_of(block).items()}
         return found
+
+    def _weights_of(self, block: _Block) -> dict[str, torch.Tensor]:
+        """In host memory: of a block that lies there the weights themselves."""
+        if self._optimizer is not None:
+            self._optimizer.synchronize()
+        if block.home is not None:
+            return {name: p.detach() for name, p in block.homes.items()}
+        assert self._store is not None
+        return self._store.load(block.index)
 
     def close(self) -> None:
         """The model cannot be used any more."""
