@@ -69,7 +69,7 @@ enum {
 
 // "0.1.0". Never fails; the text is constant.
 FERRY_API const char* ferry_version(void);
-// Grows by one whenever a function, a field or a status is added. What there is stays: 5.
+// Grows by one whenever a function, a field or a status is added. What there is stays: 6.
 FERRY_API int32_t ferry_abi_version(void);
 // "usage", "io", ...; "unknown" for what is no status. The text is constant.
 FERRY_API const char* ferry_status_name(ferry_status status);
@@ -337,6 +337,9 @@ FERRY_API ferry_status ferry_store_open(ferry_store* store);
 // Waits for what is under way, and removes the files: objects end with their store. USAGE: a lease
 // was not released.
 FERRY_API ferry_status ferry_store_destroy(ferry_store* store);
+// The same although leases are held, for a process that is about to end: their bytes stay readable
+// and writable until it has ended, and so does the store's memory. Version 6.
+FERRY_API ferry_status ferry_store_abandon(ferry_store* store);
 // A lease of an object: `bytes` (all of the object, aligned to 64, on NVMe to 4096) are the
 // caller's until it is released, on any thread. Waits for storage where they are not there yet.
 //   IO            the read failed, or its bytes are wrong: nothing is leased, another acquire reads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import weakref
 from collections.abc import Generator
@@ -45,27 +46,23 @@ class _Reader:
 _readers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Reader]] = weakref.WeakKeyDictionary()
 
 
-def settle(future: Future) -> None:
-    """Its transfer has ended. On any thread."""
-    loop = future.get_loop()
-    try:
-        here = asyncio.get_running_loop() is loop
-    except RuntimeError:
-        here = False
-    if here:
-        _set(future)
-    elif not loop.is_closed():
-        loop.call_soon_threadsafe(_set, future)
+def settle(futures: list[Future]) -> None:
+    """Their transfers have ended. On any thread."""
+    here = asyncio._get_running_loop()
+    others: dict[asyncio.AbstractEventLoop, list[Future]] = {}
+    for future in futures:
+        loop = future.get_loop()
+        if loop is not here:
+            others.setdefault(loop, []).append(future)
+        elif not future.done():  # or nobody waits any more
+            future.set_result(None)
+    for loop, its in others.items():
+        with contextlib.suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(settle, its)
 
 
-def _set(future: Future) -> None:
-    if not future.done():  # nobody waits any more
-        future.set_result(None)
-
-
-async def _until_done(transfer: Transfer) -> int:
-    if transfer.done():
-        return transfer.result()
+def of(transfer: Transfer) -> Generator[Any, None, int]:
+    """What `await transfer` walks: a generator, and not a coroutine of its own, of which a small read would feel the cost."""
     loop, number = asyncio.get_running_loop(), transfer._of
     readers = _readers.setdefault(loop, {})
     if number not in readers:
@@ -74,15 +71,13 @@ async def _until_done(transfer: Transfer) -> int:
     reader.awaited.add(future)
     try:
         if transfer._tell(future):
-            await future
-    finally:
+            yield from future.__await__()
+    except BaseException:
         transfer._forget(future)
+        raise
+    finally:
         reader.awaited.discard(future)
         if not reader.awaited:
             del readers[number]
             reader.close(loop)
     return transfer.result()
-
-
-def of(transfer: Transfer) -> Generator[Any, None, int]:
-    return _until_done(transfer).__await__()

@@ -4,7 +4,17 @@
 namespace ferry::python {
 namespace {
 
-using StoreHandle = Handle<ferry_store, ferry_store_destroy>;
+class StoreHandle : public Handle<ferry_store, ferry_store_destroy> {
+public:
+    // Leases and arrays that are held keep their memory, and no file stays behind.
+    void close_at_exit() noexcept override {
+        if (weak_from_this().use_count() <= 1) return close_while_others_run();
+        ferry_store* const mine = std::exchange(ticket, nullptr);
+        if (!mine) return;
+        const OthersRun others_run;
+        ferry_store_abandon(mine);
+    }
+};
 
 struct Store {
     std::shared_ptr<StoreHandle> handle = std::make_shared<StoreHandle>();

@@ -4,34 +4,47 @@
 
 namespace ferry::python {
 
-bool Transfers::collect_one(int64_t wait_ms) {
-    auto completion = sized<ferry_completion>();
-    std::string why;
-    const bool one = done([&] {
-        const ferry_status status = wait(wait_ms, &completion);
-        if (status == FERRY_OK && completion.status != FERRY_OK &&
-            completion.status != FERRY_CANCELLED)
-            why = ferry_last_error();
-        return status;
+// One stay without the GIL for all that has ended, and one call for all who await it: each of both
+// costs more than a read's share of anything else here.
+size_t Transfers::collect_some(int64_t wait_ms) {
+    std::vector<Ended> ended;
+    ended.reserve(kAtOnce);
+    done([&] {
+        ferry_status status = FERRY_OK;
+        while (status == FERRY_OK && ended.size() < kAtOnce) {
+            auto completion = sized<ferry_completion>();
+            status = wait(ended.empty() ? wait_ms : 0, &completion);
+            if (status != FERRY_OK) break;
+            const bool failed =
+                completion.status != FERRY_OK && completion.status != FERRY_CANCELLED;
+            ended.push_back({completion, failed ? ferry_last_error() : ""});
+        }
+        return ended.empty() ? status : FERRY_OK;  // the next look meets it again
     });
-    if (!one) return false;
-    const auto found = pending_.find(completion.tag);
-    if (found == pending_.end()) return true;
-    const std::shared_ptr<Outcome> outcome = std::move(found->second);
-    pending_.erase(found);
-    outcome->bytes = completion.bytes;
-    outcome->seconds = completion.seconds;
-    finish(*outcome, completion.status, std::move(why));
-    return true;
+    Told told;
+    for (Ended& one : ended) {
+        const auto found = pending_.find(one.completion.tag);
+        if (found == pending_.end()) continue;
+        const std::shared_ptr<Outcome> outcome = std::move(found->second);
+        pending_.erase(found);
+        outcome->bytes = one.completion.bytes;
+        outcome->seconds = one.completion.seconds;
+        finish(*outcome, one.completion.status, std::move(one.why), told);
+    }
+    told.settle();
+    return ended.size();
 }
 
 void Transfers::collect() {
-    while (is_open() && collect_one(0)) {
+    while (is_open() && collect_some(0) == kAtOnce) {
     }
 }
 
 void Transfers::all_are_cancelled(const char* why) {
-    for (auto& [tag, outcome] : std::exchange(pending_, {})) finish(*outcome, FERRY_CANCELLED, why);
+    Told told;
+    for (auto& [tag, outcome] : std::exchange(pending_, {}))
+        finish(*outcome, FERRY_CANCELLED, why, told);
+    told.settle();
 }
 
 int32_t Transfers::priority_of(const std::string& word) {
@@ -39,19 +52,25 @@ int32_t Transfers::priority_of(const std::string& word) {
     return choice("priority", word, kPriorities);
 }
 
-void Transfers::finish(Outcome& outcome, ferry_status status, std::string why) {
+void Transfers::finish(Outcome& outcome, ferry_status status, std::string why, Told& told) {
     outcome.status = status;
     outcome.why = status == FERRY_CANCELLED && why.empty()
                       ? "ferry_aio_cancel: the transfer was cancelled before it began"
                       : std::move(why);
     outcome.done = true;
-    const Array buffer = std::exchange(outcome.buffer, {});
-    for (const nb::object& future : std::exchange(outcome.futures, {})) {
-        try {
-            nb::module_::import_("ferry_offload.waiting").attr("settle")(future);
-        } catch (nb::python_error& error) {
-            error.discard_as_unraisable("an awaited transfer of ferry_offload's");
-        }
+    told.buffers.push_back(std::exchange(outcome.buffer, {}));
+    for (nb::object& future : outcome.futures) told.futures.push_back(std::move(future));
+    outcome.futures.clear();
+}
+
+void Transfers::Told::settle() {
+    if (futures.empty()) return;
+    try {
+        nb::list list;
+        for (const nb::object& future : futures) list.append(future);
+        nb::module_::import_("ferry_offload.waiting").attr("settle")(list);
+    } catch (nb::python_error& error) {
+        error.discard_as_unraisable("an awaited transfer of ferry_offload's");
     }
 }
 

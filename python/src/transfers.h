@@ -23,8 +23,8 @@ class Transfers {
 public:
     virtual ~Transfers() = default;
     size_t under_way() const { return pending_.size(); }
-    // False: nothing ended within that time.
-    bool collect_one(int64_t wait_ms);
+    // False: nothing ended within that time. Else whatever ended by then is done.
+    bool collect_one(int64_t wait_ms) { return collect_some(wait_ms) > 0; }
     // What has ended by now; nothing of one that was closed.
     void collect();
     // Readable when something may have ended, until collect(). Valid until it is closed.
@@ -44,9 +44,22 @@ protected:
     void all_are_cancelled(const char* why);
 
 private:
+    static constexpr size_t kAtOnce = 64;
+    struct Ended {
+        ferry_completion completion;
+        std::string why;
+    };
+    // Of transfers that are done: who awaits them, and what they hold no more. Other threads may
+    // run while it ends.
+    struct Told {
+        std::vector<nb::object> futures{};
+        std::vector<Array> buffers{};
+        void settle();
+    };
     static int32_t priority_of(const std::string& word);
-    // Tells who awaits it. Other threads may run meanwhile.
-    static void finish(Outcome& outcome, ferry_status status, std::string why);
+    // How many, kAtOnce at most: there may be more.
+    size_t collect_some(int64_t wait_ms);
+    static void finish(Outcome& outcome, ferry_status status, std::string why, Told& told);
     static inline uint64_t last_number_ = 0;
 
     std::unordered_map<uint64_t, std::shared_ptr<Outcome>> pending_{};

@@ -91,4 +91,4 @@ const char* ferry_status_name(ferry_status status) {
 }
 
 const char* ferry_version(void) { return FERRY_VERSION; }
-int32_t ferry_abi_version(void) { return 5; }
+int32_t ferry_abi_version(void) { return 6; }

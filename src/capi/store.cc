@@ -229,6 +229,12 @@ ferry_status ferry_store_destroy(ferry_store* store) {
     });
 }
 
+ferry_status ferry_store_abandon(ferry_store* store) {
+    return close_handle<Store>(__func__, store, [](Store& mine) {
+        if (mine.memory) abandon(std::shared_ptr<HostMemory>(std::move(mine.memory)));
+    });
+}
+
 ferry_status ferry_store_acquire(ferry_store* store, uint32_t object, int32_t access,
                                  uint64_t* lease, void** bytes) {
     return with<Store>(__func__, store, [&](Store& mine) {

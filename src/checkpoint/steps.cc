@@ -225,15 +225,19 @@ std::vector<int64_t> steps_to_remove(std::span<const Candidate> all, const Keep&
     return gone;
 }
 
-Steps::Steps(std::string directory) : directory_(std::move(directory)) {
+Steps::Steps(std::string directory, NamedBy named_by)
+    : directory_(std::move(directory)), named_by_(named_by) {
+    const auto with_another = [&](const std::string& one) {
+        return (named_by_ == NamedBy::call ? "call it with " : "set checkpoint.dir to ") + one;
+    };
     std::error_code reason;
     std::filesystem::create_directories(directory_, reason);
     if (kind_of(directory_) != FileKind::directory)
         refuse(directory_, "the directory of checkpoints cannot be made",
-               reason ? reason.message() : "", "set checkpoint.dir to another one");
+               reason ? reason.message() : "", with_another("another directory"));
     if (::access(directory_.c_str(), W_OK | X_OK) != 0)
         refuse(directory_, "no checkpoint can be written there", std::strerror(errno),
-               "set checkpoint.dir to a directory that you may write to");
+               with_another("a directory that you may write to"));
     lock_ = open_above_standard(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (std::string limit = lock_ < 0 ? limit_behind(errno) : ""; !limit.empty())
         refuse_for_limit(directory_, errno, std::move(limit));
@@ -241,7 +245,7 @@ Steps::Steps(std::string directory) : directory_(std::move(directory)) {
     if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         ::close(lock_);
         refuse(directory_, "another run writes its checkpoints there", "the directory is locked",
-               "give each run a checkpoint.dir of its own, or wait for the other one to end");
+               with_another("a directory of its own, or wait for the other run to end"));
     }
     for (const std::string& name : names_in(directory_)) {
         if (!is_leftover(name) || !step_of_name(name.substr(0, kStep.size() + kDigits))) continue;

@@ -59,17 +59,21 @@ struct Candidate {
 // Steps that go; `all` by their number. The last one always stays.
 std::vector<int64_t> steps_to_remove(std::span<const Candidate> all, const Keep& keep);
 
+// Where the directory's name comes from: what errors tell their reader to change.
+enum class NamedBy : uint8_t { configuration, call };
+
 // The directory as the one run has it that writes there.
 class Steps {
 public:
     // Makes the directory where it is missing, locks it and removes what a kill left. Throws usage
     // where another run has it or it cannot be written to.
-    explicit Steps(std::string directory);
+    explicit Steps(std::string directory, NamedBy named_by = NamedBy::configuration);
     ~Steps();
     Steps(const Steps&) = delete;
     Steps& operator=(const Steps&) = delete;
 
     const std::string& directory() const { return directory_; }
+    NamedBy named_by() const { return named_by_; }
     // Writes the checkpoint of the manifest's step, durably: `write` makes its files in a directory
     // and returns them. It is there whole at return, or not at all; one of that step before is
     // replaced. Throws what `write` throws, and io, also where the directory was removed since.
@@ -88,6 +92,7 @@ private:
     static void require_replaceable(const std::filesystem::path& path);
 
     std::string directory_;
+    const NamedBy named_by_;
     int lock_ = -1;
 };
 

@@ -87,6 +87,9 @@ TEST_F(CapiEngine, ACheckpointGoesOnWithTheSameBits) {
     ASSERT_DONE(ferry_engine_save(engine_, directory.c_str()));
     const double loss = step().loss;
     EXPECT_REFUSED(ferry_engine_save(engine_, nullptr), FERRY_USAGE, "directory is NULL");
+    // What to do is said of this call, not of a configuration that it does not read.
+    EXPECT_REFUSED(ferry_engine_save(engine_, "/proc/none"), FERRY_USAGE,
+                   "call it with another directory");
     EXPECT_EQ(ferry_engine_destroy(std::exchange(engine_, nullptr)), FERRY_OK);
 
     const std::string nvme = R"(budgets.nvme=[{"path": ")" + directory_.path() + R"("}])";

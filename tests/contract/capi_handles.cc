@@ -52,6 +52,7 @@ void expect_no_call_takes(void* handle) {
         {"store_register", ferry_store_register(store, 0, 0, nullptr)},
         {"store_open", ferry_store_open(store)},
         {"store_destroy", ferry_store_destroy(store)},
+        {"store_abandon", ferry_store_abandon(store)},
         {"store_acquire", ferry_store_acquire(store, 0, 0, nullptr, nullptr)},
         {"store_release", ferry_store_release(store, 0)},
         {"store_prefetch", ferry_store_prefetch(store, nullptr, 1)},
@@ -281,7 +282,7 @@ TEST(CapiErrors, HaveNames) {
     EXPECT_STREQ(ferry_status_name(FERRY_BUSY), "busy");
     for (const ferry_status none : {-1, FERRY_BUSY + 1, INT32_MIN, INT32_MAX})
         EXPECT_STREQ(ferry_status_name(none), "unknown");
-    EXPECT_EQ(ferry_abi_version(), 5);
+    EXPECT_EQ(ferry_abi_version(), 6);
     EXPECT_EQ(std::string(ferry_version()).find("0."), 0u);
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/c_abi.h"
@@ -70,6 +71,23 @@ protected:
     ferry_store* store_ = nullptr;
     uint64_t lease_ = 0;
 };
+
+TEST_F(CapiStore, IsAbandonedWithItsLeases) {
+    open(4);
+    fill(0, 'a');
+    char* const held = acquire(1, FERRY_OVERWRITE);
+    const char* const read = acquire(0, FERRY_READ);
+    memset(held, 'b', kBytes);
+    ASSERT_DONE(ferry_store_abandon(store_));
+    EXPECT_TRUE(directory_.empty()) << "the files go at once";
+    EXPECT_REFUSED(ferry_store_release(store_, lease_), FERRY_BAD_HANDLE, "");
+    EXPECT_REFUSED(ferry_store_destroy(std::exchange(store_, nullptr)), FERRY_BAD_HANDLE, "");
+    memset(held, 'c', kBytes);
+    EXPECT_EQ(std::count(read, read + kBytes, 'a'), kBytes) << "the memory stays";
+    // One that was never opened has nothing to leave.
+    create();
+    ASSERT_DONE(ferry_store_abandon(std::exchange(store_, nullptr)));
+}
 
 TEST_F(CapiStore, KeepsMoreThanItsMemory) {
     open(6);

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import io
+import pickle
 
 import numpy as np
 import pytest
@@ -84,6 +86,99 @@ def test_the_memory_of_a_gradient_that_left_is_not_given_away(make):
     with pytest.raises(ValueError, match="read-only"):
         gradient.numpy()[0] = 0
     optimizer.step()
+
+
+def in_place_of_another(gradient):
+    other = torch.empty(gradient.shape)
+    other.data = gradient
+    return other
+
+
+@pytest.mark.parametrize("take", [
+    torch.utils.dlpack.to_dlpack, torch._C._to_dlpack, torch.Tensor.__dlpack__, torch.Tensor.data_ptr, torch.Tensor.share_memory_,
+    lambda gradient: gradient.untyped_storage(), lambda gradient: gradient.untyped_storage().data_ptr(),
+    lambda gradient: gradient.untyped_storage().share_memory_(), lambda gradient: gradient.untyped_storage().__setitem__(0, 1),
+    lambda gradient: torch.empty(0).set_(gradient.untyped_storage(), 0, gradient.shape),
+    lambda gradient: in_place_of_another(gradient).numpy(),
+], ids=["to_dlpack", "_to_dlpack", "__dlpack__", "data_ptr", "share_memory_", "storage", "storage's address", "storage shared",
+        "storage written", "set_", "data of another"])
+def test_torch_finds_no_address_of_a_gradient_that_left(make, take):
+    """Past the methods of the stand-in, in torch's C++: an address of 0 ends the process when it is read."""
+    model = make_model()
+    optimizer = make(OffloadAdamW, model)
+    Data().loss(model).backward()
+    with pytest.raises(RuntimeError, match="left for host memory") as caught:
+        take(model[0].weight.grad)
+    assert "clone" in str(caught.value) and "keep_grads" in str(caught.value)
+    optimizer.step()
+
+
+def test_copies_of_a_gradient_that_left_are_ordinary_tensors(make):
+    model = make_model()
+    optimizer = make(OffloadAdamW, model)
+    Data().loss(model).backward()
+    gradient = model[0].weight.grad
+    file = io.BytesIO()
+    torch.save({"gradient": gradient}, file)
+    file.seek(0)
+    copies = [copy.copy(gradient), copy.deepcopy(gradient), pickle.loads(pickle.dumps(gradient)), torch.load(file)["gradient"]]
+    for one in copies:
+        assert type(one) is torch.Tensor and torch.equal(one, gradient)
+        one.zero_()
+    assert gradient.norm() > 0 and not gradient.is_shared()
+    with pytest.raises(ferry.UsageError, match="leaf"):
+        torch.nn.Parameter(gradient)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_grads": True}, {"overlap": False}])
+def test_a_graph_of_gradients_is_not_lost(make, options):
+    """A penalty on gradients would cost nothing, silently, if .grad lost its graph."""
+    def run(model, optimizer, how):
+        for step in range(3):
+            loss = Data().loss(model)
+            if how is torch.autograd.grad:
+                gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            else:
+                loss.backward(create_graph=True)
+                gradients = [p.grad for p in model.parameters()]
+            penalty = sum(one.square().sum() for one in gradients)
+            optimizer.zero_grad()
+            penalty.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights_of(model)
+
+    ways = [torch.autograd.grad] if not options else [torch.autograd.grad, torch.autograd.backward]
+    for way in ways:
+        model, reference = make_model(), make_model()
+        mine = run(model, make(OffloadAdamW, model, lr=1e-2, **options), way)
+        torch.testing.assert_close(mine, run(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2), way), rtol=1e-4, atol=1e-5)
+    if not options:
+        model = make_model()
+        make(OffloadAdamW, model)
+        with pytest.raises(ferry.UsageError, match="create_graph"):
+            Data().loss(model).backward(create_graph=True)
+
+
+def test_a_gradient_that_left_may_be_put_in_anothers_place(make):
+    """And counts there; not one that is gone."""
+    first, second = (torch.nn.Parameter(torch.zeros(6, 4)) for _ in range(2))
+    optimizer = make(OffloadSGD, [first, second], lr=1.0)
+    (2 * second.sum()).backward()
+    first.grad = second.grad
+    first.sum().backward()
+    assert torch.equal(first.grad.clone(), torch.full((6, 4), 3.0))
+    optimizer.step()
+    assert torch.equal(first.detach(), torch.full((6, 4), -3.0)) and torch.equal(second.detach(), torch.full((6, 4), -2.0))
+    first.grad = second.grad
+    optimizer.step()
+    assert torch.equal(first.detach(), torch.full((6, 4), -5.0))
+    gone = second.grad
+    optimizer.zero_grad()
+    first.grad = gone
+    with pytest.raises(ferry.UsageError, match="gone"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("options", [{"keep_grads": True}, {"overlap": False}, {"keep_grads": True, "chunk_elements": 500}])

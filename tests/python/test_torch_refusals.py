@@ -45,6 +45,7 @@ def parameter(*shape, **options):
     (lambda: OffloadAdamW([parameter(3)], master="half"), "half"),
     (lambda: OffloadAdamW([parameter(3)], master="split"), "bfloat16"),
     (lambda: OffloadAdamW([parameter(3, device="meta")]), "meta"),
+    (lambda: OffloadAdamW([torch.nn.Parameter(torch.ones(1, 4).expand(3, 4))]), "share memory"),
     (lambda: OffloadAdamW([parameter(100_000)], host="1MB"), "does not fit|no room"),
     (lambda: OffloadAdamW([parameter(100_000)], host="300KB"), "no room"),
     (lambda: OffloadAdamW([]), "empty parameter list"),

@@ -1,5 +1,7 @@
 """stream_model() on the CPU, whose memory stands for a GPU's. Skipped where torch is not installed."""
 
+import copy
+import dataclasses
 import json
 
 import pytest
@@ -248,3 +250,116 @@ def test_blocks_train_with_an_optimizer_of_ferry_alone(streamed):
         stream.train_with(torch.optim.AdamW(stream.parameters()))
     with pytest.raises(ferry.UsageError, match="train_with"):
         torch.nn.functional.cross_entropy(model(tokens(0)).flatten(0, 1), tokens(1).flatten()).backward()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_that_the_program_asks_autograd_for_change_nothing(streamed, passes):
+    """torch.autograd.grad() of blocks' weights, in the midst of an accumulation and before step()."""
+    plain, model = make_model(), make_model()
+    stream = streamed(model, device_blocks=2)
+    optimizers = [OffloadAdamW(one.parameters(), lr=1e-2, max_norm=1.0, accumulation_steps=passes) for one in (plain, stream)]
+    stream.train_with(optimizers[1])
+
+    def loss(one, step):
+        return torch.nn.functional.cross_entropy(one(tokens(step)).flatten(0, 1), tokens(100 + step).flatten())
+
+    for step in range(3):
+        for i in range(passes):
+            asked = []
+            for one in (plain, model):
+                loss(one, 10 * step + i).backward()
+                before = [p.grad.clone() for p in one.layers.parameters()]
+                asked.append(torch.autograd.grad(loss(one, 50 + step), list(one.layers.parameters())))
+                assert all(torch.equal(p.grad.clone(), was) for p, was in zip(one.layers.parameters(), before))
+            assert all(torch.equal(mine, its) for mine, its in zip(*asked))
+        for one, optimizer in zip((plain, model), optimizers):
+            optimizer.step()
+            one.zero_grad()
+    assert optimizers[1].stats.norm > 0
+    weights = stream.state_dict()
+    assert all(torch.equal(p.detach(), weights[name]) for name, p in plain.named_parameters())
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_a_gradient_that_the_program_sets_is_the_blocks(streamed):
+    """While the block is there; backward adds to it."""
+    plain, model = make_model(), make_model()
+    stream = streamed(model)
+    optimizers = [OffloadAdamW(one.parameters(), lr=1e-2) for one in (plain, stream)]
+    stream.train_with(optimizers[1])
+    for step in range(2):
+        for one, optimizer in zip((plain, model), optimizers):
+            loss = torch.nn.functional.cross_entropy(one(tokens(step)).flatten(0, 1), tokens(100).flatten())
+            weight = one.layers[-1].up.weight
+            weight.grad = torch.ones_like(weight)
+            if step == 1:
+                loss.backward()
+            optimizer.step()
+            one.zero_grad()
+    weights = stream.state_dict()
+    assert optimizers[1].stats.steps == 2 and not torch.equal(weights["layers.5.up.weight"], make_model().layers[5].up.weight.detach())
+    assert all(torch.equal(p.detach(), weights[name]) for name, p in plain.named_parameters())
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_the_models_own_state_dict_has_the_blocks_weights(streamed, storage):
+    """Whoever saves the model, as Trainer does, would save nothing of them."""
+    plain, model = make_model(frozen=(0, 1, 3, 4)), make_model(frozen=(0, 1, 3, 4))
+    stream = streamed(model, host="110KiB", nvme=[storage], device_blocks=2)
+    model(tokens(0))
+    for found, expected in ((model.state_dict(), plain.state_dict()),
+                            (model.layers[2].state_dict(prefix="x."), plain.layers[2].state_dict(prefix="x."))):
+        assert list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in found)
+    assert stream.stats.nvme_bytes > 0
+    with pytest.raises(ferry.UsageError, match="copied"):
+        copy.deepcopy(model)
+
+
+@dataclasses.dataclass
+class Outputs:
+    hidden: torch.Tensor
+    extra: torch.Tensor
+
+
+class Routed(Block):
+    """Its second output is needed without the first, as the loss that balances experts."""
+
+    def forward(self, x):
+        return Outputs(super().forward(x), self.up(x).square().mean())
+
+
+def test_backward_may_come_by_any_output_of_a_block(streamed):
+    def make():
+        torch.manual_seed(1)
+        return torch.nn.ModuleList(Routed() for _ in range(4))
+
+    plain, model = (torch.nn.ModuleDict({"layers": make()}) for _ in range(2))
+    stream = streamed(model, device_blocks=2)
+    optimizers = [OffloadAdamW(one.parameters(), lr=1e-2) for one in (plain, stream)]
+    stream.train_with(optimizers[1])
+    for step in range(3):
+        for one, optimizer in zip((plain, model), optimizers):
+            x, extra = torch.randn(5, 32, generator=torch.Generator().manual_seed(step)), 0.0
+            for layer in one.layers:
+                out = layer(x)
+                x, extra = out.hidden, extra + out.extra
+            (extra if step == 1 else extra + x.square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    weights = stream.state_dict()
+    assert all(torch.equal(p.detach(), weights[name]) for name, p in plain.named_parameters())
+    for optimizer in optimizers:
+        optimizer.close()
+
+
+def test_gradients_of_gradients_are_refused(streamed):
+    """They would read weights that have left."""
+    model = make_model()
+    streamed(model)
+    x = torch.randn(3, 32, requires_grad=True)
+    for layer in model.layers:
+        out = layer(x)
+    with pytest.raises(ferry.UsageError, match="gradients of gradients"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)

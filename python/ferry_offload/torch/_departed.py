@@ -8,11 +8,13 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree
 
-from ..errors import usage
+from ..errors import message, usage
 
 _ops = torch.ops.aten
 _ASIDE = (_ops.detach.default, _ops.alias.default)
 _SCALES = (_ops.mul_.Tensor, _ops.mul_.Scalar, _ops._foreach_mul_.Tensor, _ops._foreach_mul_.Scalar)
+_NO_MEMORY = message("a gradient that has left for host memory has no memory here", "", "its address or storage is asked for", "",
+                     "p.grad.clone(), or keep_grads=True")
 
 
 class Home(Protocol):
@@ -35,6 +37,8 @@ class DepartedGradient(torch.Tensor):
     def __new__(cls, like: torch.Tensor, home: Home) -> DepartedGradient:
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+        # Without a storage torch raises this wherever it would give an address away: it would be 0.
+        torch._C._set_storage_access_error_msg(made, _NO_MEMORY)  # type: ignore[attr-defined]
         made.home = home
         return made
 
@@ -70,6 +74,24 @@ class DepartedGradient(torch.Tensor):
     @data.setter
     def data(self, _: torch.Tensor) -> None:
         _refuse("data", "changed in place")
+
+    # A copy of it, by copy or pickle, is an ordinary tensor.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        memo[id(self)] = copied = self.clone()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.clone().__reduce_ex__(protocol)
+
+    def requires_grad_(self, requires_grad: bool = True) -> torch.Tensor:
+        if requires_grad:
+            raise usage("a gradient that has left for host memory is made a leaf of a graph", where="requires_grad_",
+                        remedy="p.grad.clone(), or keep_grads=True")
+        return self
+
+    def is_shared(self) -> bool:
+        return False
 
     def share_memory_(self) -> torch.Tensor:
         raise usage("a gradient that has left for host memory is shared", where="share_memory_",
@@ -117,4 +139,4 @@ def _refuse(func: Any, how: str) -> None:
                 measured="overlap=True: gradients leave .grad in backward",
                 limit="reading, zero_grad() and step()",
                 remedy="to clip, give the optimizer max_norm=... and switch off what clips outside (Trainer: "
-                       "max_grad_norm=0); for DDP and whatever else changes .grad, keep_grads=True or overlap=False")
+                       "max_grad_norm=0); for whatever else changes .grad, keep_grads=True or overlap=False")

@@ -22,6 +22,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor if shard is None else shard).detach()
 
 
+def has_ranks() -> bool:
+    """Then DDP may be there, or the program adds up gradients itself: .grad is not final in backward."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 class Record:
     """`gradient` is flat and on the host; `arrivals` counts backward passes since step() or zero_grad().
     `generation` tells whether an update was made from what the gradient is now. `landing` are jobs that end with new
@@ -55,6 +60,10 @@ class Record:
         if weights.layout != torch.strided or weights.device.type not in ("cpu", "cuda"):
             raise usage("a parameter lies where no update reaches it", where=self.name,
                         measured=f"{weights.layout} on {weights.device}", limit="dense tensors on CPU or CUDA")
+        if torch._debug_has_internal_overlap(weights) == 1:  # type: ignore[attr-defined]
+            raise usage("a parameter's elements share memory", where=self.name,
+                        measured=f"shape {tuple(weights.shape)}, strides {weights.stride()}", limit="a place for each element",
+                        remedy="torch.nn.Parameter(tensor.contiguous())")
 
     @property
     def weights(self) -> torch.Tensor:

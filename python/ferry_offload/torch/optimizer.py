@@ -24,7 +24,7 @@ from ._masters import Masters, Tier, chunks_of
 from ._modules import land_before_use
 from ._options import (check_constants, check_norm, check_whole, default_threads, directories, name_of,
                        refuse_options, steps_of)
-from ._records import Record, local
+from ._records import Record, has_ranks, local
 from ._resident import Resident
 from ._squares import Squares
 from ._transfers import Transfers
@@ -208,7 +208,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
         def before(_: Any) -> None:
             if optimizer := me():
-                optimizer._before_arrival(record)
+                optimizer._before_arrival(record, optimizer._stays(record))
 
         def after(_: torch.Tensor) -> None:
             if optimizer := me():
@@ -234,20 +234,53 @@ class OffloadOptimizer(torch.optim.Optimizer):
         finally:
             self._accumulating = False
 
-    def _before_arrival(self, record: Record) -> None:
+    def _stays(self, record: Record) -> bool:
+        """Whether .grad keeps the gradient: FSDP adds to it itself, and DDP, or the program, makes one of all ranks'."""
+        return self._keep or record.is_sharded or has_ranks()
+
+    def _before_arrival(self, record: Record, stays: bool) -> None:
         """Autograd is to find no gradient where one has left, and to add to one that stays."""
-        if isinstance(record.parameter.grad, DepartedGradient):
-            record.parameter.grad = None
-        elif record.gradient is not None and record.parameter.grad is None:
+        p = record.parameter
+        if p.grad is not None and p.grad is record.departed and not stays:
+            p.grad = None
+            return
+        if isinstance(p.grad, DepartedGradient):  # another parameter's, or from now on they stay
+            p.grad = p.grad.clone()
+        if record.gradient is None:
+            return
+        if p.grad is None:
             self._forget(record)  # the model's zero_grad()
-        elif record.gradient is not None and not (self._keep or record.is_sharded):
+        elif not stays:
             self._withdraw(record)
             record.drop()  # the program put another one in its place: what arrives is that one and this pass's
 
     def _arrived(self, record: Record) -> None:
+        if has_ranks() and not record.is_sharded:
+            self._take_when_backward_ends(record)
+        else:
+            self._take_what_is_there(record, self._stays(record))
+
+    def _take_when_backward_ends(self, record: Record) -> None:
+        """DDP puts the ranks' mean into .grad then, in a callback that it queues with the last gradient. One that is queued
+        by a callback comes after it."""
+        me = weakref.ref(self)
+        queue = torch.autograd.Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
+
+        def take() -> None:
+            if optimizer := me():
+                optimizer._take_what_is_there(record, stays=True)
+
+        queue(lambda: queue(take))
+
+    def _take_what_is_there(self, record: Record, stays: bool) -> None:
         gradient = record.parameter.grad
-        if gradient is not None:
-            self._take(record, gradient, self._keep or record.is_sharded)  # FSDP adds to .grad itself
+        if gradient is None:
+            return
+        if gradient.requires_grad and not stays:
+            raise usage("a gradient is to leave that further gradients follow from", where=record.name,
+                        measured="backward(create_graph=True)", limit="gradients without a graph",
+                        remedy="torch.autograd.grad(..., create_graph=True), keep_grads=True or overlap=False")
+        self._take(record, gradient, stays)
 
     def arrive(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """A gradient of `parameter` that was computed elsewhere, say for a copy of it on a GPU: as if backward had left
@@ -257,8 +290,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
             raise usage("a gradient arrives that no update waits for", where=name_of(self.param_groups, parameter),
                         measured="no state of its own" if record is None else "overlap=False, keep_grads or gpu_state",
                         limit="parameters of this optimizer, with overlap")
-        self._before_arrival(record)
-        self._take(record, gradient, keep=False)
+        self._before_arrival(record, stays=False)
+        given = parameter.grad  # by the program
+        self._take(record, gradient if given is None else gradient + given.to(gradient.device), keep=False)
 
     def _take(self, record: Record, gradient: torch.Tensor, keep: bool) -> None:
         self._land(record)  # its last update has read the gradient before
@@ -376,8 +410,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 r.check_gradient(gradient)
                 active.append(r)
                 continue
-            if not isinstance(gradient, DepartedGradient) and r.is_stale():
+            if gradient is not r.departed and r.is_stale():
                 self._withdraw(r)
+                if isinstance(gradient, DepartedGradient):  # another parameter's
+                    gradient = gradient.clone()
                 r.take(gradient, self._transfers, keep=True, watch=self._overlap)  # without it nothing is made ahead
             active.append(r)
         return active

@@ -44,6 +44,7 @@ class _Block:
         self.home: torch.Tensor | None = None  # all bytes, in host memory; None: on NVMe
         self.homes: dict[str, torch.nn.Parameter] = {}
         self.trained: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []  # one there, and here
+        self.accumulates: list[Any] = []  # autograd's nodes of these: without us they would come and go with each graph
         self.flat = torch.empty(0)
         self.parameters: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # and its view of flat
         self.is_there = False
@@ -51,6 +52,15 @@ class _Block:
         self.in_backward = False
         self.used = 0  # when, the last time
         self.arrived: Any = None
+
+
+def _tensors_in(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    """Also those of a dataclass, or of another object that holds them."""
+    for one in torch.utils._pytree.tree_leaves(output):
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif depth > 0 and hasattr(one, "__dict__") and not isinstance(one, (torch.nn.Module, type)):
+            yield from _tensors_in(list(vars(one).values()), depth - 1)
 
 
 def _parameters_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str]]:
@@ -77,6 +87,7 @@ class StreamedModel:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._store: NVMeTensorStore | None = None
         self._hooks: list[Any] = []
+        self._left: dict[torch.Tensor, DepartedGradient] = {}  # what .grad of a block's parameter holds since
         on_nvme = self._place(host, nvme)
         for block in self._blocks:
             self._fill(block, weights, on_nvme)
@@ -145,7 +156,10 @@ class StreamedModel:
             if full in block.homes and old.requires_grad:
                 block.homes[full].requires_grad_()
                 block.trained.append((block.homes[full], new))
-                new.register_hook(self._before(block.homes[full], new))
+                # Not a hook of the parameter: it would also run in torch.autograd.grad(), which leaves .grad as it is.
+                with torch.enable_grad():
+                    block.accumulates.append(torch.autograd.graph.get_gradient_edge(new).node)
+                block.accumulates[-1].register_prehook(self._before(block.homes[full], new))
                 new.register_post_accumulate_grad_hook(self._sends(block.homes[full]))
         self._leave(block)
 
@@ -171,23 +185,40 @@ class StreamedModel:
     # ---- the order of uses
 
     def _hook(self, block: _Block) -> None:
+        begun: list[int] = []  # numbers of autograd's nodes
+
         def before(*_: Any) -> None:
+            begun.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
             self._ask(block)
             block.users += 1
 
         def after(_: Any, __: Any, output: Any) -> None:
             block.users -= 1
-            first = next((one for one in torch.utils._pytree.tree_leaves(output)
-                          if isinstance(one, torch.Tensor) and one.requires_grad), None)
-            if first is not None:
-                first.register_hook(lambda _: self._backward_of(block))
+            first = begun.pop()
+            for one in _tensors_in(output):  # backward may come by each of them alone
+                if one.grad_fn is not None and one.grad_fn._sequence_nr() >= first:  # not what is passed through
+                    one.register_hook(lambda _: self._backward_of(block))
+
+        def saved(_: torch.nn.Module, found: dict[str, Any], prefix: str, __: Any) -> None:
+            for name, value in self._weights_of(block).items():
+                found[prefix + name[len(block.name) + 1:]] = value
 
         # A recomputation ends by an exception, once it has all that backward needs.
-        self._hooks += [block.module.register_forward_pre_hook(before),
+        self._hooks += [block.module._register_state_dict_hook(saved),
+                        block.module.register_forward_pre_hook(before),
                         block.module.register_forward_hook(after, always_call=True)]
+
+    def __deepcopy__(self, _: Any) -> StreamedModel:
+        raise usage("a model is copied whose blocks' weights come and go", where="stream_model",
+                    remedy="make another model, and stream_model() it with weights=stream.state_dict()")
 
     def _backward_of(self, block: _Block) -> None:
         """Autograd walks the blocks one after the other: the one before has ended."""
+        if torch.is_grad_enabled():
+            raise usage("gradients of gradients want a block's weights when they have left", where=block.name,
+                        measured="create_graph=True", limit="gradients of the first order")
+        if block.in_backward and block.is_there:
+            return
         for other in self._blocks:
             other.in_backward = False
         block.in_backward = True
@@ -311,12 +342,14 @@ class StreamedModel:
                 self._follow(home, p)
 
     def _follow(self, home: torch.nn.Parameter, p: torch.nn.Parameter) -> None:
-        """The model's zero_grad() is one of what it cannot see."""
+        """The model's zero_grad() is one of what it cannot see, and a gradient that the program sets is the block's."""
         if p.grad is None:
             home.grad = None
+        elif p.grad is not self._left.get(p):
+            home.grad = p.grad.detach().clone().to(home.device)
 
-    def _before(self, home: torch.nn.Parameter, p: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
-        def before(_: torch.Tensor) -> None:
+    def _before(self, home: torch.nn.Parameter, p: torch.nn.Parameter) -> Callable[[Any], None]:
+        def before(_: Any) -> None:
             self._follow(home, p)
             p.grad = None  # autograd is to add to nothing: the optimizer adds
 
@@ -330,7 +363,7 @@ class StreamedModel:
             if p.grad is not None:
                 gradient, p.grad = p.grad, None
                 self._optimizer.arrive(home, gradient)
-                p.grad = DepartedGradient(p.detach(), home.grad.home)
+                p.grad = self._left[p] = DepartedGradient(p.detach(), home.grad.home)
 
         return send
 
@@ -338,12 +371,17 @@ class StreamedModel:
         """All weights, on the CPU, by their names in the model."""
         found = {name: p.detach().cpu() for name, p in self._rest.items()}
         for block in self._blocks:
-            if block.home is None:
-                assert self._store is not None
-                found |= self._store.load(block.index)
-            else:
-                found |= {name: p.detach().clone() for name, p in block.homes.items()}
+            found |= {name: value.clone() for name, value in self._weights_of(block).items()}
         return found
+
+    def _weights_of(self, block: _Block) -> dict[str, torch.Tensor]:
+        """In host memory: of a block that lies there the weights themselves."""
+        if self._optimizer is not None:
+            self._optimizer.synchronize()
+        if block.home is not None:
+            return {name: p.detach() for name, p in block.homes.items()}
+        assert self._store is not None
+        return self._store.load(block.index)
 
     def close(self) -> None:
         """The model cannot be used any more."""

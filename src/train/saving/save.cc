@@ -247,8 +247,10 @@ void require_room(const checkpoint::Steps& directory, int64_t bytes, int64_t ste
          .where = directory.directory(),
          .measured = fmt::format("{} free, {} bytes missing", format_bytes(free), wanted - free),
          .limit = format_bytes(wanted),
-         .remedy = "free that much there, or keep fewer (checkpoint.keep); older "
-                   "checkpoints are as they were"});
+         .remedy = directory.named_by() == checkpoint::NamedBy::call
+                       ? "free that much there, or call it with a directory on another drive"
+                       : "free that much there, or keep fewer (checkpoint.keep); older "
+                         "checkpoints are as they were"});
 }
 
 }  // namespace
@@ -353,7 +355,8 @@ std::optional<Error> save_checkpoint(Engine& engine, const std::string& director
                                      const std::string& program) {
     const Inside inside(engine);
     std::optional<checkpoint::Steps> steps;
-    if (auto refused = inside.on_first_rank([&] { steps.emplace(directory); })) return refused;
+    const auto claim = [&] { steps.emplace(directory, checkpoint::NamedBy::call); };
+    if (auto refused = inside.on_first_rank(claim)) return refused;
     return inside.error_of_any(
         inside.save({.directory = steps ? &*steps : nullptr, .program = program}));
 }
