@@ -355,26 +355,44 @@ __device__ float signed_half(uint32_t bits) {
     return static_cast<float>(static_cast<int32_t>(bits << 28) >> 28);
 }
 
-// Four elements of a whole block, from a multiple of four on; with any NaN.
+// Where four elements of a whole block are, from a multiple of four on: from the scales on, alike
+// in every part of as many elements.
+struct Place {
+    int64_t scale, codes;  // bytes
+    int shift;             // of the first one's code
+};
 template <CodecKind kKind>
-__device__ Quad decoded_quad(const Coded& part, int64_t i) {
-    const float scale = reinterpret_cast<const float*>(part.scales)[i >> part.block_bits];
-    Quad quad;
+__device__ Place place_of(const Coded& part, int64_t i) {
+    Place place{(i >> part.block_bits) * int64_t{sizeof(float)}, part.codes - part.scales, 0};
     if (kKind == CodecKind::int8) {
-        const uint32_t word = *reinterpret_cast<const uint32_t*>(part.codes + i);
-        for (int k = 0; k < kQuad; ++k) {
-            const auto code = static_cast<int8_t>(word >> (8 * k));
-            quad.at[k] = static_cast<float>(code) * scale;
-        }
+        place.codes += i;
     } else if (kKind == CodecKind::int4) {
         const int within = static_cast<int>(i) & (part.block - 1), half = part.block / 2;
         const bool high = within >= half;
-        const int64_t at = (i - within) / 2 + (high ? within - half : within);
-        const uint32_t word = *reinterpret_cast<const uint32_t*>(part.codes + at) >> (high ? 4 : 0);
-        for (int k = 0; k < kQuad; ++k) quad.at[k] = signed_half(word >> (8 * k)) * scale;
+        place.codes += (i - within) / 2 + (high ? within - half : within);
+        place.shift = high ? 4 : 0;
     } else {
-        const uint32_t bits = static_cast<uint32_t>(part.codes[i / 8]) >> (i % 8);
+        place.codes += i / 8;
+        place.shift = static_cast<int>(i) % 8;
+    }
+    return place;
+}
+// With any NaN.
+template <CodecKind kKind>
+__device__ Quad decoded_at(const std::byte* scales, const Place& place) {
+    const float scale = *reinterpret_cast<const float*>(scales + place.scale);
+    Quad quad;
+    if (kKind == CodecKind::sign) {
+        const uint32_t bits = static_cast<uint32_t>(scales[place.codes]) >> place.shift;
         for (int k = 0; k < kQuad; ++k) quad.at[k] = with_sign(scale, bits >> k & 1);
+        return quad;
+    }
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(scales + place.codes) >> place.shift;
+    for (int k = 0; k < kQuad; ++k) {
+        const uint32_t bits = word >> (8 * k);
+        const float code = kKind == CodecKind::int8 ? static_cast<float>(static_cast<int8_t>(bits))
+                                                    : signed_half(bits);
+        quad.at[k] = code * scale;
     }
     return quad;
 }
@@ -412,7 +430,7 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(Runs runs, T* values) 
     for (int k = 0; k < kQuads; ++k) {
         const int64_t i = first + int64_t{k} * kThreads * kQuad;
         if (i >= whole) continue;
-        quads[k] = decoded_quad<kKind>(part, i);
+        quads[k] = decoded_at<kKind>(part.scales, place_of<kKind>(part, i));
         const Quad before = kAdd ? load_quad(to + i) : Quad();
         for (int j = 0; j < kQuad; ++j) {
             const float value = quads[k].at[j];
@@ -451,37 +469,27 @@ __global__ void __launch_bounds__(kThreads)
     sum_kernel(Runs parts, int senders, T* wire, float* leaves) {
     __shared__ float4 room[kLeaf / kQuad];
     const int64_t first = int64_t{blockIdx.x} * kLeaf;
-    Quad sums[kLeaf / kQuad / kThreads];
-#pragma unroll 4
-    for (int sender = 0; sender < senders; ++sender) {
-        const std::byte* scales = parts.scales + sender * parts.parts_apart;
-        const Coded part{scales, scales + (parts.codes - parts.scales), parts.count, parts.block,
-                         parts.block_bits};
-        int k = 0;
-#pragma unroll
-        for (Quad& sum : sums) {
-            const int64_t i = first + (k++ * kThreads + static_cast<int>(threadIdx.x)) * kQuad;
-            if (i >= parts.count) continue;
-            const Quad one = decoded_quad<kKind>(part, i);
-            for (int j = 0; j < kQuad; ++j)
-                sum.at[j] = sender == 0 ? one.at[j] : sum.at[j] + one.at[j];
-        }
-    }
-    int k = 0;
-#pragma unroll
-    for (Quad& sum : sums) {
-        const int quad = k++ * kThreads + static_cast<int>(threadIdx.x);
+    const Coded part{parts.scales, parts.codes, parts.count, parts.block, parts.block_bits};
+    for (int quad = static_cast<int>(threadIdx.x); quad < kLeaf / kQuad; quad += kThreads) {
         const int64_t i = first + quad * kQuad;
         float squares[kQuad] = {};
         if (i < parts.count) {
+            const Place place = place_of<kKind>(part, i);
+            Quad sum = decoded_at<kKind>(parts.scales, place);
+#pragma unroll 4
+            for (int sender = 1; sender < senders; ++sender) {
+                const Quad one =
+                    decoded_at<kKind>(parts.scales + sender * parts.parts_apart, place);
+                for (int k = 0; k < kQuad; ++k) sum.at[k] = sum.at[k] + one.at[k];
+            }
             for (float& value : sum.at) value = with_their_nan(value);
             store_quad(sum, wire + i);
-            for (int j = 0; j < kQuad; ++j) {
+            for (int k = 0; k < kQuad; ++k) {
                 T once;
-                narrow(sum.at[j], once);
+                narrow(sum.at[k], once);
                 const float rounded = widened(once);
                 const float value = fabsf(rounded) < 0x1p-60F ? 0.0f : rounded;
-                squares[j] = value * value;
+                squares[k] = value * value;
             }
         }
         room[quad] = make_float4(squares[0], squares[1], squares[2], squares[3]);
