@@ -336,16 +336,9 @@ void check_compression(const Config& c, const Given& given) {
     const std::string key = "zero.compress.";
     const std::string stage = show("zero.stage", c.zero.stage);
     const bool gradients = k.gradients != CodecKind::none, weights = k.weights != CodecKind::none;
-    const auto on_cpu = [&](const char* what, bool asked) {
-        return Rule{!asked || c.device == DeviceKind::cpu, key + what,
-                    "there are no kernels that code " + std::string(what) + " on a GPU",
-                    "device cuda", "set it to none, or device to cpu"};
-    };
     const int64_t lower = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(k.block)));
     demand(given, {{lower == k.block, key + "block", "a block must divide a leaf of 4,096 elements",
                     show("block", k.block), "set " + show("block", lower)},
-                   on_cpu("gradients", gradients),
-                   on_cpu("weights", weights),
                    {!weights || c.zero.stage == 3, key + "weights",
                     "weights are gathered before they are used at stage 3 alone", stage,
                     "set zero.stage to 3, or weights to none"}});
@@ -530,8 +523,9 @@ void check_momentum(const Config& c, const Given& given) {
     const CodecKind gradients = c.zero.compress.gradients;
     demand(
         given,
-        {{c.device == DeviceKind::cpu, key, "there are no kernels that code momentum on a GPU",
-          "device cuda", "set device to cpu, or optimizer.method to \"adamw\""},
+        {{c.device == DeviceKind::cpu, key,
+          "momentum is coded in host memory, and GPUs exchange their own", "device cuda",
+          "set device to cpu, or optimizer.method to \"adamw\""},
          {o.moments == MomentType::f32, "optimizer.moments",
           its + " exchanges its first moment in fp32's place, and keeps it so",
           "moments " + std::string(word_of(kMoments, o.moments)), "set it to fp32"},

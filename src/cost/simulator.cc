@@ -97,6 +97,8 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
                 return {link_seconds(bytes, measured.copy_bytes_per_s, copy_passes, measured),
                         {on_host * one, 0, of_copies}};
             case swap::Lane::team:
+                if (row_of(task).timed_by == TimedBy::memory && !measured.computes_on_host)
+                    return {bytes / measured.device_bytes_per_s, {}};
                 if (row_of(task).timed_by == TimedBy::memory)
                     return {bytes / measured.dram_bytes_per_s, {one, 0, one}};
                 if (!is_update(task)) return {};  // tokens are copied: nothing beside the rest

@@ -26,6 +26,9 @@ StepKernels::StepKernels(const planner::Plan& plan, NodeTeams& teams, const Step
     int32_t longest = 1;
     for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.run);
     spans_of_device_.reserve(static_cast<size_t>(longest));
+    const zero::Codec& weights = plan.partition.codecs.weights;
+    if (on_gpu() && weights.on())
+        beside_ = std::make_unique<zero::cuda::Beside>(weights, plan.compute);
 }
 
 void StepKernels::run(const Call& call) noexcept {
@@ -199,6 +202,7 @@ void StepKernels::kernel(const Call& call, const op::Cut<At>& at) {
 // The same as codes: a rank's part is one array of scales, then of codes.
 void StepKernels::encode(const op::Cut<At>& at, const Chunk& chunk, const model::Segment& segment,
                          int64_t within) {
+    if (on_gpu()) return encode_on_gpu(at, chunk, segment, within);
     const zero::Partition& partition = plan_.partition;
     const zero::Codec& codec = partition.codecs.gradients;
     const int64_t tiles = ceil_div(chunk.count, kCodedTile);
@@ -210,6 +214,18 @@ void StepKernels::encode(const op::Cut<At>& at, const Chunk& chunk, const model:
                               chunk.count};
         zero::encode(codec, from, std::min(kCodedTile, chunk.count - first), part, first);
     });
+}
+
+void StepKernels::encode_on_gpu(const op::Cut<At>& at, const Chunk& chunk,
+                                const model::Segment& segment, int64_t within) {
+    const zero::Partition& partition = plan_.partition;
+    const zero::Codec& codec = partition.codecs.gradients;
+    FERRY_CHECK(!partition.two_levels(), "GPUs make no groups of a host");
+    const zero::cuda::Several ranks{.count = partition.ranks,
+                                    .values_apart = partition.shard_elements(segment),
+                                    .parts_apart = codec.bytes(chunk.count)};
+    zero::cuda::encode(codec, DType::f32, at.gradient + partition.shard(segment, 0).first + within,
+                       chunk.count, {at.parts, chunk.count}, 0, ranks, compute_stream());
 }
 
 // Of each host: what its ranks sent, added in their order, and coded again.
@@ -235,6 +251,10 @@ void StepKernels::kernel(const Call& call, const op::Combine<At>& at) {
 // time: it stays in the first cache until it is rounded.
 void StepKernels::decode(const op::Sum<At>& at, const Chunk& chunk) {
     const zero::Codec& codec = plan_.partition.codecs.gradients;
+    if (on_gpu()) {
+        return zero::cuda::sum(codec, at.parts, plan_.partition.summed_parts(), chunk.count,
+                               plan_.wire, at.wire, at.leaves, compute_stream());
+    }
     const auto sum_leaf = [&](int64_t first) {
         std::array<float, optim::kLeaf> sum;
         for (int sender = 0; sender < plan_.partition.summed_parts(); ++sender) {
@@ -354,44 +374,75 @@ void StepKernels::kernel(const Call& call, const op::Average<At>& at) {
 
 // ---------------------------------------------------------------- coded weights
 
+// Calls body(segment, codes, bytes) for each segment: the ranks' parts of it, and the bytes of
+// each.
+template <class Byte, class Body>
+void StepKernels::each_coded_segment(const Call& call, Byte* codes, const Body& body) const {
+    const zero::Partition& partition = plan_.partition;
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(call.task->layer)];
+    for (const model::Segment& segment : layer.segments) {
+        const int64_t bytes = partition.codecs.weights.bytes(partition.shard_elements(segment));
+        body(segment, codes, bytes);
+        codes += partition.ranks * bytes;
+    }
+}
+
 // Calls body(segment, element, part, first) for each leaf of the ranks [first_rank, end_rank) and
 // of every segment: it begins `first` elements into the rank's shard, at this element of the layer.
 template <class Byte, class Body>
 void StepKernels::each_coded_tile(const Call& call, Byte* codes, int first_rank, int end_rank,
                                   const Body& body) {
     const zero::Partition& partition = plan_.partition;
-    const model::Layer& layer = plan_.layers[static_cast<size_t>(call.task->layer)];
-    for (const model::Segment& segment : layer.segments) {
+    each_coded_segment(call, codes, [&](const model::Segment& segment, Byte* parts, int64_t bytes) {
         const int64_t count = partition.shard_elements(segment);
-        const int64_t bytes = partition.codecs.weights.bytes(count);
         const int64_t tiles = ceil_div(count, optim::kLeaf);
         teams_.all().parallel((end_rank - first_rank) * tiles, [&](int64_t task) {
             const int rank = first_rank + static_cast<int>(task / tiles);
             const int64_t first = task % tiles * optim::kLeaf;
             body(segment, partition.shard(segment, rank).first + first,
-                 zero::PartOf<Byte>{codes + rank * bytes, count}, first);
+                 zero::PartOf<Byte>{parts + rank * bytes, count}, first);
         });
-        codes += partition.ranks * bytes;
-    }
+    });
+}
+
+// This rank's shard of it, in the whole layer or among its shards.
+const std::byte* StepKernels::weights_of_segment(const op::EncodeWeights<At>& at,
+                                                 const model::Segment& segment) const {
+    const int64_t element = plan_.partition.shard(segment, plan_.partition.rank).first;
+    if (!at.shards) return at.whole + element * size_of(plan_.compute);
+    return at.shards + plan_.partition.weight_position(segment, element) * size_of(plan_.compute);
 }
 
 void StepKernels::kernel(const Call& call, const op::EncodeWeights<At>& at) {
+    if (on_gpu()) return encode_weights_on_gpu(call, at);
     const zero::Partition& partition = plan_.partition;
-    each_coded_tile(
-        call, at.codes, partition.rank, partition.rank + 1,
-        [&](const model::Segment& segment, int64_t element, zero::Part part, int64_t first) {
-            const std::byte* from = at.shards
-                                        ? at.shards + partition.weight_position(segment, element) *
-                                                          size_of(plan_.compute)
-                                        : at.whole + element * size_of(plan_.compute);
-            std::array<float, optim::kLeaf> values;
-            zero::widen(plan_.compute, from, optim::kLeaf, values.data());
-            zero::encode(partition.codecs.weights, values.data(), optim::kLeaf, part, first);
+    each_coded_tile(call, at.codes, partition.rank, partition.rank + 1,
+                    [&](const model::Segment& segment, int64_t, zero::Part part, int64_t first) {
+                        const std::byte* from =
+                            weights_of_segment(at, segment) + first * size_of(plan_.compute);
+                        std::array<float, optim::kLeaf> values;
+                        zero::widen(plan_.compute, from, optim::kLeaf, values.data());
+                        zero::encode(partition.codecs.weights, values.data(), optim::kLeaf, part,
+                                     first);
+                    });
+}
+
+// The team's thread waits for it, as the comm lane waits for the team.
+void StepKernels::encode_weights_on_gpu(const Call& call, const op::EncodeWeights<At>& at) {
+    const zero::Partition& partition = plan_.partition;
+    each_coded_segment(
+        call, at.codes, [&](const model::Segment& segment, std::byte* parts, int64_t bytes) {
+            const int64_t count = partition.shard_elements(segment);
+            zero::cuda::encode(partition.codecs.weights, plan_.compute,
+                               weights_of_segment(at, segment), count,
+                               {parts + partition.rank * bytes, count}, 0, {}, beside_->stream());
         });
+    beside_->wait();
 }
 
 // This rank's own shards too: all ranks compute with the same weights.
 void StepKernels::kernel(const Call& call, const op::DecodeWeights<At>& at) {
+    if (on_gpu()) return decode_weights_on_gpu(call, at);
     each_coded_tile(
         call, at.codes, 0, plan_.partition.ranks,
         [&](const model::Segment&, int64_t element, zero::ConstPart part, int64_t first) {
@@ -399,6 +450,19 @@ void StepKernels::kernel(const Call& call, const op::DecodeWeights<At>& at) {
             zero::decode(plan_.partition.codecs.weights, part, first, optim::kLeaf, values.data());
             optim::recast(values.data(), optim::kLeaf, plan_.compute,
                           at.whole + element * size_of(plan_.compute));
+        });
+}
+
+void StepKernels::decode_weights_on_gpu(const Call& call, const op::DecodeWeights<At>& at) {
+    const zero::Partition& partition = plan_.partition;
+    each_coded_segment(
+        call, at.codes, [&](const model::Segment& segment, const std::byte* parts, int64_t bytes) {
+            const int64_t count = partition.shard_elements(segment);
+            zero::cuda::decode(
+                partition.codecs.weights, {parts, count}, 0, count, plan_.compute,
+                at.whole + segment.offset * size_of(plan_.compute),
+                {.count = partition.ranks, .values_apart = count, .parts_apart = bytes},
+                compute_stream());
         });
 }
 

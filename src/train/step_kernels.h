@@ -87,7 +87,13 @@ private:
     // The chunk lies so many elements into each rank's shard.
     void encode(const cost::op::Cut<At>& at, const planner::Chunk& chunk,
                 const model::Segment& segment, int64_t within);
+    void encode_on_gpu(const cost::op::Cut<At>& at, const planner::Chunk& chunk,
+                       const model::Segment& segment, int64_t within);
     void decode(const cost::op::Sum<At>& at, const planner::Chunk& chunk);
+    void encode_weights_on_gpu(const swap::Call& call, const cost::op::EncodeWeights<At>& at);
+    void decode_weights_on_gpu(const swap::Call& call, const cost::op::DecodeWeights<At>& at);
+    bool on_gpu() const { return model_.device && model_.device->kind() == DeviceKind::cuda; }
+    void* compute_stream() const { return model_.device->stream(StreamKind::compute).native(); }
 
     // Calls body(rank, first) for each leaf of every rank's run of a turn.
     template <class Body>
@@ -95,8 +101,12 @@ private:
     zero::Feedback feedback_of(const planner::Chunk& chunk, std::byte* at) const;
 
     template <class Byte, class Body>
+    void each_coded_segment(const swap::Call& call, Byte* codes, const Body& body) const;
+    template <class Byte, class Body>
     void each_coded_tile(const swap::Call& call, Byte* codes, int first_rank, int end_rank,
                          const Body& body);
+    const std::byte* weights_of_segment(const cost::op::EncodeWeights<At>& at,
+                                        const model::Segment& segment) const;
 
     const planner::Chunk& chunk_of(const swap::Call& call) const;
     MicroBatch loaded(int32_t* tokens) const;
@@ -128,6 +138,8 @@ private:
     std::span<float> logits_{};
     std::shared_ptr<UpdatedChunks> listener_{};
     std::vector<optim::Span> spans_of_device_{};  // room for those of the longest run
+    // Where a GPU's weights are encoded while it computes with others.
+    std::unique_ptr<zero::cuda::Beside> beside_{};
 };
 
 }  // namespace ferry::train

@@ -93,4 +93,47 @@ void decode_add_reference(const Codec& codec, ConstPart part, int64_t first, int
 // For tests: the SIMD target that runs (base/simd_dispatch.h).
 std::string codec_target();
 
+// The same bits on a GPU, of memory there: enqueued on a cudaStream_t. Values of int8 and int4 may
+// be of any type: they are widened first, or rounded at last. A part begins at a multiple of 4
+// bytes. What CUDA refuses throws Trouble::internal.
+namespace cuda {
+
+// Whether a GPU is there that runs these kernels. False in a build without CUDA, which has none of
+// the others.
+bool available();
+
+// Runs of as many elements, a part each.
+struct Several {
+    int64_t count = 1;
+    int64_t values_apart = 0, parts_apart = 0;  // from one to the next: elements, bytes
+};
+void encode(const Codec& codec, DType type, const void* values, int64_t count, Part part,
+            int64_t first, const Several& several, void* stream);
+void decode(const Codec& codec, ConstPart part, int64_t first, int64_t count, DType type,
+            void* values, const Several& several, void* stream);
+void decode_add(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values,
+                void* stream);
+// What an owner makes of the senders' int8 or int4 parts, which follow each other: their sum in
+// fp32 and in their order, rounded once, and its norm leaves (ops::Ops::round_gradient). `count`:
+// whole blocks. `wire` begins at a multiple of four elements.
+void sum(const Codec& codec, const std::byte* parts, int senders, int64_t count, DType wire_type,
+         void* wire, float* leaves, void* stream);
+
+// A stream beside the device's own, whose kernels go before theirs. Made while the GPU is idle: it
+// loads the kernel that encodes this type. One thread.
+class Beside {
+public:
+    Beside(const Codec& codec, DType type);
+    ~Beside();
+    Beside(const Beside&) = delete;
+    Beside& operator=(const Beside&) = delete;
+    void* stream() const { return stream_; }
+    void wait();  // until all that was enqueued is done
+
+private:
+    void *stream_ = nullptr, *event_ = nullptr;
+};
+
+}  // namespace cuda
+
 }  // namespace ferry::zero

@@ -92,7 +92,7 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
 
 TEST_F(Ranks, HaveNoBoundWhereSomeStepsExchangeMomentum) {
     Config config = this->config();
-    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "no kernels there";
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
     config.steps = 4;
     for (const auto method : {optim::Method::adamw, optim::Method::onebit_adam}) {
         config.optimizer.method = method;

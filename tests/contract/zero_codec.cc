@@ -1,7 +1,12 @@
-// One suite for every implementation of the codecs: the reference, and each SIMD target.
+// One suite for every implementation of the codecs: the reference, each SIMD target, and CUDA where
+// a GPU is.
 #include "zero/codec.h"
 
 #include <gtest/gtest.h>
+
+#ifdef FERRY_CUDA
+#include <cuda_runtime.h>
+#endif
 
 #include <bit>
 #include <cmath>
@@ -10,16 +15,90 @@
 #include <random>
 
 #include "base/simd_dispatch.h"
+#include "ops/ops.h"
 
 namespace ferry::zero {
 namespace {
 
 const std::string kReference = "reference";
+const std::string kCuda = "cuda";
 
 std::vector<std::string> implementations() {
     std::vector<std::string> names = simd_targets();
     names.push_back(kReference);
+#ifdef FERRY_CUDA
+    names.push_back(kCuda);
+#endif
     return names;
+}
+
+#ifdef FERRY_CUDA
+
+void check(cudaError_t status) { FERRY_CHECK(status == cudaSuccess, cudaGetErrorString(status)); }
+
+// A copy of an array in device memory, `offset` bytes behind a boundary that suits every access.
+// Nothing is allocated behind it, so that compute-sanitizer sees the first byte too many; the last
+// byte of its own tells of it too.
+class OnDevice {
+public:
+    OnDevice(const void* from, int64_t bytes, size_t offset = 0)
+        : bytes_(static_cast<size_t>(bytes)) {
+        check(cudaMalloc(&memory_, offset + bytes_ + 1));
+        data_ = static_cast<std::byte*>(memory_) + offset;
+        check(cudaMemcpy(data_, from, bytes_, cudaMemcpyHostToDevice));
+        check(cudaMemset(data_ + bytes_, 0x5a, 1));
+    }
+    ~OnDevice() { cudaFree(memory_); }
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+
+    std::byte* data() { return data_; }
+    float* floats() { return reinterpret_cast<float*>(data_); }
+    void read(void* to) {
+        std::byte behind{};
+        check(cudaMemcpy(to, data_, bytes_, cudaMemcpyDeviceToHost));
+        check(cudaMemcpy(&behind, data_ + bytes_, 1, cudaMemcpyDeviceToHost));
+        EXPECT_EQ(behind, std::byte{0x5a});
+    }
+
+private:
+    size_t bytes_;
+    void* memory_ = nullptr;
+    std::byte* data_ = nullptr;
+};
+
+void encode_there(const Codec& codec, const float* values, int64_t count, Part part,
+                  int64_t first) {
+    OnDevice from(values, count * 4), to(part.data, codec.bytes(part.count));
+    cuda::encode(codec, DType::f32, from.data(), count, {to.data(), part.count}, first, {},
+                 nullptr);
+    to.read(part.data);
+}
+void decode_there(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
+    OnDevice from(part.data, codec.bytes(part.count)), to(values, count * 4);
+    cuda::decode(codec, {from.data(), part.count}, first, count, DType::f32, to.data(), {},
+                 nullptr);
+    to.read(values);
+}
+void add_there(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
+    OnDevice from(part.data, codec.bytes(part.count)), to(values, count * 4);
+    cuda::decode_add(codec, {from.data(), part.count}, first, count, to.floats(), nullptr);
+    to.read(values);
+}
+
+#endif
+
+struct Functions {
+    decltype(&encode) put = encode;
+    decltype(&decode) take = decode, add = decode_add;
+};
+Functions functions_of(const std::string& implementation) {
+    if (implementation == kReference)
+        return {encode_reference, decode_reference, decode_add_reference};
+#ifdef FERRY_CUDA
+    if (implementation == kCuda) return {encode_there, decode_there, add_there};
+#endif
+    return {};
 }
 
 const std::vector<Codec>& codecs() {
@@ -50,21 +129,24 @@ float levels_of(const Codec& codec) { return codec.kind == CodecKind::int8 ? 127
 class Codecs : public testing::TestWithParam<std::string> {
 protected:
     void SetUp() override {
-        if (is_reference()) return;
+        if (GetParam() == kReference) return;
+        if (GetParam() == kCuda) {
+            if (!cuda::available()) GTEST_SKIP() << "no GPU that runs these kernels";
+            return;
+        }
         force_simd_target(GetParam());
         ASSERT_EQ(codec_target(), GetParam()) << "the target was never dispatched";
     }
     void TearDown() override { force_simd_target(""); }
 
-    bool is_reference() const { return GetParam() == kReference; }
+    static Functions functions() { return functions_of(GetParam()); }
 
     // A byte behind the part tells whether it was overrun.
     std::vector<std::byte> encoded(const Codec& codec, const std::vector<float>& values) const {
         const auto count = static_cast<int64_t>(values.size());
         const auto bytes = static_cast<size_t>(codec.bytes(count));
         std::vector<std::byte> data(bytes + 1, std::byte{0x5a});
-        const auto run = is_reference() ? encode_reference : encode;
-        run(codec, values.data(), count, {data.data(), count}, 0);
+        functions().put(codec, values.data(), count, {data.data(), count}, 0);
         EXPECT_EQ(data.back(), std::byte{0x5a});
         data.pop_back();
         return data;
@@ -72,9 +154,8 @@ protected:
     std::vector<float> decoded(const Codec& codec, const std::vector<std::byte>& data,
                                size_t count) const {
         std::vector<float> values(count + 1, 12345.0f);
-        const auto run = is_reference() ? decode_reference : decode;
         const auto elements = static_cast<int64_t>(count);
-        run(codec, {data.data(), elements}, 0, elements, values.data());
+        functions().take(codec, {data.data(), elements}, 0, elements, values.data());
         EXPECT_EQ(values.back(), 12345.0f);
         values.pop_back();
         return values;
@@ -121,6 +202,34 @@ TEST_P(Codecs, GiveTheReferencesBitsAtEverySize) {
                 ASSERT_EQ(bits_of(decoded(codec, got, count)), bits_of(back))
                     << text_of(codec) << ", " << count;
             }
+        }
+    }
+}
+
+// Several of what a kernel codes at once, and what is left over; blocks of every sort among them.
+TEST_P(Codecs, GiveTheReferencesBitsInLargeParts) {
+    for (const size_t count : {size_t{4096}, size_t{16384 + 2048 + 77}, size_t{3 * 16384}}) {
+        std::vector<float> values = random_values(count, 4);
+        const auto fill = [&](size_t first, float value) {
+            for (size_t i = first; i < first + 64; ++i) values[i] = value;
+        };
+        fill(64, 0.0f);
+        fill(192, -0.0f);
+        fill(256, -std::numeric_limits<float>::denorm_min());
+        fill(2048, -0x1p-101f);
+        for (size_t i = 512; i < count; i += 701) values[i] *= 0x1p20f;
+        values[count - 5] = std::numeric_limits<float>::infinity();
+        values[count / 2] = -std::nanf("1");
+        values[3000] = -0x1p101f;
+        const auto elements = static_cast<int64_t>(count);
+        for (const Codec& codec : codecs_and_signs()) {
+            std::vector<std::byte> want(static_cast<size_t>(codec.bytes(elements)));
+            encode_reference(codec, values.data(), elements, {want.data(), elements}, 0);
+            const std::vector<std::byte> got = encoded(codec, values);
+            ASSERT_EQ(got, want) << text_of(codec) << ", " << count;
+            std::vector<float> back(count);
+            decode_reference(codec, {want.data(), elements}, 0, elements, back.data());
+            ASSERT_EQ(bits_of(decoded(codec, got, count)), bits_of(back)) << text_of(codec);
         }
     }
 }
@@ -226,8 +335,7 @@ TEST_P(Codecs, GiveTheSamePieceByPiece) {
     for (const Codec& codec : codecs_and_signs()) {
         const std::vector<std::byte> whole = encoded(codec, values);
         std::vector<std::byte> pieces(whole.size());
-        const auto put = is_reference() ? encode_reference : encode;
-        const auto take = is_reference() ? decode_reference : decode;
+        const auto [put, take, add] = functions();
         std::vector<float> back(kCount);
         for (const int64_t first : {2 * kPiece, int64_t{0}, kPiece}) {
             put(codec, values.data() + first, kPiece, {pieces.data(), kCount}, first);
@@ -241,7 +349,7 @@ TEST_P(Codecs, GiveTheSamePieceByPiece) {
 TEST_P(Codecs, AddInFp32InTheOrderOfTheRanks) {
     constexpr int kRanks = 5;
     constexpr size_t kCount = 4096 + 65;
-    const auto add = is_reference() ? decode_add_reference : decode_add;
+    const auto add = functions().add;
     for (const Codec& codec : codecs_and_signs()) {
         std::vector<float> want(kCount), got;
         for (uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -259,6 +367,164 @@ TEST_P(Codecs, AddInFp32InTheOrderOfTheRanks) {
 
 INSTANTIATE_TEST_SUITE_P(all, Codecs, testing::ValuesIn(implementations()),
                          [](const auto& one) { return one.param; });
+
+#ifdef FERRY_CUDA
+
+class CodecsOnAGpu : public testing::Test {
+protected:
+    void SetUp() override {
+        if (!cuda::available()) GTEST_SKIP() << "no GPU that runs these kernels";
+    }
+    static std::vector<std::byte> part_of(const Codec& codec, const std::vector<float>& values) {
+        const auto count = static_cast<int64_t>(values.size());
+        std::vector<std::byte> part(static_cast<size_t>(codec.bytes(count)));
+        encode_reference(codec, values.data(), count, {part.data(), count}, 0);
+        return part;
+    }
+};
+
+// In a type's bytes, rounded once.
+std::vector<std::byte> narrowed(const std::vector<float>& values, DType type) {
+    const auto count = static_cast<int64_t>(values.size());
+    std::vector<std::byte> bytes(static_cast<size_t>(count * size_of(type)));
+    ops::make_reference_ops()->cast(ops::ConstView::of(values.data(), DType::f32, 1, count),
+                                    ops::View::of(bytes.data(), type, 1, count));
+    return bytes;
+}
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+
+// Of weights; and of values that lie where no four can be loaded at once.
+TEST_F(CodecsOnAGpu, WidenValuesOfEveryTypeAndRoundThemInTheEnd) {
+    constexpr int64_t kCount = 2 * 4096 + 128 + 37;
+    const std::vector<float> values = random_values(kCount, 8);
+    for (const Codec& codec : codecs()) {
+        for (const DType type : kTypes) {
+            for (const int64_t off : {0, 1}) {
+                const std::vector<std::byte> narrow = narrowed(values, type);
+                std::vector<float> wide(kCount), back(kCount);
+                widen(type, narrow.data(), kCount, wide.data());
+                const std::vector<std::byte> want = part_of(codec, wide);
+                const auto offset = static_cast<size_t>(off * size_of(type));
+                OnDevice from(narrow.data(), std::ssize(narrow), offset);
+                OnDevice part(want.data(), std::ssize(want));
+                check(cudaMemset(part.data(), 0xff, want.size()));
+                cuda::encode(codec, type, from.data(), kCount, {part.data(), kCount}, 0, {},
+                             nullptr);
+                std::vector<std::byte> got(want.size()), rounded(narrow.size());
+                part.read(got.data());
+                ASSERT_EQ(got, want) << text_of(codec) << ", " << name_of(type) << ", " << off;
+                cuda::decode(codec, {part.data(), kCount}, 0, kCount, type, from.data(), {},
+                             nullptr);
+                from.read(rounded.data());
+                decode_reference(codec, {want.data(), kCount}, 0, kCount, back.data());
+                ASSERT_EQ(rounded, narrowed(back, type)) << text_of(codec) << ", " << off;
+            }
+        }
+    }
+}
+
+TEST_F(CodecsOnAGpu, CodeSeveralRunsAtOnce) {
+    constexpr int64_t kCount = 4096 + 2048, kApart = 3 * 4096, kRuns = 3;
+    const std::vector<float> values = random_values((kRuns - 1) * kApart + kCount, 3);
+    for (const Codec& codec : codecs_and_signs()) {
+        const int64_t bytes = codec.bytes(kCount), apart = 2 * bytes;
+        const cuda::Several several{kRuns, kApart, apart};
+        std::vector<std::byte> parts(static_cast<size_t>((kRuns - 1) * apart + bytes));
+        OnDevice from(values.data(), std::ssize(values) * 4);
+        OnDevice there(parts.data(), std::ssize(parts));
+        cuda::encode(codec, DType::f32, from.data(), kCount, {there.data(), kCount}, 0, several,
+                     nullptr);
+        there.read(parts.data());
+        std::vector<float> got(values);
+        cuda::decode(codec, {there.data(), kCount}, 0, kCount, DType::f32, from.data(), several,
+                     nullptr);
+        from.read(got.data());
+        std::vector<float> want(values);
+        for (int64_t run = 0; run < kRuns; ++run) {
+            const auto first = values.begin() + run * kApart;
+            const std::vector<std::byte> part = part_of(codec, {first, first + kCount});
+            const auto its = parts.begin() + run * apart;
+            ASSERT_TRUE(std::equal(part.begin(), part.end(), its)) << text_of(codec) << ", " << run;
+            decode_reference(codec, {part.data(), kCount}, 0, kCount, want.data() + run * kApart);
+        }
+        ASSERT_EQ(bits_of(got), bits_of(want)) << text_of(codec);
+    }
+}
+
+// As an owner's processors add what they decode, round it and take its norm.
+TEST_F(CodecsOnAGpu, SumPartsInTheOrderOfTheRanks) {
+    const auto reference = ops::make_reference_ops();
+    for (const Codec& codec : codecs()) {
+        for (const int64_t count : {int64_t{4096}, 2 * int64_t{4096} + codec.block}) {
+            std::vector<std::byte> parts;
+            std::vector<float> sum(static_cast<size_t>(count));
+            for (uint32_t sender = 0; sender < 5; ++sender) {
+                std::vector<float> values = random_values(sum.size(), sender * 7 + 1);
+                for (size_t i = 0; i < 64; ++i) values[i] = 0x1p-61f;  // no part of a norm
+                const std::vector<std::byte> part = part_of(codec, values);
+                parts.insert(parts.end(), part.begin(), part.end());
+                const auto take = sender == 0 ? decode_reference : decode_add_reference;
+                take(codec, {part.data(), count}, 0, count, sum.data());
+                OnDevice sent(parts.data(), std::ssize(parts));
+                for (const DType type : kTypes) {
+                    const auto leaves = static_cast<size_t>((count + 4095) / 4096);
+                    std::vector<float> want(leaves), got(leaves);
+                    std::vector<std::byte> wire(static_cast<size_t>(count * size_of(type)));
+                    std::vector<std::byte> rounded(wire.size());
+                    reference->round_gradient(sum.data(), count, type, wire.data(), want.data());
+                    OnDevice on_wire(rounded.data(), std::ssize(rounded));
+                    OnDevice norms(got.data(), std::ssize(got) * 4);
+                    cuda::sum(codec, sent.data(), static_cast<int>(sender) + 1, count, type,
+                              on_wire.data(), norms.floats(), nullptr);
+                    on_wire.read(rounded.data());
+                    norms.read(got.data());
+                    ASSERT_EQ(rounded, wire) << text_of(codec) << ", " << name_of(type);
+                    ASSERT_EQ(bits_of(got), bits_of(want)) << text_of(codec) << ", " << count;
+                }
+            }
+        }
+    }
+}
+
+// Every rank then skips the step.
+TEST_F(CodecsOnAGpu, SumToNanWhereOneSenderOverflowed) {
+    constexpr int64_t kCount = 2 * 4096;
+    for (const Codec& codec : codecs()) {
+        std::vector<float> values = random_values(kCount, 2);
+        std::vector<std::byte> parts = part_of(codec, values);
+        values[4096 + 70] = std::numeric_limits<float>::infinity();
+        const std::vector<std::byte> second = part_of(codec, values);
+        parts.insert(parts.end(), second.begin(), second.end());
+        OnDevice sent(parts.data(), std::ssize(parts)), wire(values.data(), kCount * 4);
+        std::vector<float> leaves(2);
+        OnDevice norms(leaves.data(), 8);
+        cuda::sum(codec, sent.data(), 2, kCount, DType::f32, wire.data(), norms.floats(), nullptr);
+        norms.read(leaves.data());
+        EXPECT_TRUE(std::isfinite(leaves[0])) << text_of(codec);
+        EXPECT_TRUE(std::isnan(leaves[1])) << text_of(codec);
+    }
+}
+
+TEST_F(CodecsOnAGpu, EncodeBesideTheDevicesStreams) {
+    constexpr int64_t kCount = 4096;
+    const Codec codec{CodecKind::int8, 256};
+    const std::vector<float> values = random_values(kCount, 5);
+    const std::vector<std::byte> narrow = narrowed(values, DType::bf16);
+    std::vector<float> wide(kCount);
+    widen(DType::bf16, narrow.data(), kCount, wide.data());
+    const std::vector<std::byte> want = part_of(codec, wide);
+    std::vector<std::byte> got(want.size());
+    OnDevice from(narrow.data(), std::ssize(narrow)), part(got.data(), std::ssize(got));
+    cuda::Beside beside(codec, DType::bf16);
+    cuda::encode(codec, DType::bf16, from.data(), kCount, {part.data(), kCount}, 0, {},
+                 beside.stream());
+    beside.wait();
+    part.read(got.data());
+    EXPECT_EQ(got, want);
+}
+
+#endif
 
 TEST(CodecSizes, AreOfScalesAndCodes) {
     const Codec int8{CodecKind::int8, 256}, int4{CodecKind::int4, 64};

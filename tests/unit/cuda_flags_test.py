@@ -38,6 +38,15 @@ class Flags(unittest.TestCase):
             missing = [operation for operation in ("mul.rn.f32", "add.rn.f32") if operation not in ptx]
             self.assertEqual(missing, [], name)
 
+    def test_codecs_round_every_product_and_sum(self):
+        ptx = ptx_of("src/zero/cuda/codec.cu")
+        if ptx is None:
+            self.skipTest("built without CUDA")
+        self.assertEqual(faults(ptx), [])
+        missing = [operation for operation in ("div.rn.f32", "mul.rn.f32", "add.rn.f32", "cvt.rni.s32.f32")
+                   if operation not in ptx]
+        self.assertEqual(missing, [])
+
     def test_each_flag_is_needed(self):
         flags = (("-fmad=false", "-fmad=true", "fma.rn"), ("-prec-div=true", "-prec-div=false", "div.full"),
                  ("-prec-sqrt=true", "-prec-sqrt=false", "sqrt.approx"), ("-ftz=false", "-ftz=true", ".ftz"))

@@ -34,7 +34,7 @@ ALLOWED = {
     "trace": "", "topology": "", "config": "", "data": "", "aio": "",
     "device": "", "pinned_mem": "device topology", "ops": "device topology",
     "comm": "device", "optim": "device topology", "swap": "aio device trace",
-    "zero": "comm model", "checkpoint": "aio topology", "model": "ops",
+    "zero": "comm device model", "checkpoint": "aio topology", "model": "ops",
     "cost": "zero model swap", "planner": "cost config model swap aio zero",
     "train": "planner cost zero data checkpoint optim model comm config swap aio pinned_mem device ops "
              "topology trace",

@@ -65,6 +65,25 @@ TEST(CostModel, EachLaneHasItsSpeed) {
                      8192 * 28 / 1e10);
 }
 
+// A GPU does so in its own memory, and needs no core for it.
+TEST(CostModel, WeightsAreEncodedWhereTheyLie) {
+    const planner::Plan plan = one_chunk();
+    const Task encode{.lane = Lane::team,
+                      .op = static_cast<uint8_t>(Op::encode_weights),
+                      .layer = 0,
+                      .bytes = 1000};
+    Measurements measured = kMachine;
+    measured.computes_on_host = true;
+    const swap::Cost of_team = costs(plan, measured)(encode);
+    EXPECT_DOUBLE_EQ(of_team.seconds, 1000 / 1e10);
+    EXPECT_EQ(of_team.part[static_cast<size_t>(swap::Shared::cores)], 0.25);
+    measured.computes_on_host = false;
+    const swap::Cost of_gpu = costs(plan, measured)(encode);
+    EXPECT_DOUBLE_EQ(of_gpu.seconds, 1000 / 1e12);
+    EXPECT_EQ(of_gpu.part[static_cast<size_t>(swap::Shared::cores)], 0);
+    EXPECT_EQ(of_gpu.part[static_cast<size_t>(swap::Shared::dram)], 0);
+}
+
 TEST(CostModel, RanksTakeTheTimeOfTheirBytesAndOfEveryCall) {
     const planner::Plan plan = one_chunk();
     Measurements machine = kMachine;

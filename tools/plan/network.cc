@@ -147,13 +147,13 @@ NetworkReport network_report(const Config& config, const train::RankCount& count
     NetworkReport report{.network = network, .count = count};
     const bool sends = optim::sends_momentum(config.optimizer.method);
     const std::optional<Hosts> can = hosts_of(config, count);
-    const bool codes = config.device == DeviceKind::cpu, gathers = codes && config.zero.stage == 3;
+    const bool gathers = config.zero.stage == 3;
     for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
         if (weights != CodecKind::none && !gathers) continue;
         for (const CodecKind gradients :
              {CodecKind::none, CodecKind::int8, CodecKind::int4, CodecKind::sign}) {
             const bool takes = (gradients == CodecKind::sign) == sends;
-            if (gradients != CodecKind::none && !(codes && takes)) continue;
+            if (gradients != CodecKind::none && !takes) continue;
             const CompressConfig codecs{gradients, weights, config.zero.compress.block};
             const auto add = [&](const Hosts& hosts) {
                 report.steps.push_back(step_with(codecs, hosts, config, count, machine, measured));
@@ -197,7 +197,6 @@ std::string text_of(const NetworkReport& report) {
         text += fmt::format("  {:<10} {:<8} {:<14} {:>12} {:>10.4f} {:>7.2f}x\n",
                             word_of(step.gradients), word_of(step.weights), hosts_text(step),
                             format_bytes(step.sent_bytes), step.seconds, uncoded / step.seconds);
-    if (report.steps.size() == 1) return text + "  no codec runs on this device\n\n";
     const CodecStep& best = report.best();
     if (best.gradients == CodecKind::sign)
         return text +
