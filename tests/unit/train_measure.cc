@@ -70,14 +70,15 @@ TEST(Updates, TakeNoMoreThanIsLeft) {
 TEST(Updates, AreTimedInTheMemoryThatIsGiven) {
     const planner::Plan plan = plan_of_one_chunk({}, DType::f32);
     const int64_t working = 2 * kChunk * (plan.state.bytes(kChunk) / kChunk + 8);
-    std::vector<std::byte> memory(static_cast<size_t>(working + 4096));
+    std::vector<std::byte> memory(static_cast<size_t>(3 * working + 4096));
     std::ranges::fill(std::span(memory).last(4096), std::byte{1});
+    const auto given = std::span(memory).first(static_cast<size_t>(3 * working));
     const Topology machine = with_memory_left(kGiB);
     NodeTeams teams(machine, 1);
     const UpdateRates found =
-        time_updates(teams, machine, optim::scalars_of({}, 1, 1.0), plan, working, memory);
+        time_updates(teams, machine, optim::scalars_of({}, 1, 1.0), plan, working, given);
     EXPECT_EQ(found.memory_bytes, working);
-    EXPECT_EQ(std::ranges::count(memory, std::byte{1}), 4096);
+    EXPECT_EQ(std::ranges::count(std::span(memory).last(4096), std::byte{1}), 4096);
 }
 
 TEST(Updates, TakeNoMoreThanTheBudgetHasLeft) {

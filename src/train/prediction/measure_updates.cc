@@ -1,6 +1,7 @@
 // How fast the optimizer's update goes over memory: the host's, by the team, or the device's own.
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "base/log.h"
 #include "ferry/pinned_mem.h"
@@ -19,20 +20,54 @@ int64_t bytes_of_element(const planner::Plan& plan) {
            size_of(plan.compute);
 }
 
-// Chunks of state with their gradients and weights, one after the other in memory.
+constexpr int64_t kTogether = 64;  // elements: every array begins at a cache line
+
+// Parts of a memory, evenly over all of it: where hundreds of gigabytes are not alike, a few of
+// them in one place say nothing of the others.
+class Stripes {
+public:
+    // Of a chunk's size each, `bytes` in all; smaller than a chunk where there is no room for two.
+    Stripes(std::span<std::byte> memory, int64_t bytes, const planner::Plan& plan)
+        : memory_(memory),
+          elements_(std::min(plan.chunk_elements,
+                             round_down(bytes / (2 * bytes_of_element(plan)), kTogether))),
+          bytes_(elements_ * bytes_of_element(plan)),
+          count_(bytes / bytes_),
+          stride_(round_down(std::ssize(memory) / count_, 64)) {}
+    int64_t elements() const { return elements_; }  // of each
+    int64_t count() const { return count_; }
+    int64_t bytes() const { return count_ * bytes_; }  // of all
+    std::span<std::byte> at(int64_t i) const {
+        return memory_.subspan(static_cast<size_t>(i * stride_), static_cast<size_t>(bytes_));
+    }
+
+private:
+    const std::span<std::byte> memory_;
+    const int64_t elements_, bytes_, count_, stride_;
+};
+
+// Chunks of state with their gradients and weights.
 class ColdUpdates {
 public:
     ColdUpdates(NodeTeams& teams, const optim::Scalars& scalars, const planner::Plan& plan,
-                std::span<std::byte> memory)
-        : teams_(teams), scalars_(scalars), plan_(plan), memory_(memory) {}
+                const Stripes& stripes)
+        : teams_(teams), scalars_(scalars), plan_(plan), stripes_(stripes) {}
 
-    // Seconds of an update of so many elements, by a pass over all of the memory.
+    // Seconds of an update of so many elements, by a pass over all of the memory. As in a run two
+    // threads take turns, so that the cores do not wait between two updates.
     double seconds(int64_t elements, bool in_place) {
-        const int64_t chunks = std::ssize(memory_) / (elements * bytes_of_element(plan_));
+        const int64_t all = stripes_.count() * (stripes_.elements() / elements);
+        const int64_t threads = teams_.count() == 1 && all >= 4 ? 2 : 1;
+        const int64_t chunks = round_down(all, threads);
+        const auto turn = [&](int64_t first) {
+            for (int64_t i = first; i < chunks; i += threads)
+                update(elements, i, in_place ? i : (i + threads) % chunks);
+        };
         const auto pass = [&] {
             return seconds_of([&] {
-                for (int64_t i = 0; i < chunks; ++i)
-                    update(elements, i, in_place ? i : (i + 1) % chunks);
+                std::jthread other;
+                if (threads > 1) other = std::jthread([&] { turn(1); });
+                turn(0);
             });
         };
         pass();
@@ -40,9 +75,15 @@ public:
     }
 
 private:
+    std::byte* place_of(int64_t elements, int64_t i) const {
+        const int64_t of_a_stripe = stripes_.elements() / elements;
+        return stripes_.at(i / of_a_stripe).data() +
+               i % of_a_stripe * elements * bytes_of_element(plan_);
+    }
+
     void update(int64_t elements, int64_t from, int64_t to) {
-        std::byte* in = memory_.data() + from * elements * bytes_of_element(plan_);
-        std::byte* out = memory_.data() + to * elements * bytes_of_element(plan_);
+        std::byte* in = place_of(elements, from);
+        std::byte* out = place_of(elements, to);
         optim::Span span = state_span(plan_.state, elements, in, out);
         const int64_t state = round_up(plan_.state.bytes(elements), 64);  // a cache line
         span.gradient = in + state;
@@ -57,10 +98,8 @@ private:
     NodeTeams& teams_;
     const optim::Scalars& scalars_;
     const planner::Plan& plan_;
-    std::span<std::byte> memory_;
+    const Stripes& stripes_;
 };
-
-constexpr int64_t kTogether = 64;  // elements: every array begins at a cache line
 
 // As much lies in the caches between two updates as in a run, and no more.
 int64_t bytes_to_time(const planner::Plan& plan, int64_t working_bytes, const Topology& machine) {
@@ -99,19 +138,16 @@ int64_t footprint_of_updates(const planner::Plan& plan) {
 UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
                          const planner::Plan& plan, int64_t working_bytes,
                          std::span<std::byte> buffers) {
-    const int64_t each = bytes_of_element(plan);
     const int64_t wanted = bytes_to_time(plan, working_bytes, machine);
     const int64_t own = std::min(wanted, machine.memory_left_bytes);
     pinned_mem::Pool pool(machine, own);
     const std::span<std::byte> memory =
-        own > std::ssize(buffers)
-            ? pool.reserve("updates", own, teams)
-            : buffers.first(static_cast<size_t>(std::min(wanted, std::ssize(buffers))));
-    warn_of_little(std::ssize(memory), wanted);
-    const int64_t large =
-        std::min(plan.chunk_elements, round_down(std::ssize(memory) / (2 * each), kTogether));
+        own > std::ssize(buffers) ? pool.reserve("updates", own, teams) : buffers;
+    const Stripes stripes(memory, std::min(wanted, std::ssize(memory)), plan);
+    warn_of_little(stripes.bytes(), wanted);
+    const int64_t large = stripes.elements();
     const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
-    ColdUpdates updates(teams, scalars, plan, memory);
+    ColdUpdates updates(teams, scalars, plan, stripes);
     const double whole_s = updates.seconds(large, true);
     const double part_s = large > small ? updates.seconds(small, true) : whole_s;
     // A line through both: seconds = overhead + elements * slope.
@@ -123,7 +159,7 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
                 static_cast<double>(update_bytes_as_asked(plan, large)) / (whole_s - overhead_s),
             .overhead_s = overhead_s,
             .out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s),
-            .memory_bytes = std::ssize(memory)};
+            .memory_bytes = stripes.bytes()};
 }
 
 UpdateRates time_updates_before_fill(TierStack& stack, const BudgetConfig& budgets,
@@ -133,14 +169,17 @@ UpdateRates time_updates_before_fill(TierStack& stack, const BudgetConfig& budge
     NodeTeams& teams = stack.teams();
     const int64_t working = footprint_of_updates(plan);
     const int64_t wanted = bytes_to_time(plan, working, stack.machine());
-    const auto arena =
-        stack.arena().first(static_cast<size_t>(std::min(wanted, std::ssize(stack.arena()))));
-    stack.pool().touch(arena, teams);
-    clear(arena, teams.all());  // a program's own memory holds whatever it held
+    const std::span<std::byte> arena = stack.arena();
+    const Stripes stripes(arena, std::min(wanted, std::ssize(arena)), plan);
+    const auto clear_stripes = [&] {
+        for (int64_t i = 0; i < stripes.count(); ++i) clear(stripes.at(i), teams.all());
+    };
+    for (int64_t i = 0; i < stripes.count(); ++i) stack.pool().touch(stripes.at(i), teams);
+    clear_stripes();  // a program's own memory holds whatever it held
     const int64_t left = left_of_budget(budgets, stack.pool().reserved_bytes());
     const UpdateRates found =
         time_updates(teams, as_left_now(stack.machine(), left), scalars, plan, working, arena);
-    clear(arena, teams.all());
+    clear_stripes();
     return found;
 }
 
