@@ -216,8 +216,6 @@ private:
         for (size_t l = 0; l < work_.layers.size(); ++l) {
             if (work_.layers[l].elements == 0) continue;  // another stage's
             if (stores_weights() && work_.layers[l].trainable_elements > 0) continue;
-            // It comes whole from the first stage, and goes to this rank's shard from a buffer.
-            if (l == 0 && stage().copies_table() && work_.partition.sharding.weights) continue;
             const int64_t bytes = round_up(
                 work_.partition.weight_elements(work_.layers[l]) * size_of(work_.numerics.compute),
                 kPage);
