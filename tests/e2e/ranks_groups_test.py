@@ -259,7 +259,8 @@ class GroupsTest(Ranks):
                                                        "set parallel.tensor to 4")),
                 (3, {"parallel__pipeline": 3, "model__layers": 2}, ("3 stages", "2 blocks", "set it to 2 or less")),
                 (6, {"parallel__pipeline": 2, "parallel__tensor": 2}, ("groups of 4, 6 ranks", "start 8 ranks")),
-                (16, {"parallel__pipeline": 2, "parallel__tensor": 8, **heads}, ("parallel.tensor", "set parallel.tensor to 4"))):
+                (16, {"parallel__pipeline": 2, "parallel__tensor": 8, **heads},
+                 ("parallel.tensor", "set parallel.tensor to 4"))):
             with self.subTest(ranks=ranks, **changes):
                 planned = self.ferry("plan", self.command(self.config(**changes))[1], "--ranks", str(ranks))
                 self.assertEqual(planned.code, USAGE, planned.err)
@@ -270,7 +271,7 @@ class GroupsTest(Ranks):
     def test_tensors_stages_and_replicas_go_together(self):
         """Bits of ranks that have all layers each, as many as a stage has; and near one rank's. Tied tables and biases."""
         mixes = ((2, 2, 1, "qwen3", 0), (2, 2, 1, "qwen2", 1), (2, 2, 2, "gpt2", 3), (4, 2, 1, "llama", 0))
-        for tensor, stages, replicas, family, stage in in_quick(mixes, mixes[1:3]):
+        for tensor, stages, replicas, family, stage in in_quick(mixes, [1, 2]):
             number = tensor * stages * replicas
             with self.subTest(tensor=tensor, stages=stages, replicas=replicas, family=family):
                 changes = of_family(family, zero__stage=stage, clip_norm=0)
@@ -300,7 +301,8 @@ class GroupsTest(Ranks):
                  "model__tie_embeddings": True, "batch__micro_batches": 4}
         tight = {**self.tight(8), "budgets__host": "16MiB"}
         runs = [self.ranks(8, self.config(**mixed, **tiers))
-                for tiers in ({}, {}, {"zero__stage": 0, **tight}, {"zero__stage": 3, **tight}, {"zero__stage": 3, "swap__groups": 1})]
+                for tiers in ({}, {}, {"zero__stage": 0, **tight}, {"zero__stage": 3, **tight},
+                              {"zero__stage": 3, "swap__groups": 1})]
         for run in runs:
             self.assert_trained(run)
             self.assertEqual(run.numbers(), runs[0].numbers())
@@ -376,9 +378,10 @@ class GroupsTest(Ranks):
         saving = {**changes, **mix, "checkpoint__dir": there, "checkpoint__every": 2, "checkpoint__keep": {"last": 9}}
         self.assert_trained(self.ranks(4, self.config(**saving)))
         mixes = ((2, 2, 4, 1), (2, 2, 8, 3), (1, 4, 4, 1), (1, 1, 1, 1), (4, 1, 4, 1), (2, 1, 4, 3))
-        for tensor, stages, number, stage in in_quick(mixes, mixes[:3]):
+        for tensor, stages, number, stage in in_quick(mixes, [0, 1, 2]):
             with self.subTest(tensor=tensor, stages=stages, ranks=number):
-                config = self.config(**{**changes, "parallel__tensor": tensor, "parallel__pipeline": stages, "zero__stage": stage})
+                config = self.config(**{**changes, "parallel__tensor": tensor, "parallel__pipeline": stages,
+                                        "zero__stage": stage})
                 resume = ("--resume", os.path.join(there, "step-00000002"))
                 run = self.ranks(number, config, *resume) if number > 1 else self.train(config, *resume)
                 self.assert_trained(run)
