@@ -178,7 +178,8 @@ TEST_P(Pipelines, SkipTogetherWhereOneOverflows) {
 
 INSTANTIATE_TEST_SUITE_P(staged, Pipelines,
                          testing::Values(Layers{2, 2}, Layers{3, 3}, Layers{4, 2}, Layers{4, 4},
-                                         Layers{4, 2, 2}, Layers{8, 2, 2}, Layers{4, 2, 1, 2}),
+                                         Layers{4, 2, 2}, Layers{6, 2, 3}, Layers{8, 2, 2},
+                                         Layers{4, 2, 1, 2}),
                          testing::PrintToStringParamName());
 
 // ---------------------------------------------------------------- every mix
