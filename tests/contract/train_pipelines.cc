@@ -264,6 +264,7 @@ TEST_F(Planned, AsTheyRun) {
             SCOPED_TRACE(testing::Message() << testing::PrintToString(cut) << " tight " << tight);
             Config config = this->config(true);
             if (tight) {
+                config.zero.stage = 3;
                 config.budgets.nvme = {{.path = storage_.path(), .size_bytes = 64 * kMiB}};
                 config.budgets.host_bytes = cut.ranks * 4 * kMiB;
                 config.swap.state_on_nvme = 0.5;
