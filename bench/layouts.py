@@ -141,8 +141,8 @@ def recorded(options, directory):
 # ---------------------------------------------------------------- measured
 
 def ways(ranks):
-    """Replicas alone, ranks that share tensors, stages of layers; these do not go together yet."""
-    return [(1, 1), (ranks, 1), (1, ranks)]
+    """Replicas alone, ranks that share tensors, stages of layers, and the two together."""
+    return [(1, 1), (ranks, 1), (1, ranks)] + ([(2, ranks // 2)] if ranks > 2 and ranks % 2 == 0 else [])
 
 
 def planned(options, settings, ranks):

@@ -401,15 +401,9 @@ void check_pipeline(const Config& c, const Given& given) {
     if (c.parallel.pipeline == 1) return;
     const std::string pipeline = show("parallel.pipeline", int64_t{c.parallel.pipeline});
     const optim::Method method = c.optimizer.method;
-    const int64_t shared = int64_t{c.parallel.tensor} * c.parallel.sequence;
     demand(given,
            {{c.device == DeviceKind::cpu, "parallel.pipeline", "GPUs do not form pipelines yet",
              "device cuda", "set it to 1, or device to cpu"},
-            {shared == 1, "parallel.pipeline",
-             "ranks of a pipeline share neither tensors nor sequences yet",
-             pipeline + ", " + show("parallel.tensor", int64_t{c.parallel.tensor}) + ", " +
-                 show("parallel.sequence", int64_t{c.parallel.sequence}),
-             "set it to 1, or the other two"},
             {method != optim::Method::muon && !optim::sends_momentum(method), "optimizer.method",
              "a pipeline's stages do not have its matrices or exchanges yet",
              std::string(word_of(kMethods, method)) + ", " + pipeline,

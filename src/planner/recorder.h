@@ -200,8 +200,9 @@ public:
         record<op::TakeOver>(layer, item, {.what = what},
                              {.bytes = bytes, .flags = static_cast<uint8_t>(link)});
     }
-    // Of a tied model: the embedding's weights as the first stage has updated them, to the last.
-    void give_table(Weights& table);
+    // Of a tied model: the embedding's weights as the first stage has updated them, to the last;
+    // `table`: all of them, and not used where ranks keep shards of weights, which then go alone.
+    void give_table(const Weights& table);
     void take_table();
 
     // A task of this operation with these operands (cost/operands.h), on its row's lane.

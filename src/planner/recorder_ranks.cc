@@ -131,19 +131,64 @@ void Recorder::prefetch_weights(int64_t layer) {
 
 // ---------------------------------------------------------------- stages
 
-void Recorder::give_table(Weights& table) {
-    pass_on(cost::StageLink::table, 0, 0, table, plan_.layers[0].elements * size_of(plan_.compute));
+namespace {
+
+// What a rank keeps of a tied table, where it lies in a buffer of the whole layer or of this rank's
+// resident weights. The rank at the other end keeps the same.
+std::vector<zero::ByteRun> runs_of_table(const Plan& plan) {
+    const zero::Partition& partition = plan.partition;
+    const model::Layer& table = plan.layers[0];
+    const int64_t width = size_of(plan.compute);
+    if (!partition.sharding.weights) return {{0, table.elements * width}};
+    std::vector<zero::ByteRun> runs;
+    for (const model::Segment& segment : table.segments) {
+        if (!segment.trainable) continue;
+        const zero::Run shard = partition.shard(segment, partition.rank);
+        const int64_t at = plan.layer_plans[0].resident
+                               ? partition.weight_position(segment, shard.first)
+                               : shard.first;
+        runs.push_back({at * width, shard.count * width});
+    }
+    return runs;
+}
+
+}  // namespace
+
+// Shards go as they are kept: what all have gathered may have been codes.
+void Recorder::give_table(const Weights& table) {
+    const bool shards = plan_.partition.sharding.weights;
+    Weights own;
+    if (shards && plan_.layer_plans[0].resident) {
+        own = impl_->resident(0);
+    } else if (shards) {
+        own = acquire_for_weights(0);
+        impl_->fetch_chunks(*this, 0, own, [](const Chunk&) { return true; });
+    }
+    const Weights& from = shards ? own : table;
+    int64_t item = 0;
+    for (const zero::ByteRun& run : runs_of_table(plan_)) {
+        const LocatedOf<Content::bytes> at{{from.place(run.first), from.resources()}};
+        record<op::PassOn>(
+            0, item++, {.what = at},
+            {.bytes = run.bytes, .flags = static_cast<uint8_t>(cost::StageLink::table)});
+    }
 }
 
 void Recorder::take_table() {
-    const int64_t bytes = plan_.layers[0].elements * size_of(plan_.compute);
     const bool resident = plan_.layer_plans[0].resident;
-    Weights whole = resident ? impl_->resident(0) : acquire_for_weights(0);
-    take_over(cost::StageLink::table, 0, 0, whole, bytes);
+    const Weights own = resident ? impl_->resident(0) : acquire_for_weights(0);
+    int64_t item = 0;
+    for (const zero::ByteRun& run : runs_of_table(plan_)) {
+        const WrittenOf<Content::bytes> at{{own.place(run.first), own.resources()}};
+        record<op::TakeOver>(
+            0, item++, {.what = at},
+            {.bytes = run.bytes, .flags = static_cast<uint8_t>(cost::StageLink::table)});
+    }
     if (resident) return;
     for (const Chunk& chunk : plan_.chunks_of(0))
-        impl_->send(*this, whole, chunk.first * size_of(plan_.compute), chunk.weight,
-                    Class::weight_staging);
+        if (chunk.replica)
+            impl_->send(*this, own, chunk.first * size_of(plan_.compute), chunk.weight,
+                        Class::weight_staging);
 }
 
 // ---------------------------------------------------------------- gradients

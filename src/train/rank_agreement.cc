@@ -77,13 +77,20 @@ void require_same_batch(comm::Communicator& ranks, Executor& executor, int64_t s
 }
 
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
-                            std::span<const swap::Schedule* const> schedules, bool in_kernels) {
+                            std::span<const swap::Schedule* const> schedules, bool in_kernels,
+                            int of_a_stage) {
     std::vector<std::array<int64_t, 3>> all;
     for (const swap::Schedule* schedule : schedules) {
         const auto its = exchanges_of(*schedule, in_kernels);
         all.insert(all.end(), its.begin(), its.end());
     }
-    const comm::Fact order{"the plan: the order of the exchanges", hex(hash_of(all))};
+    const uint64_t mine = hash_of(all);
+    comm::Fact order{"the plan: the order of the exchanges", hex(mine)};
+    if (of_a_stage < ranks.size()) {
+        const auto hashes = gather(ranks, executor, mine, "orders of exchanges");
+        const int first = ranks.rank() / of_a_stage * of_a_stage;
+        if (mine == hashes[static_cast<size_t>(first)]) order.value = "its stage's";
+    }
     comm::require_same(ranks, executor, {&order, 1});
 }
 

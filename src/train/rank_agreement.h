@@ -35,9 +35,10 @@ void require_same_run(comm::Communicator& ranks, Executor& executor, const std::
 // The same for a batch that a program feeds, of a step or with 0 of an evaluation.
 void require_same_batch(comm::Communicator& ranks, Executor& executor, int64_t step, uint64_t sum);
 // The same for what the ranks will say to each other, of all schedules; `in_kernels`: from within
-// those of blocks as well.
+// those of blocks as well. Ranks of one stage alike: runs of so many neighbours.
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
-                            std::span<const swap::Schedule* const> schedules, bool in_kernels);
+                            std::span<const swap::Schedule* const> schedules, bool in_kernels,
+                            int of_a_stage);
 
 // The error of the first rank that has one, on all of them; none where none has.
 std::optional<Error> error_of_any(comm::Communicator& ranks, Executor& executor,

@@ -85,17 +85,30 @@ void require_groups(const std::string& key, const char* of, int size, int ranks)
                                std::gcd(ranks, size))});
 }
 
+// Groups within groups: of such sizes in all.
+void require_product(const std::string& keys, const char* of, int size, int ranks) {
+    if (ranks % size == 0) return;
+    throw Error(Trouble::usage,
+                {.what = fmt::format("the ranks cannot be cut into groups that share {}", of),
+                 .where = keys,
+                 .measured = fmt::format("groups of {}, {} ranks", size, ranks),
+                 .limit = "a divisor of the ranks",
+                 .remedy = fmt::format("start {} ranks, or choose them so that their product "
+                                       "divides {}",
+                                       round_up(ranks, size), ranks)});
+}
+
 }  // namespace
 
 World world_of(const Config& config, int rank, int ranks, int local_ranks) {
     const ParallelConfig& p = config.parallel;
     require_groups("parallel.tensor", "tensors", p.tensor, ranks);
     if (p.tensor == 1) require_groups("parallel.sequence", "sequences", p.sequence, ranks);
-    require_groups("parallel.tensor, parallel.sequence", "tensors and sequences",
-                   p.tensor * p.sequence, ranks);
+    require_product("parallel.tensor, parallel.sequence", "tensors and sequences",
+                    p.tensor * p.sequence, ranks);
     require_groups("parallel.pipeline", "layers", p.pipeline, ranks);
-    require_groups("parallel.pipeline, parallel.tensor, parallel.sequence",
-                   "layers, tensors and sequences", p.pipeline * p.tensor * p.sequence, ranks);
+    require_product("parallel.pipeline, parallel.tensor, parallel.sequence",
+                    "layers, tensors and sequences", p.pipeline * p.tensor * p.sequence, ranks);
     const int of_a_host = config.zero.ranks_per_host;
     const bool hosts = of_a_host > 1 && of_a_host < ranks;
     if (hosts) require_groups("zero.ranks_per_host", "a host", of_a_host, ranks);

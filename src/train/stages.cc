@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/log.h"
 #include "cost/measurements.h"
 #include "cost/operations.h"
 #include "ferry/error.h"
+#include "ferry/units.h"
 #include "model_of.h"
 
 namespace ferry::train {
@@ -134,16 +136,21 @@ std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& sha
     return found;
 }
 
-void require_weights_of_stages(const Config& config, const World& world) {
-    if (world.pipeline == 1 || config.zero.stage < 3 || world.sharers() == 1) return;
-    throw Error(Trouble::usage,
-                {.what = "a pipeline would gather its weights again for each of "
-                         "its groups of micro-batches",
-                 .where = "zero.stage",
-                 .measured = fmt::format("3, parallel.pipeline {}, {} ranks a stage",
-                                         world.pipeline, world.of_a_stage()),
-                 .limit = "2, or one rank a stage",
-                 .remedy = "set zero.stage to 2 or less: a stage has few layers"});
+void warn_of_gathers(const planner::Plan& plan) {
+    const zero::Partition& partition = plan.partition;
+    const zero::Stage& stage = partition.stage;
+    if (stage.all() || !partition.sharding.weights || plan.groups == 1) return;
+    int64_t bytes = 0;
+    for (int64_t l = 0; l < std::ssize(plan.layers); ++l) {
+        const int64_t visits = plan.goes_back(l) ? 2 : 1;  // of a group
+        bytes += visits * plan.groups *
+                 zero::gathered_bytes(partition, plan.layers[static_cast<size_t>(l)], plan.compute);
+    }
+    log_warn(fmt::format(
+        "zero.stage 3 with parallel.pipeline {}: each of {} groups of micro-batches gathers its "
+        "stage's weights again, {} a step on each rank; set zero.stage to 2 where they fit, or "
+        "swap.groups lower",
+        stage.count, plan.groups, format_bytes(bytes)));
 }
 
 int stage_with(const std::vector<zero::Stage>& stages, int64_t layer) {

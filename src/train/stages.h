@@ -6,7 +6,7 @@
 
 #include "ferry/config.h"
 #include "model/model.h"
-#include "rank_share.h"
+#include "planner/planner.h"
 #include "zero/zero.h"
 
 namespace ferry::train {
@@ -17,8 +17,8 @@ namespace ferry::train {
 // layers. Throws usage where there are more stages than blocks.
 std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& shape,
                                    const std::vector<model::Layer>& whole);
-// Throws usage where such a run's weights would be gathered for each of its groups.
-void require_weights_of_stages(const Config& config, const World& world);
+// Warns where the weights of a stage are gathered again for each of its groups, with the bytes.
+void warn_of_gathers(const planner::Plan& plan);
 // The stage that computes with a layer.
 int stage_with(const std::vector<zero::Stage>& stages, int64_t layer);
 // The part of a step that a stage waits, where all take as long. Each stage has so many blocks. A

@@ -92,10 +92,8 @@ public:
 
     void share_updates(int64_t layer) {
         if (updates() && stage().has(layer)) r_.share_updates(layer);
-        if (layer == 0 && stage().gives_table() && updates()) {
-            Weights weights = r_.fetch_weights(0);
-            give_table(weights);
-        }
+        if (layer == 0 && stage().gives_table() && updates())
+            give_table(plan_.partition.sharding.weights ? Weights() : r_.fetch_weights(0));
         if (layer == 0 && stage().copies_table()) take_table();
     }
 
@@ -382,7 +380,7 @@ private:
 
     bool table_trains() const { return plan_.tied && trainable(0); }
     int64_t table_gradient_bytes() const { return plan_.layers[0].trainable_elements * 4; }
-    void give_table(Weights& weights) {
+    void give_table(const Weights& weights) {
         if (updates() && table_trains()) r_.give_table(weights);
     }
     void take_table() {

@@ -22,17 +22,18 @@
 namespace ferry::train {
 namespace {
 
-// So many ranks, in so many stages.
+// So many ranks, in so many stages, of which so many share tensors.
 struct Cut {
-    int ranks = 1, stages = 1;
+    int ranks = 1, stages = 1, tensor = 1;
     int of_a_stage() const { return ranks / stages; }
     friend void PrintTo(const Cut& cut, std::ostream* out) {
-        *out << cut.ranks << "By" << cut.stages;
+        *out << cut.ranks << "By" << cut.stages << "By" << cut.tensor;
     }
 };
 
 Config staged(Config config, const Cut& cut) {
     config.parallel.pipeline = cut.stages;
+    config.parallel.tensor = cut.tensor;
     return config;
 }
 
@@ -182,31 +183,51 @@ TEST_P(Resumed, WithAnotherNumberOfStages) {
     }
 }
 
-// What ranks that share tensors have written; written again it has the same bytes.
+// What ranks that share tensors have written; written again by others it has the same bytes.
 TEST_P(Resumed, WithSlicesOfTensors) {
-    Config sliced = config();
-    if (sliced.optimizer.moments == MomentType::int8) GTEST_SKIP() << "slices keep none";
-    sliced.steps = 1;
-    const TemporaryDirectory from_slices, again;
-    sliced.parallel.tensor = 2;
-    sliced.model.kv_heads = 2;
-    train(sliced, {2, 1}, "", from_slices.path());
-    Config config = sliced;
-    config.parallel.tensor = 1;
-    Weights slices, stages;
-    on_ranks(sliced, {2, 1}, at(from_slices, 1), [&](Engine& engine, int rank) {
-        Weights mine = weights_of(engine);
-        if (rank == 0) slices = std::move(mine);
-    });
-    on_ranks(config, {3, 3}, at(from_slices, 1), [&](Engine& engine, int rank) {
-        std::optional<checkpoint::Steps> steps;
-        if (rank == 0) steps.emplace(again.path());
-        ASSERT_FALSE(Inside(engine).save({.directory = steps ? &*steps : nullptr}));
-        Weights mine = weights_of(engine);
-        if (rank == 0) stages = std::move(mine);
-    });
-    EXPECT_EQ(stages, slices);
-    expect_same_arrays(at(again, 1), at(from_slices, 1));
+    Config config = this->config();
+    if (config.optimizer.moments == MomentType::int8) GTEST_SKIP() << "slices keep none";
+    config.steps = 1;
+    config.model.kv_heads = 2;
+    const TemporaryDirectory from_slices;
+    const Cut slices{2, 1, 2};
+    const Weights expected = train(config, slices, "", from_slices.path());
+    for (const Cut& cut : {Cut{1, 1}, Cut{3, 3}, Cut{4, 2, 2}, Cut{8, 2, 2}}) {
+        SCOPED_TRACE(testing::PrintToString(cut));
+        const TemporaryDirectory again;
+        Weights found;
+        on_ranks(config, cut, at(from_slices, 1), [&](Engine& engine, int rank) {
+            std::optional<checkpoint::Steps> steps;
+            if (rank == 0) steps.emplace(again.path());
+            ASSERT_FALSE(Inside(engine).save({.directory = steps ? &*steps : nullptr}));
+            Weights mine = weights_of(engine);
+            if (rank == 0) found = std::move(mine);
+        });
+        EXPECT_EQ(found, expected);
+        expect_same_arrays(at(again, 1), at(from_slices, 1));
+        if (HasFailure()) return;
+    }
+}
+
+// The same ranks a stage, of which two share tensors: as with whole ones.
+TEST_P(Resumed, WithAnotherNumberOfStagesThatShareTensors) {
+    Config config = this->config(), stored = on_nvme();
+    if (config.optimizer.moments == MomentType::int8) GTEST_SKIP() << "slices keep none";
+    config.model.kv_heads = stored.model.kv_heads = 2;
+    for (const int replicas : {1, 2}) {
+        SCOPED_TRACE(testing::Message() << replicas << " replicas");
+        const TemporaryDirectory of_whole, directory;
+        const Cut whole{2 * replicas, 1, 2}, cut{4 * replicas, 2, 2};
+        const Weights expected = train(config, whole, "", of_whole.path());
+        ASSERT_EQ(train(stored, cut, "", directory.path()), expected);
+        for (const int64_t step : {1, 4})
+            expect_same_arrays(at(directory, step), at(of_whole, step));
+        EXPECT_EQ(train(config, whole, at(directory, 2), ""), expected);
+        config.zero.stage = 3;
+        EXPECT_EQ(train(config, cut, at(of_whole, 3), ""), expected);
+        config.zero.stage = 1;
+        if (HasFailure()) return;
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(kinds, Resumed, testing::Range<size_t>(0, kKinds.size()),
@@ -238,11 +259,12 @@ protected:
 
 // To the byte, of every rank: its memory, and what it passes on in a step.
 TEST_F(Planned, AsTheyRun) {
-    for (const Cut cut : {Cut{2, 2}, Cut{4, 2}, Cut{3, 3}}) {
+    for (const Cut cut : {Cut{2, 2}, Cut{4, 2}, Cut{3, 3}, Cut{4, 2, 2}, Cut{8, 2, 2}}) {
         for (const bool tight : {false, true}) {
             SCOPED_TRACE(testing::Message() << testing::PrintToString(cut) << " tight " << tight);
             Config config = this->config(true);
             if (tight) {
+                config.zero.stage = 3;
                 config.budgets.nvme = {{.path = storage_.path(), .size_bytes = 64 * kMiB}};
                 config.budgets.host_bytes = cut.ranks * 4 * kMiB;
                 config.swap.state_on_nvme = 0.5;

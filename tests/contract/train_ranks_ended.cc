@@ -42,7 +42,7 @@ TEST(PlansOfRanks, AreRefusedWhereTheyExchangeInAnotherOrder) {
                 step.tasks.push_back({.lane = swap::Lane::comm, .bytes = bytes});
             }
             const swap::Schedule* const all[] = {&step};
-            require_same_exchanges(ranks, executor, all, false);
+            require_same_exchanges(ranks, executor, all, false, ranks.size());
         });
     for (const std::exception_ptr& error : said) {
         ASSERT_TRUE(error);

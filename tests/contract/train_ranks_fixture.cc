@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "tests/support/borrowed_ranks.h"
 #include "tests/support/simulated_ranks.h"
@@ -91,6 +92,30 @@ void expect_near(const Outcome& several, const Outcome& one, double rounding) {
         EXPECT_EQ(a.clip_factor < 1, b.clip_factor < 1);
     }
     EXPECT_NEAR(several.after.loss, one.after.loss, rounding * one.after.loss);
+}
+
+namespace {
+
+double apart(const std::vector<uint32_t>& some, const std::vector<uint32_t>& others) {
+    double squares = 0, of_others = 0;
+    for (size_t i = 0; i < some.size(); ++i) {
+        const double a = std::bit_cast<float>(some[i]), b = std::bit_cast<float>(others[i]);
+        squares += (a - b) * (a - b);
+        of_others += b * b;
+    }
+    return of_others > 0 ? std::sqrt(squares / of_others) : std::sqrt(squares);
+}
+
+}  // namespace
+
+void expect_near_each(const Outcome& several, const Outcome& one, double rounding) {
+    expect_near(several, one, rounding);
+    ASSERT_EQ(several.gradients.size(), one.gradients.size());
+    for (const auto& [name, gradient] : one.gradients) {
+        ASSERT_EQ(several.gradients.at(name).size(), gradient.size()) << name;
+        EXPECT_LT(apart(several.gradients.at(name), gradient), 50 * rounding) << name;
+        ASSERT_EQ(several.weights.at(name).size(), one.weights.at(name).size()) << name;
+    }
 }
 
 void expect_some_overflow(Config config, int ranks) {

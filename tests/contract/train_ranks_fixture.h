@@ -37,6 +37,8 @@ Outcome alone(Config config);
 void expect_equal(const Outcome& a, const Outcome& b);
 // Steps and evaluations, to so much of them: ranks add their parts in another order.
 void expect_near(const Outcome& several, const Outcome& one, double rounding);
+// And each tensor's gradient is there once, whoever has which slice of it.
+void expect_near_each(const Outcome& several, const Outcome& one, double rounding);
 
 // The same on every rank; how each of them gets to know the others, `bring` puts into the Runtime.
 using Bring = std::function<void(Runtime&, std::unique_ptr<comm::Communicator>)>;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <vector>
 
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/run_ranks.h"
@@ -11,8 +12,13 @@ namespace {
 
 struct Layers {
     int ranks, pipeline;
+    int tensor = 1, sequence = 1;  // that the ranks of a stage share
+    int of_a_stage() const { return ranks / pipeline; }
+    int replicas() const { return of_a_stage() / tensor / sequence; }
     friend void PrintTo(const Layers& layers, std::ostream* out) {
         *out << layers.ranks << "By" << layers.pipeline;
+        if (layers.tensor > 1) *out << "WithTensorsOver" << layers.tensor;
+        if (layers.sequence > 1) *out << "WithSequencesOver" << layers.sequence;
     }
 };
 
@@ -32,13 +38,19 @@ protected:
         config.evaluate.micro_batches = 3;
         config.steps = 3;
         config.zero.stage = 1;
-        config.parallel.pipeline = GetParam().pipeline;
+        const Layers& layers = GetParam();
+        config.parallel = {
+            .sequence = layers.sequence, .tensor = layers.tensor, .pipeline = layers.pipeline};
+        if (layers.tensor == 1) return config;
+        config.model.heads = 8;
+        config.model.kv_heads = 4;
+        config.model.intermediate = 37;
         return config;
     }
     // The same micro-batches on ranks that have all layers each.
     std::optional<Outcome> whole(Config config) const {
         config.parallel.pipeline = 1;
-        const int each = ranks() / GetParam().pipeline;
+        const int each = GetParam().of_a_stage();
         if (each > 1 && comm::ranks_launched() > 0) return std::nullopt;  // there are more
         if (each > 1) return run(config, each);
         return alone(config);
@@ -75,7 +87,7 @@ TEST_P(Pipelines, GiveTheNumbersOfRanksThatHaveAllLayers) {
     Config config = staged();
     config.clip_norm = 0;
     compare("no clipping", config);
-    config.batch.micro_batches = ranks() / GetParam().pipeline;
+    config.batch.micro_batches = GetParam().replicas();
     compare("one micro-batch", config);
     config.batch.micro_batches *= 6;
     config.swap.groups = 3;
@@ -105,7 +117,7 @@ TEST_P(Pipelines, GiveTheNumbersOfRanksThatHaveAllLayersWhateverTheModel) {
     config.steps = 2;
     config.model.tie_embeddings = true;
     compare("tied embeddings", config);
-    config.batch.micro_batches = 2 * ranks() / GetParam().pipeline;
+    config.batch.micro_batches = 2 * GetParam().replicas();
     config.zero.stage = 1;
     config.precision = DType::bf16;
     compare("tied embeddings in bf16, stage 1", config);
@@ -123,6 +135,11 @@ TEST_P(Pipelines, GiveTheNumbersOfRanksThatHaveAllLayersWhateverTheModel) {
     config.zero.stage = 2;
     config.zero.compress = {.gradients = CodecKind::int8, .block = 64};
     compare("coded gradients", config);
+    config.zero = {.stage = 3};
+    config.model.tie_embeddings = true;
+    compare("weights gathered by each group", config);
+    config.zero.compress = {.gradients = CodecKind::int8, .weights = CodecKind::int8, .block = 64};
+    compare("coded weights", config);
 }
 
 TEST_P(Pipelines, ChangeNoBitByStageOrTier) {
@@ -130,7 +147,7 @@ TEST_P(Pipelines, ChangeNoBitByStageOrTier) {
     config.model.tie_embeddings = true;
     config.zero.stage = 0;
     const Outcome first = run(config, ranks());
-    for (const int64_t stage : {0, 1}) {
+    for (const int64_t stage : {0, 1, 3}) {
         SCOPED_TRACE(testing::Message() << "stage " << stage);
         config.zero.stage = stage;
         Config on_nvme = config;
@@ -155,13 +172,86 @@ TEST_P(Pipelines, ChangeNoBitByStageOrTier) {
 // An fp16 gradient that overflows in one stage is skipped on all of them.
 TEST_P(Pipelines, SkipTogetherWhereOneOverflows) {
     Config config = staged();
-    config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 4};
+    config.batch = {.sequence = GetParam().sequence, .micro_batch = 1, .micro_batches = 4};
     expect_some_overflow(config, ranks());
 }
 
 INSTANTIATE_TEST_SUITE_P(staged, Pipelines,
-                         testing::Values(Layers{2, 2}, Layers{3, 3}, Layers{4, 2}, Layers{4, 4}),
+                         testing::Values(Layers{2, 2}, Layers{3, 3}, Layers{4, 2}, Layers{4, 4},
+                                         Layers{4, 2, 2}, Layers{6, 2, 3}, Layers{8, 2, 2},
+                                         Layers{4, 2, 1, 2}),
                          testing::PrintToStringParamName());
+
+// ---------------------------------------------------------------- every mix
+
+// How many ranks share tensors and layers, and how often that is done beside.
+struct Mix {
+    int tensor, pipeline, replicas;
+    int ranks() const { return tensor * pipeline * replicas; }
+};
+std::vector<Mix> mixes_of(int ranks) {
+    std::vector<Mix> mixes;
+    for (int tensor = 1; tensor <= ranks; ++tensor)
+        for (int pipeline = 1; tensor * pipeline <= ranks; ++pipeline)
+            if (ranks % (tensor * pipeline) == 0)
+                mixes.push_back({tensor, pipeline, ranks / tensor / pipeline});
+    return mixes;
+}
+
+class Mixes : public Ranks {
+protected:
+    void SetUp() override {
+        if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
+    }
+    // Eight blocks, heads and micro-batches.
+    Config mixed(bool tied) const {
+        Config config = this->config();
+        config.model.layers = config.model.heads = 8;
+        config.model.kv_heads = 4;
+        config.model.intermediate = 37;
+        config.model.tie_embeddings = tied;
+        config.batch.micro_batches = 8;
+        config.evaluate.micro_batches = 3;
+        config.steps = 2;
+        return config;
+    }
+    static Config cut(Config config, const Mix& mix, int64_t stage) {
+        config.parallel = {.tensor = mix.tensor, .pipeline = mix.pipeline};
+        config.zero.stage = stage;
+        return config;
+    }
+};
+
+// Clipped, so that a gradient that counts twice in the norm shows in all weights.
+TEST_F(Mixes, FollowTheRunOfOne) {
+    for (const bool tied : {false, true}) {
+        const Outcome one = alone(mixed(tied));
+        EXPECT_LT(one.reports.front().clip_factor, 1);
+        for (const int ranks : {2, 4, 8}) {
+            int64_t stage = tied ? 3 : 0;  // another one for each
+            for (const Mix& mix : mixes_of(ranks)) {
+                stage = (stage + 1) % 4;
+                SCOPED_TRACE(testing::Message()
+                             << mix.tensor << " x " << mix.pipeline << " x " << mix.replicas
+                             << ", stage " << stage << (tied ? ", tied" : ""));
+                expect_near_each(run(cut(mixed(tied), mix, stage), ranks), one, 2e-6);
+                if (HasFailure()) return;
+            }
+        }
+    }
+}
+
+// Where tensor ranks, stages and replicas meet no bit depends on what ZeRO shares, and a run
+// repeated is the same.
+TEST_F(Mixes, ChangeNoBitByStage) {
+    const Mix mix{2, 2, 2};
+    const Outcome first = run(cut(mixed(true), mix, 0), mix.ranks());
+    for (const int64_t stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(testing::Message() << "stage " << stage);
+        expect_equal(run(cut(mixed(true), mix, stage), mix.ranks()), first);
+        if (HasFailure()) return;
+    }
+}
 
 }  // namespace
 }  // namespace ferry::train::of_ranks

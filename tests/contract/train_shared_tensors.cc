@@ -1,9 +1,6 @@
 // Ranks that have a slice of each tensor: as one rank has them whole.
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
-
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/run_ranks.h"
 
@@ -36,25 +33,6 @@ protected:
         config.steps = 2;
         config.parallel = {.sequence = GetParam().sequence, .tensor = GetParam().tensor};
         return config;
-    }
-    static double apart(const std::vector<uint32_t>& some, const std::vector<uint32_t>& others) {
-        double squares = 0, of_others = 0;
-        for (size_t i = 0; i < some.size(); ++i) {
-            const double a = std::bit_cast<float>(some[i]), b = std::bit_cast<float>(others[i]);
-            squares += (a - b) * (a - b);
-            of_others += b * b;
-        }
-        return of_others > 0 ? std::sqrt(squares / of_others) : std::sqrt(squares);
-    }
-    // Each tensor's gradient is there once, whoever has which slice of it.
-    static void expect_near_each(const Outcome& several, const Outcome& one, double rounding) {
-        expect_near(several, one, rounding);
-        ASSERT_EQ(several.gradients.size(), one.gradients.size());
-        for (const auto& [name, gradient] : one.gradients) {
-            ASSERT_EQ(several.gradients.at(name).size(), gradient.size()) << name;
-            EXPECT_LT(apart(several.gradients.at(name), gradient), 50 * rounding) << name;
-            ASSERT_EQ(several.weights.at(name).size(), one.weights.at(name).size()) << name;
-        }
     }
 };
 

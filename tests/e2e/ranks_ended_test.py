@@ -274,6 +274,29 @@ class EndedTest(Ranks):
         self.assert_ended(said, codes, "lost rank 1: its process has ended", "pass of the block input")
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
+    def test_a_rank_of_a_mix_is_named_by_each_of_its_groups(self):
+        """Its neighbour waits for its sums, and the rank that stands alike in the next stage for block inputs."""
+        config = self.config(parallel__tensor=2, parallel__pipeline=2, model__layers=2, batch__sequence=30, steps=1,
+                             **{**self.tight(4), "budgets__host": "8MiB"})
+        command = self.command(config)
+        self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
+        messages = self.path("messages-mix")
+        said, codes = self.mortal(command, 4, FERRY_TEST_MESSAGES=messages)
+        self.assertEqual(codes, {0: 0, 1: 0, 2: 0, 3: 0}, said)
+        with open(messages, encoding="ascii") as file:
+            sizes = [int(line) for line in file]
+        passed = config["batch"]["micro_batch"] * 30 * config["model"]["hidden"] * 4
+        for size, waiting, operation, group in ((passed // 2, 0, "exchange of the sums of layer 1, step 1", "among ranks 0, 1"),
+                                                (passed, 3, "pass of the block input", "among ranks 1, 3")):
+            with self.subTest(operation=operation):
+                said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(sizes.index(size) + 1))
+                self.assertEqual(codes, {0: RANK_LOST, 1: 128 + signal.SIGKILL, 2: RANK_LOST, 3: RANK_LOST}, said)
+                for rank in (0, 2, 3):
+                    self.assertIn("lost rank 1: its process has ended", said[rank])
+                self.assertIn(operation, said[waiting])
+                self.assertIn(group, said[waiting])
+
+    @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
     def test_a_rank_killed_before_the_ranks_have_met(self):
         command = self.command(self.config(zero__timeout_seconds=8))
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT="0")

@@ -37,13 +37,15 @@ protected:
 
     // The outcome of each rank. `recordings`: a trace for each, or none.
     static std::vector<TinyOutcome> simulate(const Config& config, uint64_t seed,
-                                             std::span<trace::Recording> recordings = {}) {
-        std::vector<TinyOutcome> outcomes(kRanks);
+                                             std::span<trace::Recording> recordings = {},
+                                             int size = kRanks) {
+        std::vector<TinyOutcome> outcomes(static_cast<size_t>(size));
         comm::run_ranks(
-            {.size = kRanks, .seed = seed}, [&](comm::Communicator& ranks, Executor& executor) {
+            {.size = size, .seed = seed}, [&](comm::Communicator& ranks, Executor& executor) {
                 const auto rank = static_cast<size_t>(ranks.rank());
-                aio::SimulatedDisk disk({.seed = seed * kRanks + rank, .odds = {.stall = 0.01}},
-                                        executor);
+                aio::SimulatedDisk disk(
+                    {.seed = seed * static_cast<uint64_t>(size) + rank, .odds = {.stall = 0.01}},
+                    executor);
                 outcomes[rank] = run_tiny(
                     config, with({.executor = &executor, .open_volume = volumes_on(disk)},
                                  {.recording = recordings.empty() ? nullptr : &recordings[rank],
@@ -98,6 +100,33 @@ TEST_F(RanksSim, EveryInterleavingOfStagesEndsWithTheSameBits) {
             if (HasFailure()) return;
         } while (seeds.next());
     }
+}
+
+// Stages of two ranks each, which pass a tied table's shards at stage 3 and gather their weights
+// for each group.
+TEST_F(RanksSim, EveryInterleavingOfStagesOfSeveralRanksEndsWithTheSameBits) {
+    constexpr int kStages = 2, kAll = kStages * kRanks;
+    const auto staged = [&](Config config) {
+        config.parallel.pipeline = kStages;
+        config.model.layers = 3;
+        config.model.tie_embeddings = true;
+        return config;
+    };
+    const TinyOutcome expected = simulate(staged(config(false)), 1, {}, kAll).front();
+    Seeds seeds(24);
+    do {
+        const uint64_t seed = seeds.now();
+        SCOPED_TRACE("FERRY_SIM_SEED=" + std::to_string(seed));
+        Config config = staged(this->config(seed % 3 == 0));
+        config.zero.stage = seed % 4 == 0 ? 1 : 3;
+        config.swap.groups = 1 + static_cast<int64_t>(seed / 4 % 2);
+        config.swap.speculate = seed % 5 < 3 ? Speculate::all : Speculate::off;
+        for (const TinyOutcome& outcome : simulate(config, seed, {}, kAll)) {
+            EXPECT_EQ(outcome.hash, expected.hash);
+            EXPECT_EQ(outcome.losses, expected.losses);
+        }
+        if (HasFailure()) return;
+    } while (seeds.next());
 }
 
 // Compares the exposed seconds of the report with the slices of the trace.

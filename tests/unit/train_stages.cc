@@ -8,6 +8,7 @@
 
 #include "ferry/error.h"
 #include "model_of.h"
+#include "rank_share.h"
 #include "schedules.h"
 #include "step.h"
 
@@ -209,6 +210,53 @@ TEST(Stages, ThatWaitForEachOtherAreFound) {
     turned = passes;
     turned[0][0].bytes += 1;
     EXPECT_THAT(why_stages_stop(turned), HasSubstr("stage 0 passes on layer"));
+}
+
+// ---------------------------------------------------------------- ranks of a mix
+
+Config mix_of(int tensor, int sequence, int pipeline) {
+    Config config;
+    config.parallel = {.sequence = sequence, .tensor = tensor, .pipeline = pipeline};
+    return config;
+}
+
+// Neighbours share tensors, then sequences, then state; stages are outermost.
+TEST(Mix, RanksStandWhereTheirNumbersSay) {
+    const World five = world_of(mix_of(2, 1, 2), 5, 8, 4);
+    EXPECT_EQ(five.stage(), 1);
+    EXPECT_EQ(five.slicing().rank, 1);
+    EXPECT_EQ(five.replica(), 0);
+    EXPECT_EQ(five.replicas(), 2);
+    EXPECT_EQ(five.sharers(), 2);
+    EXPECT_THAT(five.with_tensors(), ElementsAre(4, 5));
+    EXPECT_THAT(five.with_slice(), ElementsAre(5, 7));
+    EXPECT_EQ(five.at_stage(0), 1);
+    const World twelve = world_of(mix_of(2, 2, 2), 12, 16, 16);
+    EXPECT_EQ(twelve.part(), 0);
+    EXPECT_EQ(twelve.replica(), 1);
+    EXPECT_THAT(twelve.with_sequences(), ElementsAre(12, 14));
+    EXPECT_THAT(twelve.with_slice(), ElementsAre(8, 10, 12, 14));
+}
+
+// One rank of the last stage and the first slice counts each token.
+TEST(Mix, TokensAreCountedOnce) {
+    for (const int ranks : {4, 8, 16}) {
+        int counting = 0;
+        for (int rank = 0; rank < ranks; ++rank)
+            counting += world_of(mix_of(2, 1, 2), rank, ranks, ranks).counts_tokens();
+        EXPECT_EQ(counting, ranks / 4);
+    }
+}
+
+TEST(Mix, OfOtherRanksIsRefusedWithBothNumbers) {
+    try {
+        world_of(mix_of(2, 1, 2), 0, 6, 6);
+        FAIL() << "it was not refused";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.problem().where, "parallel.pipeline, parallel.tensor, parallel.sequence");
+        EXPECT_THAT(error.problem().measured, HasSubstr("groups of 4, 6 ranks"));
+        EXPECT_THAT(error.problem().remedy, HasSubstr("start 8 ranks"));
+    }
 }
 
 }  // namespace

@@ -30,6 +30,7 @@
 #include "train/from_config.h"
 #include "train/prediction/kernel_profile.h"
 #include "train/prediction/predictor.h"
+#include "train/stages.h"
 #include "wear.h"
 
 namespace ferry::tools {
@@ -281,6 +282,7 @@ void run_plan(const PlanOptions& options) {
     const planner::Plan& plan = plans.front();
     warn_of_hosts(plan, count);
     warn_of_bubble(plans);
+    train::warn_of_gathers(plan);
     const optim::LrSchedule schedule = train::schedule_of(config);
     const std::optional<train::PatternShare> share = train::pattern_share(config);
     if (!options.pattern_svg.empty()) draw_pattern(options.pattern_svg, share, config);

@@ -80,7 +80,6 @@ double parameters_of(const cost::ModelSizes& model) {
 // What refuses the best layout.
 std::string why_not_yet(const LayoutsReport& report) {
     const cost::Layout& best = report.layouts.front();
-    if (best.tensor > 1 && best.pipeline > 1) return "ranks of a pipeline do not share tensors";
     if (report.device != DeviceKind::cpu && best.tensor * best.pipeline > 1)
         return "ranks of GPUs share neither tensors nor layers";
     return "";

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "tools/train/run_table.h"
 
 namespace ferry::tools {
 namespace {
@@ -28,16 +29,19 @@ double waits_most(const train::Prediction& prediction) {
     return std::ranges::max(prediction.stages, {}, &train::StagePrediction::waits).waits;
 }
 
-std::string sent_text(const train::Prediction& prediction) {
-    std::string text =
-        fmt::format("\n  {:>5} {:>12} {:>12} {:>12} {:>14} {:>12} {:>7}\n", "stage", "to the next",
-                    "back", "of a table", "in its stage", "computes, s", "waits");
-    for (const train::StagePrediction& stage : prediction.stages)
-        text +=
-            fmt::format("  {:>5} {:>12} {:>12} {:>12} {:>14} {:>12.4f} {:>6.1f}%\n",
-                        stage.stage.index, format_bytes(stage.to_next),
-                        format_bytes(stage.to_previous), format_bytes(stage.of_table),
-                        format_bytes(stage.to_sharers), stage.compute_seconds, 100 * stage.waits);
+std::string sent_text(const std::vector<planner::Plan>& plans,
+                      const train::Prediction& prediction) {
+    std::string text = fmt::format("\n  {:>5} {:>12} {:>12} {:>12} {:>14} {:>12} {:>12} {:>7}\n",
+                                   "stage", "to the next", "back", "of a table", "in its stage",
+                                   "in kernels", "computes, s", "waits");
+    for (size_t s = 0; s < plans.size(); ++s) {
+        const train::StagePrediction& stage = prediction.stages[s];
+        text += fmt::format(
+            "  {:>5} {:>12} {:>12} {:>12} {:>14} {:>12} {:>12.4f} {:>6.1f}%\n", stage.stage.index,
+            format_bytes(stage.to_next), format_bytes(stage.to_previous),
+            format_bytes(stage.of_table), format_bytes(stage.to_sharers),
+            format_bytes(kernel_bytes(plans[s]).bytes), stage.compute_seconds, 100 * stage.waits);
+    }
     return text;
 }
 
@@ -57,11 +61,12 @@ std::string pipeline_text(const std::vector<planner::Plan>& plans,
                           const train::Prediction* prediction) {
     if (plans.size() == 1) return {};
     const planner::Plan& first = plans.front();
+    const int of_a_stage = first.partition.of_run() / first.partition.stage.count;
     std::string text = fmt::format(
         "a pipeline of {} stages of {} rank{}, through which {} pass: each waits {:.1f} % of a "
         "step where all are as fast{}\n\n  {:>5} {:<20} {:>12} {:>12} {:>12}\n",
-        plans.size(), first.partition.ranks, first.partition.ranks == 1 ? "" : "s",
-        groups_text(first), 100 * train::bubble_of(first),
+        plans.size(), of_a_stage, of_a_stage == 1 ? "" : "s", groups_text(first),
+        100 * train::bubble_of(first),
         prediction ? fmt::format(", as planned up to {:.1f} %", 100 * waits_most(*prediction)) : "",
         "stage", "blocks", "device", "host", "NVMe");
     for (const planner::Plan& plan : plans)
@@ -69,7 +74,7 @@ std::string pipeline_text(const std::vector<planner::Plan>& plans,
                             layers_of(plan),
                             format_bytes(plan.device_bytes + plan.device_overhead_bytes),
                             format_bytes(plan.host_bytes), format_bytes(plan.nvme_bytes));
-    return text + (prediction ? sent_text(*prediction) : "") + "\n";
+    return text + (prediction ? sent_text(plans, *prediction) : "") + "\n";
 }
 
 nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
@@ -82,7 +87,8 @@ nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
                           {"blocks", plan.blocks()},
                           {"device_bytes", plan.device_bytes},
                           {"host_bytes", plan.host_bytes},
-                          {"nvme_bytes", plan.nvme_bytes}});
+                          {"nvme_bytes", plan.nvme_bytes},
+                          {"kernel_bytes", kernel_bytes(plan).bytes}});
         if (!prediction) continue;
         const train::StagePrediction& of = prediction->stages[s];
         stages.back().update({{"to_next_bytes", of.to_next},

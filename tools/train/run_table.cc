@@ -100,6 +100,7 @@ std::string text_of_stage(const planner::Plan& plan) {
 KernelBytes kernel_bytes(const planner::Plan& plan) {
     KernelBytes sent;
     for (int64_t layer = 1; layer + 1 < std::ssize(plan.layers); ++layer) {
+        if (!plan.partition.stage.has(layer)) continue;
         for (const bool back : {false, true}) {
             if (back && !plan.goes_back(layer)) continue;
             const model::BlockExchanges its = plan.exchanges_of(layer);

@@ -127,7 +127,6 @@ struct Predictor::ModelOnDevice {
                       : absent->memory_bytes > 0 ? absent->memory_bytes
                                                  : kUnlimited) {
         require_ranks(config, world.ranks);
-        require_weights_of_stages(config, world);
         schedule_of(config);  // refuses one that makes no sense
         device_bytes_within(config.budgets.device_bytes, *device);  // warns of what it has not got
     }

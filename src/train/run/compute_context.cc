@@ -100,6 +100,8 @@ void ComputeContext::make_groups(const Config& config, Executor& executor) {
         tensors = comm::make_stream_exchange(*device, executor, ranks->group(own.with_tensors()));
     if (own.tensor * own.pipeline > 1 && own.sharers() > 1)
         with_slice = ranks->group(own.with_slice());
+    if (own.tensor > 1 && own.pipeline > 1)
+        of_all_stages = ranks->group(comm::across_runs(own.rank, own.tensor, own.ranks));
     if (own.pipeline > 1) make_pairs(own);
     if (!saves_on_the_way(config) || own.sharers() < own.ranks || executor.simulated()) return;
     saving_executor = make_thread_executor();

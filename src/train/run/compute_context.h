@@ -19,6 +19,8 @@ struct ComputeContext {
     std::unique_ptr<Device> device{};
     std::unique_ptr<comm::Communicator> ranks{};
     std::unique_ptr<comm::Communicator> with_slice{};  // null: of these ranks, all or this one
+    // The same of all stages, whose ranks have that slice of any layer; null: all ranks have.
+    std::unique_ptr<comm::Communicator> of_all_stages{};
     // Of those, this host's and the ones that stand alike in the other hosts; null: no such groups.
     std::unique_ptr<comm::Communicator> in_host{}, across_hosts{};
     std::unique_ptr<comm::StreamExchange> sequence{};  // null: no other rank has parts of sequences

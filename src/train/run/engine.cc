@@ -289,9 +289,13 @@ private:
         throw diverged(all, plan_.layers, numerics_.compute);
     }
 
-    // Of the stage that updates a layer.
+    // Who has a layer, of any stage, as this rank has its own: the same slice of it.
+    comm::Communicator& of_all_stages() const {
+        return context_->of_all_stages ? *context_->of_all_stages : *ranks_;
+    }
+    // Of these, the first of the stage that updates a layer.
     int first_rank_with(int64_t layer) const {
-        return world_.of_a_stage() * stage_with(stages_, layer);
+        return world_.sharers() * stage_with(stages_, layer);
     }
 
     // A tensor's values: this rank's, or its owners'; of slices, the whole tensor's.
@@ -300,7 +304,7 @@ private:
         const auto of_slice = [&](const zero::Run& run, const ValueSink& to) {
             const model::Layer& shape = layers_[static_cast<size_t>(layer)];
             if (world_.pipeline > 1)
-                return share_values(*ranks_, executor_, partition_, shape, run, mine, to,
+                return share_values(of_all_stages(), executor_, partition_, shape, run, mine, to,
                                     first_rank_with(layer));
             if (!sharers_) return mine(run, to);
             share_values(*sharers_, executor_, partition_, shape, run, mine, to);
@@ -329,8 +333,8 @@ private:
         const std::vector<Width> widths = widths_of(layer, tensor);
         const auto of_slice = [&](const zero::Run& run, const ArraySink& to) {
             if (world_.pipeline > 1)
-                return share_arrays(*ranks_, executor_, partition_, shape, run, widths, mine, to,
-                                    first_rank_with(layer));
+                return share_arrays(of_all_stages(), executor_, partition_, shape, run, widths,
+                                    mine, to, first_rank_with(layer));
             if (!sharers_) return mine(run, to);
             share_arrays(*sharers_, executor_, partition_, shape, run, widths, mine, to);
         };

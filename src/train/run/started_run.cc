@@ -158,6 +158,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (world_.pipeline > 1) refuse_of_pipeline(runtime);
     make_plan(runtime);
     if (world_.rank == 0 && world_.pipeline > 1) log_stages(stages_, plan_);
+    if (world_.rank == 0) warn_of_gathers(plan_);
     prove_first_state();
     stack_.reserve({.host_budget_bytes = share_.budgets.host_bytes});
     time_before_fill(runtime);
@@ -261,9 +262,8 @@ void StartedRun::require_same_start() const {
 // Of a pipeline the ranks of a stage; and its stages must not wait for each other for ever.
 void StartedRun::require_matching_exchanges() const {
     const auto all = schedules_.all();
-    if (world_.pipeline == 1)
-        return require_same_exchanges(*ranks_, executor_, all, kernel_exchanges().any());
-    if (sharers_) require_same_exchanges(*sharers_, executor_, all, false);
+    require_same_exchanges(*ranks_, executor_, all, kernel_exchanges().any(), world_.of_a_stage());
+    if (world_.pipeline == 1) return;
     require_stages_end(*ranks_, executor_, all, world_.stage(), world_.pipeline);
 }
 
@@ -276,7 +276,6 @@ void StartedRun::refuse_of_pipeline(const Runtime& runtime) const {
                      .measured = fmt::format("parallel.pipeline {}", world_.pipeline),
                      .remedy = remedy});
     };
-    require_weights_of_stages(config_, world_);
     refuse(runtime.resume, "a pipeline does not go on from the files of a killed run", "--resume",
            "start it anew, or set parallel.pipeline to 1");
     refuse(imported_ != nullptr, "a pipeline imports no state", runtime.imported.directory.c_str(),
