@@ -57,9 +57,9 @@ void log_slices(const model::Shape& whole, const World& world) {
     if (whole.intermediate % slicing.ranks != 0)
         text += fmt::format("; {:.2g} % of the MLP are zeros",
                             zeros(whole.intermediate, slice.intermediate));
-    if (const int64_t odd = whole.vocab % slicing.ranks; odd != 0)
-        text += fmt::format("; {} of the ranks have a row less, as they do not divide {} tokens",
-                            slicing.ranks - odd, whole.vocab);
+    if (whole.vocab % slicing.ranks != 0)
+        text += fmt::format("; some have a row less, as {} do not divide {} tokens", slicing.ranks,
+                            whole.vocab);
     log_info(text);
 }
 
