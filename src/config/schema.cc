@@ -196,7 +196,7 @@ const Key kKeys[] = {
 
     {FERRY_KEY(parallel.sequence), integer, "ranks that share each sequence, a divisor of the ranks and of `batch.sequence`: each has a contiguous part of its tokens, and of attention some heads over all of them, or all heads over its own in a ring (docs/attention.md)", {.low = 1, .high = 4096}},
     {FERRY_CHOICE(parallel.sequence_order, kSequenceOrders), choice, "what these ranks send each other for attention. `heads`: each has all tokens of some heads. `ring`: each has its tokens of all heads, and keys and queries go round; on a GPU in 16 bits alone, where the build has Triton. `auto`: a ring on the CPU where the ranks do not divide the heads of keys, else heads. Part of the numerics record"},
-    {FERRY_KEY(parallel.tensor), integer, "neighbouring ranks that share each block's tensors, a divisor of the ranks: each has some heads and a part of the MLP, and all add up what these give (docs/parallelism.md). On the CPU alone", {.low = 1, .high = 4096}},
+    {FERRY_KEY(parallel.tensor), integer, "neighbouring ranks that share each block's tensors, a divisor of the ranks: each has some heads, a part of the MLP and some rows of the vocabulary's tables, and all add up what these give (docs/parallelism.md). On the CPU alone", {.low = 1, .high = 4096}},
     {FERRY_KEY(parallel.pipeline), integer, "stages that the blocks are cut into, a divisor of the ranks: each has the same number of ranks, and micro-batches pass through them one behind the other (docs/parallelism.md). On the CPU alone", {.low = 1, .high = 4096}},
 
     {FERRY_CHOICE(numerics.residual, kNarrow), choice, "type of the residual stream, fp32 or the compute type. `auto`: the compute type, with fp16 fp32"},

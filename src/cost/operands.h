@@ -25,6 +25,7 @@ struct Embed {
     In<As, Content::tokens> tokens;
     In<As, Content::table> table;
     Out<As, Content::input> out;
+    Scratch<As> scratch;
 };
 
 template <class As>

@@ -257,6 +257,20 @@ static_assert(in_order(), "the rows stand as the enumerators do");
 
 std::span<const Row> operations() { return kRows; }
 
+bool exchanges_within(const swap::Task& task) {
+    if (task.lane != swap::Lane::compute) return false;
+    switch (static_cast<Op>(task.op)) {
+        case Op::embed:
+        case Op::forward:
+        case Op::head:
+        case Op::head_loss:
+        case Op::backward:
+            return true;
+        default:
+            return false;
+    }
+}
+
 const Row& row_of(Op op) {
     const auto index = static_cast<size_t>(op);
     FERRY_CHECK(index < kRows.size(), "unknown operation");

@@ -31,7 +31,7 @@ struct Work {
     int64_t bytes = 0;                    // the task's own, where the operation has several sizes
     uint8_t flags = 0;
     int64_t tokens = 0, tokens_bytes = 0, input_bytes = 0;  // one micro-batch's
-    model::BlockExchanges exchanges{};                      // of a block, from within
+    model::BlockExchanges exchanges{};                      // of the layer, from within
     MatrixProducts products{};                              // an update's, of Muon's matrix
     int64_t checked_bytes = 0;  // bytes that an update verifies and seals: from and to storage
     int64_t ranks = 1;
@@ -78,6 +78,8 @@ struct Row {
 std::span<const Row> operations();  // by Op
 const Row& row_of(Op op);
 inline const Row& row_of(const swap::Task& kernel) { return row_of(static_cast<Op>(kernel.op)); }
+// Whether its kernel exchanges with the ranks that share sequences or tensors, where some do.
+bool exchanges_within(const swap::Task& task);
 // The ranks that a task of the comm lane exchanges among, but for what stages pass.
 Among among(const swap::Task& exchange);
 inline const char* name_of(Op op) { return row_of(op).name; }

@@ -51,12 +51,13 @@ Cost update_cost(double update_s, const Cost& checks) {
     return {seconds, {share(checks.part[0]), 0, share(checks.part[2])}};
 }
 
-// Of what a block's kernels exchange within. Backward computes forward again.
+// Of what a layer's kernels exchange within. Backward computes a block's forward again, and the
+// head goes both ways in one visit.
 double exchange_seconds(const Task& task, const WorkOf& work_of, const Measurements& measured) {
+    if (!exchanges_within(task)) return 0;
     const auto op = static_cast<Op>(task.op);
-    if (op != Op::forward && op != Op::backward) return 0;
     const model::BlockExchanges its = work_of(task).exchanges;
-    const bool back = op == Op::backward;
+    const bool back = op == Op::backward || op == Op::head;
     const auto seconds = [&](const model::BlockExchanges::Group& of, const GroupRate& rate) {
         return of.calls(back) == 0 ? 0
                                    : group_seconds(static_cast<double>(of.bytes(back)),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ferry/error.h"
+#include "ferry/units.h"
 #include "model/gradients.h"
 
 namespace ferry::cost {
@@ -35,7 +36,8 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
         if (layer.kind == model::LayerKind::embedding && stage.copies_table()) {
             if (!trains) found.read_bytes += bytes;
         } else if (layer.kind == model::LayerKind::embedding) {
-            const double rows = bytes_of(std::min(step_tokens, shape.vocab) * shape.hidden);
+            const int64_t tokens = ceil_div(step_tokens, int64_t{partition.slices});
+            const double rows = bytes_of(std::min(tokens, shape.vocab) * shape.hidden);
             found.read_bytes += std::max(0.0, rows - from_others);
             if (shape.tie_embeddings && stage.all() && again) found.read_bytes += bytes;
         } else {

@@ -9,10 +9,6 @@ namespace ferry::model {
 using ops::ConstView;
 using ops::View;
 
-namespace {
-constexpr int64_t kLeaf = 4096;  // elements of a norm leaf, as Ops::sum_gradient has them
-}
-
 Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
              const LayerMemory& memory, const Mask& mask, std::byte* scratch)
     : Block(shape, numerics, rope, ops, memory, mask, names_of(shape.family).input_major) {
@@ -30,6 +26,7 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
       mask_(mask),
       layer_(memory.layer()),
       index_(layer_.index),
+      sums_(numerics, mask.ranks.slices, ops, index_),
       all_(heads(shape.kv_heads)),
       own_(heads_of(head_share(shape.kv_heads, numerics.parts, numerics.part))),
       most_(heads_of({0, ceil_div(shape.kv_heads, int64_t{numerics.parts})})),
@@ -163,19 +160,13 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
 void Block::cut_slices(Carver& carver, Buffers& b) const {
     const int64_t tokens = numerics_.tokens(), tile = this->tile(), hidden = shape_.hidden;
     const int64_t width = std::max(size_of(numerics_.compute), size_of(numerics_.residual));
-    const int64_t row = hidden * width, rows = rows_of_sum(tokens);
-    const auto even = [this](int64_t count) { return count % numerics_.slices == 0; };
-    const bool all_even = even(tokens) && even(tile) && even(tokens % tile);
-    b.parts = carver.bytes(parts_of_sum() * rows * row);
-    b.sum = carver.bytes(all_even ? 0 : numerics_.slices * rows * row);
-    int64_t most = rows * hidden;
+    int64_t of_keys = 0;
     if (numerics_.key_holders > 1) {
         b.own_keys = carver.matrix(numerics_.compute, numerics_.attended_tokens(), 2 * most_.key);
-        const int64_t elements = b.own_keys.rows * b.own_keys.cols;
-        b.all_keys = carver.bytes(numerics_.slices * elements * size_of(numerics_.compute));
-        most = std::max(most, elements);
+        of_keys = b.own_keys.rows * b.own_keys.cols;
+        b.all_keys = carver.bytes(numerics_.slices * of_keys * size_of(numerics_.compute));
     }
-    b.leaves = carver.floats(ceil_div(most, kLeaf));
+    b.sums = sums_.cut(carver, {tokens, tile, tokens % tile}, hidden * width, hidden, of_keys);
     if (!shape_.head_norms) return;
     b.norm_gradient = carver.floats(2 * shape_.head_dim);
     b.all_norm_gradients = carver.floats(int64_t{2} * numerics_.slices * shape_.head_dim);
@@ -341,30 +332,6 @@ void Block::share_tokens(ConstView from, View to, Columns columns) {
 
 // ---------------------------------------------------------------- ranks that share tensors
 
-void Block::add_up(View y, ConstView addend) {
-    const int64_t rows = rows_of_sum(y.rows), bytes = rows * y.cols * size_of(y.type);
-    const bool even = y.rows % numerics_.slices == 0;
-    const View whole = even ? y : View::of(b_.sum, y.type, numerics_.slices * rows, y.cols);
-    if (!even) ops_.copy_out(y, whole.row_range(0, y.rows));
-    auto* const all = static_cast<std::byte*>(whole.data);
-    KernelRanks* const ranks = mask_.ranks.slices;
-    if (ranks) ranks->exchange(all, b_.parts + bytes, bytes, index_);
-    const int64_t first = numerics_.slice * rows;
-    const int64_t count = std::clamp(y.rows - first, int64_t{0}, rows);
-    if (count > 0) {
-        const bool adds = addend.data != nullptr;
-        if (adds)
-            ops_.copy_out(addend.row_range(first, count),
-                          View::of(b_.parts, y.type, count, y.cols));
-        const ConstView parts = ConstView::of(b_.parts + (adds ? 0 : bytes), y.type,
-                                              numerics_.slices + (adds ? 1 : 0), rows * y.cols);
-        ops_.sum_gradient(parts.col_range(0, count * y.cols), whole.row_range(first, count).data,
-                          b_.leaves);
-    }
-    if (ranks) ranks->gather(all + numerics_.slice * bytes, all, bytes, index_);
-    if (!even) ops_.copy_out(whole.row_range(0, y.rows), y);
-}
-
 void Block::add_up_keys() {
     if (numerics_.key_holders == 1 || own_.keys == 0) return;
     const View own = View::of(b_.own_keys.data, numerics_.compute, b_.dqkv.rows, 2 * own_.key);
@@ -377,7 +344,7 @@ void Block::add_up_keys() {
     const int64_t first = round_down(int64_t{numerics_.slice}, int64_t{numerics_.key_holders});
     ops_.sum_gradient(
         ConstView::of(b_.all_keys + first * bytes, own.type, numerics_.key_holders, elements),
-        own.data, b_.leaves);
+        own.data, b_.sums.leaves);
     ops_.copy_out(own, columns);
 }
 

@@ -23,6 +23,7 @@
 #include "model/gradients.h"
 #include "model/model.h"
 #include "ring_attention.h"
+#include "slice_sum.h"
 #include "tensors.h"
 
 namespace ferry::model {
@@ -52,11 +53,9 @@ private:
         // Of ranks that share sequences, which have the two before of their own heads and W tokens:
         // the same of all heads.
         ops::View all_heads{}, all_attended{};
-        // Of ranks that share tensors. Parts of sums: an addend, then every rank's, of some rows.
-        // The sum, where ranks do not divide its rows. Norm leaves that nobody asks for. What
-        // they give each other of keys and values, and of the gradients of heads' norms.
-        std::byte *parts = nullptr, *sum = nullptr;
-        float* leaves = nullptr;
+        // Of ranks that share tensors: their sums', and what they give each other of keys and
+        // values, and of the gradients of heads' norms.
+        SliceSum::Room sums{};
         ops::View own_keys{};
         std::byte* all_keys = nullptr;
         float *norm_gradient = nullptr, *all_norm_gradients = nullptr;
@@ -123,12 +122,10 @@ private:
     bool exchanges() const { return numerics_.parts > 1 || slices(); }
     void cut_slices(Carver& carver, Buffers& b) const;
     // y holds this rank's part of a sum, and receives round(addend + all ranks').
-    void add_up(ops::View y, ops::ConstView addend);
+    void add_up(ops::View y, ops::ConstView addend) { sums_.add_up(y, addend, b_.sums); }
     // The gradients of keys and values, from the queries of all ranks that have these heads.
     void add_up_keys();
     void add_up_norms();
-    int64_t parts_of_sum() const { return numerics_.slices + 1; }
-    int64_t rows_of_sum(int64_t rows) const { return ceil_div(rows, int64_t{numerics_.slices}); }
     void drop_keys(ops::View dqkv);
     // [T, all heads] to [W, own heads], and back.
     void share_heads(ops::ConstView from, ops::View to, Columns columns);
@@ -163,7 +160,8 @@ private:
     const Mask mask_;
     OfSaved<bool> saved_{}, known_{};
     const Layer& layer_;
-    int64_t index_;           // of the block
+    int64_t index_;  // of the block
+    SliceSum sums_;
     Heads all_, own_, most_;  // most_: of any rank
     std::optional<RingAttention> ring_{};
     Norm norm1_, norm2_, query_norm_, key_norm_;

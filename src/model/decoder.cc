@@ -3,100 +3,14 @@
 
 #include "block.h"
 #include "carver.h"
+#include "head.h"
 #include "model/model.h"
+#include "slice_sum.h"
 
 namespace ferry::model {
-namespace {
 
 using ops::ConstView;
-using ops::Form;
 using ops::View;
-
-// The head's tensors; `table` is the embedding's where they are tied.
-struct Head {
-    Norm norm{};
-    Parameter table{};  // [V, H]
-
-    Head(const Shape& s, const LayerMemory& own, const LayerMemory& embedding)
-        : norm{own(Role::final_norm), own(Role::final_norm_bias), s.norm_eps},
-          table(s.tie_embeddings ? embedding(Role::token_table) : own(Role::head_table)) {}
-};
-
-// Buffers of one tile of the head: H hidden, V vocabulary, M tokens of a tile.
-struct HeadBuffers {
-    View n{}, dn{};  // [M, H], compute type
-    // [M, V], fp32 and compute type; one buffer when both are fp32. Rows begin at multiples of 64
-    // elements whatever V is: products of odd rows run at a sixth of a GPU's speed.
-    View logits{}, dlogits{};
-    float* stats = nullptr;  // what the norm saves for its backward pass
-    std::byte* ops = nullptr;
-
-    static HeadBuffers cut(const Shape& s, const Numerics& n, const Head& head, ops::Ops& ops,
-                           Carver& carver);
-};
-
-int64_t head_op_bytes(const Shape& s, const Numerics& n, const Head& head, int64_t tile,
-                      ops::Ops& ops) {
-    const DType type = n.compute;
-    const ConstView table = ConstView::of(nullptr, type, s.vocab, s.hidden);
-    const ConstView rows = ConstView::of(nullptr, type, tile, s.hidden);
-    Carver nowhere(nullptr);
-    const ConstView dlogits = nowhere.padded_matrix(type, tile, s.vocab, 0);
-    const View logits = nowhere.padded_matrix(DType::f32, tile, s.vocab, 0);
-    const View drows = View::of(nullptr, type, tile, s.hidden);
-    const View gradient = View::of(nullptr, DType::f32, s.vocab, s.hidden);
-    return std::max(
-        {ops.gemm_scratch_bytes({.form = Form::nt, .a = rows, .b = table, .c = logits}),
-         ops.gemm_scratch_bytes({.form = Form::nn, .a = dlogits, .b = table, .c = drows}),
-         ops.gemm_scratch_bytes(
-             {.form = Form::tn, .a = dlogits, .b = rows, .c = gradient, .accumulate = true}),
-         head.norm.scratch_bytes(tile, ops), ops.cross_entropy_scratch_bytes(tile)});
-}
-
-HeadBuffers HeadBuffers::cut(const Shape& s, const Numerics& n, const Head& head, ops::Ops& ops,
-                             Carver& carver) {
-    const int64_t tile = std::min(n.head_tile, n.tokens());
-    HeadBuffers b;
-    b.n = carver.matrix(n.compute, tile, s.hidden);
-    b.dn = carver.matrix(n.compute, tile, s.hidden);
-    b.logits = carver.padded_matrix(DType::f32, tile, s.vocab, 0);
-    b.dlogits =
-        n.compute == DType::f32 ? b.logits : carver.padded_matrix(n.compute, tile, s.vocab, 0);
-    b.stats = carver.floats(head.norm.stats_floats(tile));
-    b.ops = carver.bytes(head_op_bytes(s, n, head, tile, ops));
-    return b;
-}
-
-// One tile, forward and, where anything asks for it, backward. x, dx: [M, H] residual type. The
-// sink sees the logits before the loss may overwrite them.
-template <class Sink>
-void head_tile(ops::Ops& ops, const Head& h, const HeadBuffers& buffers, ConstView x,
-               const int32_t* targets, float scale, View dx, double* loss_sum, const Sink& sink) {
-    const int64_t tokens = x.rows;
-    const ConstView& table = h.table.value;
-    const View n = buffers.n.row_range(0, tokens), dn = buffers.dn.row_range(0, tokens);
-    const View logits = buffers.logits.row_range(0, tokens);
-    const bool into_norm = dx.data != nullptr || h.norm.trains();
-    const bool backward = into_norm || h.table.trains();
-    const View dlogits = backward ? buffers.dlogits.row_range(0, tokens) : View{};
-    h.norm.forward(ops, x, n, buffers.stats);
-    ops.gemm({.form = Form::nt, .a = n, .b = table, .c = logits}, buffers.ops);
-    sink(logits);
-    ops.cross_entropy(logits, targets, scale, dlogits, loss_sum, buffers.ops);
-    if (h.table.trains()) {
-        ops.gemm({.form = Form::tn,
-                  .a = dlogits,
-                  .b = n,
-                  .c = View::of(h.table.gradient, DType::f32, table.rows, table.cols),
-                  .accumulate = true},
-                 buffers.ops);
-    }
-    if (!into_norm) return;
-    ops.gemm({.form = Form::nn, .a = dlogits, .b = table, .c = dn}, buffers.ops);
-    h.norm.backward(ops, dn, x, buffers.stats, {}, dx, buffers.ops);
-}
-
-}  // namespace
 
 HeadShare head_share(int64_t kv_heads, int parts, int part) {
     const int64_t first = kv_heads * part / parts;
@@ -211,12 +125,32 @@ int64_t Decoder::activation_bytes() const {
     return numerics_.tokens() * shape_.hidden * size_of(numerics_.residual);
 }
 
+// The embedding's, of ranks that share its table: the tokens among this rank's rows, and a sum.
+struct Decoder::EmbedBuffers {
+    int32_t* own = nullptr;
+    SliceSum::Room sums{};
+    std::byte* ops = nullptr;
+};
+
+SliceSum Decoder::embedding_sum() const { return {numerics_, ranks_.slices, ops_, -1}; }
+
+Decoder::EmbedBuffers Decoder::cut_embedding(Carver& carver) const {
+    EmbedBuffers b;
+    const int64_t tokens = numerics_.tokens();
+    if (numerics_.slices > 1) {
+        b.own = reinterpret_cast<int32_t*>(carver.bytes(tokens * int64_t{sizeof(int32_t)}));
+        b.sums = embedding_sum().cut(carver, {tokens}, shape_.hidden * size_of(numerics_.residual),
+                                     shape_.hidden);
+    }
+    b.ops = carver.bytes(ops_.embed_backward_scratch_bytes(tokens));
+    return b;
+}
+
 int64_t Decoder::scratch_bytes() const {
-    const LayerMemory head(layers_.back(), numerics_.compute, nullptr, nullptr);
-    const LayerMemory embedding(layers_.front(), numerics_.compute, nullptr, nullptr);
     Carver carver(nullptr);
-    HeadBuffers::cut(shape_, numerics_, Head(shape_, head, embedding), ops_, carver);
-    int64_t most = std::max(carver.peak(), ops_.embed_backward_scratch_bytes(numerics_.tokens()));
+    cut_embedding(carver);
+    int64_t most = std::max(carver.peak(), Head::scratch_bytes(shape_, numerics_, ops_,
+                                                               layers_.back(), layers_.front()));
     for (const Layer& layer : layers_) {
         if (layer.kind == LayerKind::block)
             most = std::max(most, Block::scratch_bytes(shape_, numerics_, rope_, ops_, layer));
@@ -248,8 +182,8 @@ BlockExchanges::Group of_sequence(const Shape& shape, const Numerics& numerics) 
 BlockExchanges::Group of_slices(const Shape& shape, const Numerics& numerics) {
     if (numerics.slices == 1) return {};
     const int64_t others = numerics.slices - 1, tokens = numerics.tokens();
-    const auto sum = [&](int64_t rows, DType type) {  // there and back
-        return 2 * others * ceil_div(rows, int64_t{numerics.slices}) * shape.hidden * size_of(type);
+    const auto sum = [&](int64_t rows, DType type) {
+        return SliceSum::bytes(numerics.slices, rows, shape.hidden * size_of(type));
     };
     const int64_t tile = numerics.mlp_tile > 0 ? std::min(numerics.mlp_tile, tokens) : tokens;
     const int64_t tiles = ceil_div(tokens, tile);
@@ -277,8 +211,15 @@ BlockExchanges::Group of_slices(const Shape& shape, const Numerics& numerics) {
 
 }  // namespace
 
-BlockExchanges Decoder::exchanges() const {
-    return {of_sequence(shape_, numerics_), of_slices(shape_, numerics_)};
+Exchanges Decoder::exchanges() const {
+    Exchanges found{.block = {of_sequence(shape_, numerics_), of_slices(shape_, numerics_)},
+                    .head = {.slices = Head::exchanges(shape_, numerics_)}};
+    if (numerics_.slices == 1) return found;
+    const int64_t row = shape_.hidden * size_of(numerics_.residual);
+    found.embedding.slices = {
+        .forward_bytes = SliceSum::bytes(numerics_.slices, numerics_.tokens(), row),
+        .forward_calls = SliceSum::kCalls};
+    return found;
 }
 
 namespace {
@@ -293,33 +234,50 @@ const int32_t* starts_in_part(const Numerics& numerics, const Documents& documen
 
 }  // namespace
 
-void Decoder::embed(const int32_t* tokens, const void* weights, void* x,
+// Of a table that ranks share each token's row is with one of them: the others' parts of the sum
+// are zeros.
+void Decoder::embed(const int32_t* tokens, const void* weights, void* x, std::byte* scratch,
                     const Documents& documents) const {
     const LayerMemory memory(layers_.front(), numerics_.compute, weights, nullptr);
     const Parameter positions = memory(Role::position_table);
+    const Table table(memory, Role::token_table);
     const ConstView of_sequence =
         positions.exists()
             ? positions.value.row_range(first_position(numerics_, documents), numerics_.sequence)
             : ConstView{};
-    ops_.embed(tokens, memory(Role::token_table).value, of_sequence,
-               starts_in_part(numerics_, documents),
-               View::of(x, numerics_.residual, numerics_.tokens(), shape_.hidden));
+    const View out = View::of(x, numerics_.residual, numerics_.tokens(), shape_.hidden);
+    Carver carver(scratch);
+    const EmbedBuffers b = cut_embedding(carver);
+    const int32_t* own = tokens;
+    if (numerics_.slices > 1) {
+        ops_.own_rows(tokens, out.rows, table.first, table.count, b.own);
+        own = b.own;
+    }
+    ops_.embed(own, table.rows(), of_sequence, starts_in_part(numerics_, documents), out);
+    if (numerics_.slices > 1) embedding_sum().add_up(out, {}, b.sums);
 }
 
 void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradient,
                              std::byte* scratch, const Documents& documents) const {
     const LayerMemory memory(layers_.front(), numerics_.compute, nullptr, gradient);
     const ConstView d = ConstView::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
-    const Parameter table = memory(Role::token_table), positions = memory(Role::position_table);
-    if (table.trains()) ops_.embed_backward(tokens, d, table.gradient, scratch);
-    if (table.trains() && shape_.padding_token >= 0) {
-        ops_.fill_zero(table.gradient + shape_.padding_token * shape_.hidden,
+    const Parameter positions = memory(Role::position_table);
+    Carver carver(scratch);
+    const EmbedBuffers b = cut_embedding(carver);
+    const Table table(memory, Role::token_table);
+    if (table.all.trains()) {
+        if (numerics_.slices > 1) ops_.own_rows(tokens, d.rows, table.first, table.count, b.own);
+        ops_.embed_backward(numerics_.slices > 1 ? b.own : tokens, d, table.all.gradient, b.ops);
+    }
+    const int64_t padding = shape_.padding_token - table.first;
+    if (table.all.trains() && shape_.padding_token >= 0 && padding >= 0 && padding < table.count) {
+        ops_.fill_zero(table.all.gradient + padding * shape_.hidden,
                        shape_.hidden * size_of(DType::f32));
     }
     if (positions.trains())
         ops_.positions_backward(
             d, numerics_.sequence, starts_in_part(numerics_, documents),
-            positions.gradient + first_position(numerics_, documents) * shape_.hidden, scratch);
+            positions.gradient + first_position(numerics_, documents) * shape_.hidden, b.ops);
 }
 
 namespace {
@@ -363,61 +321,37 @@ void Decoder::compute_saved(Saved what, int64_t block, const void* weights, std:
     Block(shape_, numerics_, rope_, ops_, memory, mask_of(block, documents), scratch).compute(what);
 }
 
-struct Decoder::HeadPass {
-    const void *weights = nullptr, *embedding = nullptr, *x = nullptr;
-    const int32_t* targets = nullptr;
-    float scale = 0;
-    void* dx = nullptr;
-    float *gradient = nullptr, *embedding_gradient = nullptr;
-    double* loss_sum = nullptr;
-    LogitsSink logits{};
-};
-
-void Decoder::run_head(const HeadPass& pass, std::byte* scratch) const {
-    const int64_t tokens = numerics_.tokens(), tile = std::min(numerics_.head_tile, tokens);
-    const DType type = numerics_.residual;
-    const Head h(
-        shape_, LayerMemory(layers_.back(), numerics_.compute, pass.weights, pass.gradient),
-        LayerMemory(layers_.front(), numerics_.compute, pass.embedding, pass.embedding_gradient));
-    Carver carver(scratch);
-    const HeadBuffers buffers = HeadBuffers::cut(shape_, numerics_, h, ops_, carver);
-    const ConstView rows = ConstView::of(pass.x, type, tokens, shape_.hidden);
-    const View drows = View::of(pass.dx, type, tokens, shape_.hidden);
-    for (int64_t first = 0; first < tokens; first += tile) {
-        const int64_t count = std::min(tile, tokens - first);
-        const auto sink = [&](ConstView logits) {
-            if (pass.logits) pass.logits(first, logits);
-        };
-        head_tile(ops_, h, buffers, rows.row_range(first, count), pass.targets + first, pass.scale,
-                  pass.dx == nullptr ? View{} : drows.row_range(first, count), pass.loss_sum, sink);
-    }
-}
-
 void Decoder::head(const void* weights, const void* embedding, const void* x,
                    const int32_t* targets, float scale, void* dx, float* gradient,
                    float* embedding_gradient, double* loss_sum, std::byte* scratch) const {
-    run_head({.weights = weights,
-              .embedding = embedding,
-              .x = x,
+    const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
+    head_of(weights, gradient, embedding, embedding_gradient, scratch)
+        .run({.x = ConstView::of(x, d.type, d.rows, d.cols),
               .targets = targets,
               .scale = scale,
-              .dx = dx,
-              .gradient = gradient,
-              .embedding_gradient = embedding_gradient,
-              .loss_sum = loss_sum},
-             scratch);
+              .dx = d,
+              .loss_sum = loss_sum});
 }
 
 void Decoder::head_loss(const void* weights, const void* embedding, const void* x,
                         const int32_t* targets, double* loss_sum, std::byte* scratch,
                         const LogitsSink& logits) const {
-    run_head({.weights = weights,
-              .embedding = embedding,
-              .x = x,
+    head_of(weights, nullptr, embedding, nullptr, scratch)
+        .run({.x = ConstView::of(x, numerics_.residual, numerics_.tokens(), shape_.hidden),
               .targets = targets,
               .loss_sum = loss_sum,
-              .logits = logits},
-             scratch);
+              .logits = logits});
+}
+
+Head Decoder::head_of(const void* weights, float* gradient, const void* embedding,
+                      float* embedding_gradient, std::byte* scratch) const {
+    return {shape_,
+            numerics_,
+            ops_,
+            ranks_.slices,
+            LayerMemory(layers_.back(), numerics_.compute, weights, gradient),
+            LayerMemory(layers_.front(), numerics_.compute, embedding, embedding_gradient),
+            scratch};
 }
 
 }  // namespace ferry::model

@@ -54,7 +54,9 @@ void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t f
             for (float& value : of_run) value *= deviation;
         }
         if (t.role != Role::token_table || shape.padding_token < 0) continue;
-        const int64_t row = t.offset + shape.padding_token * shape.hidden;
+        const int64_t first_row = t.bands.empty() ? 0 : t.bands[0].from;
+        if (shape.padding_token < first_row) continue;
+        const int64_t row = t.offset + (shape.padding_token - first_row) * shape.hidden;
         for (int64_t e = std::max(from, row); e < std::min(to, row + shape.hidden); ++e)
             part[static_cast<size_t>(e - from)] = 0;
     }

@@ -256,10 +256,12 @@ struct Shift {  // as comm's: to the rank `by` places behind, from the one as fa
     int by = 0;
 };
 
-// Ranks that a block's kernels talk to, in the order of the compute stream. Those that share a
+// Ranks that a layer's kernels talk to, in the order of the compute stream. Those that share a
 // micro-batch's sequences: between its products of tokens and its attention a block gives each of
 // them the heads that are theirs, and gets all tokens of its own. Those that share its tensors:
-// they add up what attention and the MLP give. Declared here so that `model` need not see `comm`.
+// they add up what attention, the MLP and the embedding give, and put the loss together. Declared
+// here so that `model` need not see `comm`. `block`: -1 the embedding, behind the last one the
+// head.
 class KernelRanks {
 public:
     virtual ~KernelRanks() = default;
@@ -275,7 +277,8 @@ struct Neighbours {
     KernelRanks* slices = nullptr;
 };
 
-// What a block's kernels send to other ranks from within, and in how many calls.
+// What a block's kernels, or another layer's, send to other ranks from within, and in how many
+// calls.
 struct BlockExchanges {
     struct Group {
         int64_t forward_bytes = 0, backward_bytes = 0;
@@ -289,6 +292,14 @@ struct BlockExchanges {
     int64_t bytes(bool back) const { return sequence.bytes(back) + slices.bytes(back); }
     int64_t calls(bool back) const { return sequence.calls(back) + slices.calls(back); }
 };
+// Of a layer of each kind. The head goes back in the same visit: `backward` is both, `forward` of
+// evaluation.
+struct Exchanges {
+    BlockExchanges embedding{}, block{}, head{};
+    const BlockExchanges& of(LayerKind kind) const {
+        return kind == LayerKind::block ? block : kind == LayerKind::head ? head : embedding;
+    }
+};
 
 // Heads of keys and values of which one of these ranks has all tokens, with the queries' heads that
 // read them. Where ranks do not divide the heads, some have one more.
@@ -296,6 +307,10 @@ struct HeadShare {
     int64_t first = 0, count = 0;
 };
 HeadShare head_share(int64_t kv_heads, int parts, int part);
+
+class Carver;
+class Head;
+class SliceSum;
 
 // What a block's attention sees of the tokens before.
 struct Mask {
@@ -322,7 +337,7 @@ public:
     int64_t activation_bytes() const;       // of one block input of one micro-batch
     int64_t scratch_bytes() const;          // the largest of any call below
     int64_t saved_bytes(Saved what) const;  // of a block and micro-batch
-    BlockExchanges exchanges() const;       // of a micro-batch and a block that trains
+    Exchanges exchanges() const;            // of a micro-batch and layers that train
     // Bytes of the patterns' lists, each once, and of where a part's positions begin. Operations
     // read them in device memory: before the first one, place_patterns gets so much of that memory,
     // and copies them by `copy`.
@@ -331,7 +346,7 @@ public:
     void place_patterns(std::byte* memory, const Copy& copy);
 
     // tokens: [micro_batch, sequence] int32, each in [0, vocab). weights: the embedding layer's.
-    void embed(const int32_t* tokens, const void* weights, void* x,
+    void embed(const int32_t* tokens, const void* weights, void* x, std::byte* scratch,
                const Documents& documents = {}) const;
     // *nonfinite |= 1 when an element of x_out is NaN or Inf. `saved`: null, or saved_bytes() for a
     // result; backward, given the same, overwrites it and does not compute it again.
@@ -354,9 +369,10 @@ public:
     void head(const void* weights, const void* embedding, const void* x, const int32_t* targets,
               float scale, void* dx, float* gradient, float* embedding_gradient, double* loss_sum,
               std::byte* scratch) const;
-    // Sees each tile's fp32 logits, [tokens, vocab], from token `first` on, in scratch. On CUDA
-    // they are on their way there: what it does with them it enqueues by the same Ops.
-    using LogitsSink = std::function<void(int64_t first, ops::ConstView logits)>;
+    // Sees fp32 logits, in scratch: of tokens from `first` on, and of the vocabulary from `column`
+    // on, all of it where no ranks share the tables. Of those that do all must ask, or none. On
+    // CUDA they are on their way there: what it does with them it enqueues by the same Ops.
+    using LogitsSink = std::function<void(int64_t first, int64_t column, ops::ConstView logits)>;
     void head_loss(const void* weights, const void* embedding, const void* x,
                    const int32_t* targets, double* loss_sum, std::byte* scratch,
                    const LogitsSink& logits = {}) const;
@@ -366,9 +382,12 @@ public:
                         const Documents& documents = {}) const;
 
 private:
-    struct HeadPass;
+    struct EmbedBuffers;
     Mask mask_of(int64_t block, const Documents& documents) const;
-    void run_head(const HeadPass& pass, std::byte* scratch) const;
+    SliceSum embedding_sum() const;
+    EmbedBuffers cut_embedding(Carver& carver) const;
+    Head head_of(const void* weights, float* gradient, const void* embedding,
+                 float* embedding_gradient, std::byte* scratch) const;
     Shape shape_;
     Numerics numerics_;
     RopeTable rope_;

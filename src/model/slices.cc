@@ -1,4 +1,4 @@
-// What of a block's tensors a rank has, where several share them.
+// What of the tensors a rank has, where several share them.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -33,8 +33,8 @@ HeadShare inner_share(const Shape& whole, const Slicing& slicing) {
     return head_share(whole.intermediate, slicing.ranks, slicing.rank);
 }
 
-// Rows or columns of a role's tensor that belong to heads or to the MLP's inner width; none: it has
-// only the residual stream's.
+// Rows or columns of a role's tensor that belong to heads, to the MLP's inner width or to tokens of
+// the vocabulary; none: it has only the residual stream's.
 struct Cut {
     std::vector<Band> bands{};
     int64_t extent = 0;    // of the slice
@@ -80,6 +80,11 @@ Cut cut_of(const Shape& whole, Role role, const Slicing& slicing) {
             return {{inner}, width, true};
         case Role::down:
             return {{inner}, width, false};
+        case Role::token_table:
+        case Role::head_table: {
+            const HeadShare rows = head_share(whole.vocab, slicing.ranks, slicing.rank);
+            return {{{0, rows.first, rows.count}}, ceil_div(whole.vocab, slicing.ranks), true};
+        }
         default:
             return {.holders = slicing.ranks};
     }
@@ -136,6 +141,10 @@ void require_slices(const Shape& whole, int ranks) {
     if (whole.intermediate < ranks)
         refuse("more ranks share the MLP than it is wide", whole, ranks,
                std::to_string(whole.intermediate), remedy);
+    if (whole.vocab < ranks)
+        refuse("more ranks share the vocabulary than it has tokens", whole, ranks,
+               std::to_string(whole.vocab),
+               "set parallel.tensor to " + std::to_string(whole.vocab) + " or less");
     if (!whole.patterns.empty() && ranks <= whole.kv_heads && whole.kv_heads % ranks != 0)
         refuse("a pattern's heads do not divide among the ranks", whole, ranks,
                "with attention.pattern, a divisor of the heads of keys",
@@ -166,7 +175,8 @@ Tensor slice_of(const Shape& whole, Tensor tensor, const Slicing& slicing) {
     Cut cut = cut_of(whole, tensor.role, slicing);
     tensor.holders = cut.holders;
     if (cut.bands.empty()) return tensor;
-    const bool inputs_first = names_of(whole.family).input_major;
+    const bool of_tokens = tensor.role == Role::token_table || tensor.role == Role::head_table;
+    const bool inputs_first = !of_tokens && names_of(whole.family).input_major;
     if (!tensor.is_slice()) tensor.whole = tensor.shape;
     tensor.axis = tensor.whole.size() > 1 && cut.outputs == inputs_first ? 1 : 0;
     tensor.shape = tensor.whole;

@@ -231,10 +231,22 @@ public:
                  [&](int64_t first, int64_t count) { gelu_backward_rows(dy, x, first, count); });
     }
 
+    void own_rows(const int32_t* tokens, int64_t count, int64_t first, int64_t rows,
+                  int32_t* own) override {
+        for (int64_t t = 0; t < count; ++t) {
+            const bool here = tokens[t] >= first && tokens[t] < first + rows;
+            own[t] = here ? static_cast<int32_t>(tokens[t] - first) : -1;
+        }
+    }
+
     void embed(const int32_t* tokens, ConstView table, ConstView positions,
                const int32_t* document_start, View x) override {
         for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {
             for (int64_t t = first; t < first + count; ++t) {
+                if (tokens[t] < 0) {
+                    std::memset(row_of(x, t), 0, static_cast<size_t>(x.cols * size_of(x.type)));
+                    continue;
+                }
                 const void* token = row_of(table, tokens[t]);
                 if (positions.data == nullptr) {
                     copy_row(token, table.type, x.cols, row_of(x, t), x.type);
@@ -250,6 +262,7 @@ public:
     int64_t embed_backward_scratch_bytes(int64_t) const override { return 0; }
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte*) override {
         for_columns(dx, [&](int64_t t, int64_t col, int64_t count) {
+            if (tokens[t] < 0) return;
             add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data, dx.type,
                     count);
         });
@@ -280,6 +293,24 @@ public:
         auto* losses = reinterpret_cast<double*>(scratch);
         for_rows(logits.rows, logits.cols, [&](int64_t first, int64_t count) {
             cross_entropy_rows(logits, targets, scale, dlogits, losses, first, count);
+        });
+        for (int64_t t = 0; t < logits.rows; ++t) *loss_sum += losses[t];
+    }
+
+    void loss_parts(ConstView logits, const int32_t* own_targets, double* parts) override {
+        FERRY_CHECK(logits.type == DType::f32 && logits.cols > 0);
+        for_rows(logits.rows, logits.cols, [&](int64_t first, int64_t count) {
+            loss_parts_rows(logits, own_targets, parts, first, count);
+        });
+    }
+
+    void cross_entropy_of_parts(ConstView logits, const LossTargets& targets, const double* parts,
+                                int ranks, float scale, View dlogits, double* loss_sum,
+                                std::byte* scratch) override {
+        auto* losses = reinterpret_cast<double*>(scratch);
+        for_rows(logits.rows, logits.cols, [&](int64_t first, int64_t count) {
+            cross_entropy_of_parts_rows(logits, targets, parts, ranks, scale, dlogits, losses,
+                                        first, count);
         });
         for (int64_t t = 0; t < logits.rows; ++t) *loss_sum += losses[t];
     }

@@ -50,6 +50,11 @@ void swiglu_backward_rows(View dy, View gate_up, int64_t first, int64_t count);
 void gelu_forward_rows(ConstView x, View y, int64_t first, int64_t count);
 void gelu_backward_rows(View dy, View x, int64_t first, int64_t count);
 // losses: one double a row.
+void loss_parts_rows(ConstView logits, const int32_t* own_targets, double* parts, int64_t first,
+                     int64_t count);
+void cross_entropy_of_parts_rows(ConstView logits, const Ops::LossTargets& targets,
+                                 const double* parts, int ranks, float scale, View dlogits,
+                                 double* losses, int64_t first, int64_t count);
 void cross_entropy_rows(ConstView logits, const int32_t* targets, float scale, View dlogits,
                         double* losses, int64_t first, int64_t count);
 void copy_row(const void* from, DType from_type, int64_t count, void* to, DType to_type);

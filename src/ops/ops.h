@@ -167,12 +167,18 @@ public:
     // x becomes d(x), and dy the y that forward gave.
     virtual void gelu_backward(View dy, View x) = 0;
 
-    // x[t] = table[tokens[t]] + positions[t % positions.rows - document_start[t]]; positions
-    // optional; document_start as Attention's, null: all 0. Of a part of a sequence it may be below
-    // 0: then `positions` has more rows behind those that it says.
+    // Of a table of which rows [first, first + rows) are here: own[t] = tokens[t] - first, or -1
+    // where another rank has the token's row, and where there is no token.
+    virtual void own_rows(const int32_t* tokens, int64_t count, int64_t first, int64_t rows,
+                          int32_t* own) = 0;
+
+    // x[t] = table[tokens[t]] + positions[t % positions.rows - document_start[t]], or zeros where
+    // the token is -1; positions optional; document_start as Attention's, null: all 0. Of a part of
+    // a sequence it may be below 0: then `positions` has more rows behind those that it says.
     virtual void embed(const int32_t* tokens, ConstView table, ConstView positions,
                        const int32_t* document_start, View x) = 0;
-    // gradient[tokens[t]] += dx[t], in the order of t. gradient: fp32 [vocab, hidden].
+    // gradient[tokens[t]] += dx[t], in the order of t, but for tokens -1. gradient: fp32 [vocab,
+    // hidden].
     virtual int64_t embed_backward_scratch_bytes(int64_t tokens) const = 0;
     virtual void embed_backward(const int32_t* tokens, ConstView dx, float* gradient,
                                 std::byte* scratch) = 0;
@@ -188,6 +194,21 @@ public:
     virtual int64_t cross_entropy_scratch_bytes(int64_t tokens) const = 0;
     virtual void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
                                double* loss_sum, std::byte* scratch) = 0;
+
+    // The same where several ranks have some columns of the logits each. What they tell each other
+    // of a row is kLossParts numbers: the largest of their logits, the sum of exp(logit - largest),
+    // and the target's logit, or 0 where another has it. own_targets: as own_rows gives them.
+    // parts: [tokens, kLossParts].
+    static constexpr int64_t kLossParts = 3;
+    virtual void loss_parts(ConstView logits, const int32_t* own_targets, double* parts) = 0;
+    // cross_entropy of this rank's columns, from what all ranks told, in rank order: parts is
+    // [ranks, tokens, kLossParts]. targets: of the whole rows. Scratch as cross_entropy's.
+    struct LossTargets {
+        const int32_t *targets = nullptr, *own = nullptr;
+    };
+    virtual void cross_entropy_of_parts(ConstView logits, const LossTargets& targets,
+                                        const double* parts, int ranks, float scale, View dlogits,
+                                        double* loss_sum, std::byte* scratch) = 0;
 
     // An accumulated gradient becomes its one value: wire = round(accumulator), and one fp32 sum of
     // squares of the rounded values per 4,096 elements. The tree of a leaf, in fp32: lane j of 16

@@ -359,6 +359,14 @@ public:
         }
     }
 
+    void own_rows(const int32_t* tokens, int64_t count, int64_t first, int64_t rows,
+                  int32_t* own) override {
+        for (int64_t t = 0; t < count; ++t) {
+            const int64_t row = tokens[t] - first;
+            own[t] = row >= 0 && row < rows ? static_cast<int32_t>(row) : -1;
+        }
+    }
+
     void embed(const int32_t* tokens, ConstView table, ConstView positions,
                const int32_t* document_start, View x) override {
         for (int64_t t = 0; t < x.rows; ++t) {
@@ -367,7 +375,7 @@ public:
                     positions.data != nullptr
                         ? get(positions, position_of(t, positions.rows, document_start), c)
                         : 0;
-                put(x, t, c, get(table, tokens[t], c) + at);
+                put(x, t, c, tokens[t] < 0 ? 0 : get(table, tokens[t], c) + at);
             }
         }
     }
@@ -375,6 +383,7 @@ public:
     int64_t embed_backward_scratch_bytes(int64_t) const override { return 0; }
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::byte*) override {
         for (int64_t t = 0; t < dx.rows; ++t) {
+            if (tokens[t] < 0) continue;
             float* row = gradient + tokens[t] * dx.cols;
             for (int64_t c = 0; c < dx.cols; ++c) row[c] += static_cast<float>(get(dx, t, c));
         }
@@ -402,6 +411,40 @@ public:
             for (int64_t c = 0; c < logits.cols; ++c) {
                 const double p =
                     std::exp(get(logits, t, c) - top) / sum - (c == targets[t] ? 1 : 0);
+                put(dlogits, t, c, real ? p * static_cast<double>(scale) : 0);
+            }
+        }
+    }
+
+    void loss_parts(ConstView logits, const int32_t* own_targets, double* parts) override {
+        for (int64_t t = 0; t < logits.rows; ++t) {
+            double top = -std::numeric_limits<double>::infinity(), sum = 0;
+            for (int64_t c = 0; c < logits.cols; ++c) top = std::max(top, get(logits, t, c));
+            for (int64_t c = 0; c < logits.cols; ++c) sum += std::exp(get(logits, t, c) - top);
+            parts[t * kLossParts] = top;
+            parts[t * kLossParts + 1] = sum;
+            parts[t * kLossParts + 2] = own_targets[t] < 0 ? 0 : get(logits, t, own_targets[t]);
+        }
+    }
+
+    void cross_entropy_of_parts(ConstView logits, const LossTargets& targets, const double* parts,
+                                int ranks, float scale, View dlogits, double* loss_sum,
+                                std::byte*) override {
+        for (int64_t t = 0; t < logits.rows; ++t) {
+            const auto told = [&](int rank, int64_t what) {
+                return parts[(rank * logits.rows + t) * kLossParts + what];
+            };
+            double top = told(0, 0), sum = 0, of_target = 0;
+            for (int rank = 1; rank < ranks; ++rank) top = std::max(top, told(rank, 0));
+            for (int rank = 0; rank < ranks; ++rank) {
+                sum += told(rank, 1) * std::exp(told(rank, 0) - top);
+                of_target += told(rank, 2);
+            }
+            const bool real = targets.targets[t] >= 0;
+            if (real) *loss_sum += top + std::log(sum) - of_target;
+            for (int64_t c = 0; c < dlogits.cols; ++c) {
+                const double p =
+                    std::exp(get(logits, t, c) - top) / sum - (c == targets.own[t] ? 1 : 0);
                 put(dlogits, t, c, real ? p * static_cast<double>(scale) : 0);
             }
         }

@@ -280,38 +280,97 @@ inline float largest(const float* row, int64_t count) {
     return result;
 }
 
+inline double sum_of_exponentials(const float* row, int64_t cols, float top) {
+    const F32 d;
+    const V32 high = hn::Set(d, top);
+    return sum_chunks(cols, [&](int64_t i, int64_t n) {
+        const V32 e = exponential(hn::Sub(load(row, DType::f32, i, n), high));
+        return n == lanes() ? e : hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n)), e);
+    });
+}
+
+// Of the whole row: its largest logit, the sum of exp(logit - top), and the target's less top.
+struct Softmax {
+    float top;
+    double sum, of_target;
+};
+
+// scale * (softmax - onehot); `target` below 0: it is among no columns of this row.
+inline void store_slopes(const float* row, const Softmax& whole, int32_t target, float scale,
+                         View dlogits, int64_t t) {
+    const F32 d;
+    const V32 high = hn::Set(d, whole.top);
+    const V32 factor = hn::Set(d, static_cast<float>(static_cast<double>(scale) / whole.sum));
+    void* out = element(dlogits, t, 0);
+    for_vectors(dlogits.cols, [&](int64_t i, int64_t n) {
+        const V32 e = exponential(hn::Sub(load(row, DType::f32, i, n), high));
+        store(hn::Mul(e, factor), out, dlogits.type, i, n);
+    });
+    if (target < 0) return;
+    // p - 1 cancels where the model is sure: in double.
+    const double own = (std::exp(whole.of_target) / whole.sum - 1) * static_cast<double>(scale);
+    store(hn::Set(d, static_cast<float>(own)), out, dlogits.type, target, 1);
+}
+
+inline void clear_row(View x, int64_t t) {
+    std::memset(element(x, t, 0), 0, static_cast<size_t>(x.cols * size_of(x.type)));
+}
+
 void CrossEntropyRows(ConstView logits, const int32_t* targets, float scale, View dlogits,
                       double* losses, int64_t first, int64_t count) {
-    const F32 d;
     for (int64_t t = first; t < first + count; ++t) {
         const auto* row = static_cast<const float*>(element(logits, t, 0));
         const int32_t target = targets[t];
         losses[t] = 0;
         if (target < 0) {
-            if (dlogits.data != nullptr) {
-                std::memset(element(dlogits, t, 0), 0,
-                            static_cast<size_t>(dlogits.cols * size_of(dlogits.type)));
-            }
+            if (dlogits.data != nullptr) clear_row(dlogits, t);
             continue;
         }
         const float top = largest(row, logits.cols);
-        const V32 high = hn::Set(d, top);
-        const double sum = sum_chunks(logits.cols, [&](int64_t i, int64_t n) {
-            const V32 e = exponential(hn::Sub(load(row, DType::f32, i, n), high));
-            return n == lanes() ? e : hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n)), e);
-        });
+        const double sum = sum_of_exponentials(row, logits.cols, top);
         const double of_target = static_cast<double>(row[target]) - static_cast<double>(top);
         losses[t] = std::log(sum) - of_target;
+        if (dlogits.data != nullptr)
+            store_slopes(row, {top, sum, of_target}, target, scale, dlogits, t);
+    }
+}
+
+void LossPartsRows(ConstView logits, const int32_t* own_targets, double* parts, int64_t first,
+                   int64_t count) {
+    for (int64_t t = first; t < first + count; ++t) {
+        const auto* row = static_cast<const float*>(element(logits, t, 0));
+        const float top = largest(row, logits.cols);
+        double* const to = parts + t * Ops::kLossParts;
+        to[0] = static_cast<double>(top);
+        to[1] = sum_of_exponentials(row, logits.cols, top);
+        to[2] = own_targets[t] < 0 ? 0 : static_cast<double>(row[own_targets[t]]);
+    }
+}
+
+void CrossEntropyOfPartsRows(ConstView logits, const Ops::LossTargets& targets, const double* parts,
+                             int ranks, float scale, View dlogits, double* losses, int64_t first,
+                             int64_t count) {
+    const int64_t of_rank = logits.rows * Ops::kLossParts;
+    for (int64_t t = first; t < first + count; ++t) {
+        losses[t] = 0;
+        if (targets.targets[t] < 0) {
+            if (dlogits.data != nullptr) clear_row(dlogits, t);
+            continue;
+        }
+        const double* const told = parts + t * Ops::kLossParts;
+        double top = told[0], sum = 0, of_target = 0;
+        for (int rank = 1; rank < ranks; ++rank) top = std::max(top, told[rank * of_rank]);
+        for (int rank = 0; rank < ranks; ++rank) {
+            const double* const its = told + rank * of_rank;
+            sum += its[1] * std::exp(its[0] - top);
+            of_target += its[2];
+        }
+        of_target -= top;
+        losses[t] = std::log(sum) - of_target;
         if (dlogits.data == nullptr) continue;
-        // p - 1 cancels where the model is sure: in double.
-        const double own = (std::exp(of_target) / sum - 1) * static_cast<double>(scale);
-        const V32 factor = hn::Set(d, static_cast<float>(static_cast<double>(scale) / sum));
-        void* out = element(dlogits, t, 0);
-        for_vectors(logits.cols, [&](int64_t i, int64_t n) {
-            const V32 e = exponential(hn::Sub(load(row, DType::f32, i, n), high));
-            store(hn::Mul(e, factor), out, dlogits.type, i, n);
-        });
-        store(hn::Set(d, static_cast<float>(own)), out, dlogits.type, target, 1);
+        const auto* row = static_cast<const float*>(element(logits, t, 0));
+        store_slopes(row, {static_cast<float>(top), sum, of_target}, targets.own[t], scale, dlogits,
+                     t);
     }
 }
 
@@ -442,6 +501,20 @@ HWY_EXPORT(CrossEntropyRows);
 void cross_entropy_rows(ConstView logits, const int32_t* targets, float scale, View dlogits,
                         double* losses, int64_t first, int64_t count) {
     HWY_DYNAMIC_DISPATCH(CrossEntropyRows)(logits, targets, scale, dlogits, losses, first, count);
+}
+
+HWY_EXPORT(LossPartsRows);
+void loss_parts_rows(ConstView logits, const int32_t* own_targets, double* parts, int64_t first,
+                     int64_t count) {
+    HWY_DYNAMIC_DISPATCH(LossPartsRows)(logits, own_targets, parts, first, count);
+}
+
+HWY_EXPORT(CrossEntropyOfPartsRows);
+void cross_entropy_of_parts_rows(ConstView logits, const Ops::LossTargets& targets,
+                                 const double* parts, int ranks, float scale, View dlogits,
+                                 double* losses, int64_t first, int64_t count) {
+    HWY_DYNAMIC_DISPATCH(CrossEntropyOfPartsRows)
+    (logits, targets, parts, ranks, scale, dlogits, losses, first, count);
 }
 
 HWY_EXPORT(CopyRow);

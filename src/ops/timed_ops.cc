@@ -276,6 +276,12 @@ public:
              [&] { ops_.gelu_backward(dy, x); });
     }
 
+    void own_rows(const int32_t* tokens, int64_t count, int64_t first, int64_t rows,
+                  int32_t* own) override {
+        note({.name = "own rows of tokens", .shape = times({count}), .bytes = 2 * floats(count)},
+             [&] { ops_.own_rows(tokens, count, first, rows, own); });
+    }
+
     void embed(const int32_t* tokens, ConstView table, ConstView positions,
                const int32_t* document_start, View x) override {
         note({.name = "embedding forward",
@@ -310,6 +316,21 @@ public:
               .shape = shape_of(logits),
               .bytes = bytes_of(logits) + bytes_of(dlogits)},
              [&] { ops_.cross_entropy(logits, targets, scale, dlogits, loss_sum, scratch); });
+    }
+    void loss_parts(ConstView logits, const int32_t* own_targets, double* parts) override {
+        note({.name = "parts of the loss", .shape = shape_of(logits), .bytes = bytes_of(logits)},
+             [&] { ops_.loss_parts(logits, own_targets, parts); });
+    }
+    void cross_entropy_of_parts(ConstView logits, const LossTargets& targets, const double* parts,
+                                int ranks, float scale, View dlogits, double* loss_sum,
+                                std::byte* scratch) override {
+        note({.name = "cross entropy of parts",
+              .shape = shape_of(logits),
+              .bytes = bytes_of(logits) + bytes_of(dlogits)},
+             [&] {
+                 ops_.cross_entropy_of_parts(logits, targets, parts, ranks, scale, dlogits,
+                                             loss_sum, scratch);
+             });
     }
 
     void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,

@@ -145,7 +145,7 @@ bool Plan::goes_back(int64_t layer) const {
 }
 
 model::BlockExchanges Plan::exchanges_of(int64_t layer) const {
-    model::BlockExchanges found = exchanges;
+    model::BlockExchanges found = exchanges.of(layers[static_cast<size_t>(layer)].kind);
     if (!layer_plans[static_cast<size_t>(layer)].saves[at(model::Saved::attention)]) return found;
     found.sequence.backward_bytes -= found.sequence.attention_bytes;
     found.sequence.backward_calls -= found.sequence.attention_calls;

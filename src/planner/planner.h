@@ -148,7 +148,7 @@ struct Plan {
     int64_t micro_batches = 1, groups = 1;  // a rank's in a step; they run group by group
     int64_t tokens = 0;                     // in a micro-batch, or this rank's part of it
     int64_t input_bytes = 0;                // of a micro-batch's block input, or its gradient
-    model::BlockExchanges exchanges{};      // of a block's kernels and a micro-batch
+    model::Exchanges exchanges{};           // of the layers' kernels and a micro-batch
     int64_t chunk_elements = 0;             // of the largest chunk
     bool tied = false, documents = false;   // documents: a sequence holds some, isolated
     bool speculative = false,
@@ -236,7 +236,7 @@ struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;
     int64_t lists = 0;           // bytes of the block lists of attention's patterns
     int64_t matrix_scratch = 0;  // bytes that a GPU's products of Newton-Schulz ask for
-    model::BlockExchanges exchanges{};
+    model::Exchanges exchanges{};
     model::OfSaved<int64_t> saved{};
     model::OfSaved<std::vector<double>> saved_flops{};
     // The device reads the host tier through page tables in its own memory, as a GPU does.

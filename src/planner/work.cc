@@ -47,7 +47,6 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
                     .tokens = plan.tokens,
                     .tokens_bytes = buffer(Class::tokens),
                     .input_bytes = buffer(Class::activation),
-                    .exchanges = plan.exchanges,
                     .ranks = plan.partition.ranks,
                     .summed_parts = plan.partition.summed_parts(),
                     .codecs = plan.partition.codecs,

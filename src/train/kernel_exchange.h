@@ -1,5 +1,5 @@
-// What a block's kernels send to other ranks from within: to those that share its sequences, or its
-// tensors.
+// What the layers' kernels send to other ranks from within: to those that share the sequences, or
+// the tensors.
 #pragma once
 
 #include <atomic>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cost/operation_table.h"
 #include "ferry/error.h"
 
 namespace ferry::train {
@@ -17,9 +18,7 @@ std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule,
     if (!in_kernels) return found;
     for (const uint32_t index : schedule.lanes[static_cast<size_t>(swap::Lane::compute)]) {
         const swap::Task& task = schedule.tasks[index];
-        const auto op = static_cast<cost::Op>(task.op);
-        if (op == cost::Op::forward || op == cost::Op::backward)
-            found.push_back({task.op, task.layer, task.item});
+        if (cost::exchanges_within(task)) found.push_back({task.op, task.layer, task.item});
     }
     return found;
 }

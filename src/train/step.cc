@@ -334,8 +334,11 @@ private:
         const Table table(std::move(weights));
         for (int64_t i = 0; i < group.size; ++i) {
             own.x.push_back(r_.acquire<Content::input>());
-            r_.record<op::Embed>(
-                0, i, {.tokens = own.tokens[at(i)], .table = table, .out = own.x.back()});
+            r_.record<op::Embed>(0, i,
+                                 {.tokens = own.tokens[at(i)],
+                                  .table = table,
+                                  .out = own.x.back(),
+                                  .scratch = scratch_});
         }
     }
 

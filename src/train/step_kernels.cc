@@ -107,8 +107,9 @@ void StepKernels::kernel(const Call& call, const op::LoadEvaluation<At>& at) {
 
 // ---------------------------------------------------------------- the model
 
-void StepKernels::kernel(const Call&, const op::Embed<At>& at) {
-    model_.decoder->embed(at.tokens, at.table, at.out, documents(at.tokens));
+void StepKernels::kernel(const Call& call, const op::Embed<At>& at) {
+    begin_exchanges(call);
+    model_.decoder->embed(at.tokens, at.table, at.out, at.scratch, documents(at.tokens));
 }
 
 void StepKernels::begin_exchanges(const Call& call) {
@@ -125,16 +126,22 @@ void StepKernels::kernel(const Call& call, const op::Forward<At>& at) {
 }
 
 void StepKernels::kernel(const Call& call, const op::Head<At>& at) {
+    begin_exchanges(call);
     model_.decoder->head(at.weights, at.table, at.x, targets(at.tokens),
                          states_[call.sequence].gradient_scale, at.dx, at.gradient,
                          at.table_gradient, loss_sum(call, at.report), at.scratch);
 }
 
 void StepKernels::kernel(const Call& call, const op::HeadLoss<At>& at) {
+    begin_exchanges(call);
     const int64_t token = held_back_number(call) * model_.decoder->numerics().tokens();
-    model_.decoder->head_loss(
-        at.weights, at.table, at.x, targets(at.tokens), loss_sum(call, at.report), at.scratch,
-        [&](int64_t first, ops::ConstView logits) { keep(token + first, logits); });
+    model::Decoder::LogitsSink sink;
+    if (asks_for_logits_)
+        sink = [&](int64_t first, int64_t column, ops::ConstView logits) {
+            keep(token + first, column, logits);
+        };
+    model_.decoder->head_loss(at.weights, at.table, at.x, targets(at.tokens),
+                              loss_sum(call, at.report), at.scratch, sink);
 }
 
 const int32_t* StepKernels::targets(const int32_t* tokens) const {
@@ -466,13 +473,13 @@ void StepKernels::decode_weights_on_gpu(const Call& call, const op::DecodeWeight
         });
 }
 
-void StepKernels::keep(int64_t token, ops::ConstView logits) {
-    const int64_t room = std::ssize(logits_) / logits.cols - token;
+void StepKernels::keep(int64_t token, int64_t column, ops::ConstView logits) {
+    const int64_t vocab = model_.decoder->shape().vocab;
+    const int64_t room = std::ssize(logits_) / vocab - token;
     if (room <= 0) return;
     const int64_t rows = std::min(room, logits.rows);
-    model_.ops->copy_out(
-        logits.row_range(0, rows),
-        ops::View::of(logits_.data() + token * logits.cols, DType::f32, rows, logits.cols));
+    const auto to = ops::View::of(logits_.data() + token * vocab, DType::f32, rows, vocab);
+    model_.ops->copy_out(logits.row_range(0, rows), to.col_range(column, logits.cols));
 }
 
 // Whoever touches the bytes checks them: state and gradient that came from NVMe, before the update.

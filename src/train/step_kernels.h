@@ -48,7 +48,11 @@ public:
     // Real targets of the held-back text loaded since.
     int64_t& evaluation_targets() { return evaluation_targets_; }
     // Where evaluation puts the logits of its first tokens, as many as there is room for, in fp32.
-    void keep_logits(std::span<float> room) { logits_ = room; }
+    // `asks`: whether any of the ranks that put them together has room.
+    void keep_logits(std::span<float> room, bool asks) {
+        logits_ = room;
+        asks_for_logits_ = asks;
+    }
     // Who hears of what the team updates after the outcome, in schedules that are appended from
     // here on; null: nobody. Only while no such kernel runs: behind an error it stays.
     void tell_of_updates(std::shared_ptr<UpdatedChunks> listener) {
@@ -115,7 +119,7 @@ private:
     model::Documents documents(const int32_t* tokens) const;
     void begin_exchanges(const swap::Call& call);
     static double* loss_sum(const swap::Call& call, std::byte* report);
-    void keep(int64_t token, ops::ConstView logits);
+    void keep(int64_t token, int64_t column, ops::ConstView logits);
     template <cost::Op which>
     void update(const swap::Call& call, const cost::op::Updating<At, which>& at,
                 const ScalarsByKind& scalars);
@@ -136,6 +140,7 @@ private:
     StepStates states_;
     int64_t evaluation_targets_ = 0;
     std::span<float> logits_{};
+    bool asks_for_logits_ = false;
     std::shared_ptr<UpdatedChunks> listener_{};
     std::vector<optim::Span> spans_of_device_{};  // room for those of the longest run
     // Where a GPU's weights are encoded while it computes with others.

@@ -404,7 +404,8 @@ TEST_P(DecoderContract, evaluation_finds_the_training_loss) {
     std::byte* room = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
     double loss_sum = 0;
     // A GPU's products want aligned rows of logits, however odd the vocabulary is.
-    const auto sink = [&](int64_t, ops::ConstView logits) {
+    const auto sink = [&](int64_t, int64_t column, ops::ConstView logits) {
+        EXPECT_EQ(column, 0);
         EXPECT_EQ(logits.cols, setting_.shape.vocab);
         EXPECT_EQ(logits.ld % 64, 0);
     };

@@ -119,7 +119,7 @@ public:
         const auto at = [&](size_t layer) -> const void* { return compute_weights(layer, narrow); };
         const bool tied = setting_.shape.tie_embeddings;
         const Documents documents = this->documents();
-        decoder_.embed(tokens.data(), at(0), x[0].data(), documents);
+        decoder_.embed(tokens.data(), at(0), x[0].data(), room, documents);
         for (int64_t b = 0; b < blocks; ++b) {
             const auto i = static_cast<size_t>(b);
             decoder_.forward(b, at(i + 1), x[i].data(), x[i + 1].data(), &s.nonfinite, room,

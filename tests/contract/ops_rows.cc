@@ -483,6 +483,85 @@ TEST_P(OpsRows, cross_entropy_ignores_masked_rows) {
     }
 }
 
+// Ranks that have some rows of a table each: one has a token's row, the others give zeros and leave
+// their gradients alone.
+TEST_P(OpsRows, embedding_rows_of_several_ranks_are_those_of_one) {
+    const std::vector<int32_t> tokens{4, 0, -1, 4, 2, 6, 0};
+    const Matrix table = Matrix(type(), 7, 150, 0).random(1), dx = Matrix(type(), 7, 150).random(2);
+    const Matrix before = Matrix(DType::f32, 7, 150, 0).random(3);
+    Matrix whole(DType::f32, 7, 150), gradient = before, all = before;
+    oracle().embed(tokens.data(), table.view(), {}, nullptr, whole.view());
+    oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(gradient.view().data),
+                            nullptr);
+    std::vector<int> holders(7);
+    for (const auto& [first, rows] : {std::pair{0, 2}, {2, 3}, {5, 2}}) {
+        std::vector<int32_t> own(7);
+        ops().own_rows(tokens.data(), 7, first, rows, own.data());
+        Matrix x(DType::f32, 7, 150);
+        ops().embed(own.data(), table.view().row_range(first, rows), {}, nullptr, x.view());
+        for (int64_t t = 0; t < 7; ++t) {
+            const int32_t row = tokens[static_cast<size_t>(t)] - first;
+            const bool here = row >= 0 && row < rows;
+            EXPECT_EQ(own[static_cast<size_t>(t)], here ? row : -1);
+            holders[static_cast<size_t>(t)] += here;
+            for (int64_t c = 0; c < 150; ++c)
+                ASSERT_EQ(x.get(t, c), here ? whole.get(t, c) : 0) << t << ", " << c;
+        }
+        auto room = scratch_of(ops().embed_backward_scratch_bytes(7));
+        auto* const rows_of_all = static_cast<float*>(all.view().row_range(first, rows).data);
+        ops().embed_backward(own.data(), dx.view(), rows_of_all, aligned(room));
+    }
+    EXPECT_EQ(holders, (std::vector<int>{1, 1, 0, 1, 1, 1, 1}));
+    EXPECT_TRUE(all.same_bytes(gradient));
+}
+
+// Each rank's columns, and what all tell of theirs.
+TEST_P(OpsRows, cross_entropy_of_parts_is_that_of_the_whole) {
+    constexpr int64_t kTokens = 9, kTold = ops::Ops::kLossParts;
+    for (const auto& [vocab, ranks] : {std::pair{5, 4}, {37, 2}, {1100, 3}, {4097, 4}, {9000, 1}}) {
+        SCOPED_TRACE(testing::Message() << vocab << " over " << ranks);
+        const Matrix logits = Matrix(DType::f32, kTokens, vocab).random(1, 5);
+        std::vector<int32_t> targets(kTokens);
+        for (size_t i = 0; i < targets.size(); ++i)
+            targets[i] = i % 3 == 1 ? -1 : static_cast<int32_t>(i * 1237) % vocab;
+        auto room = scratch_of(ops().cross_entropy_scratch_bytes(kTokens));
+        Matrix whole(type(), kTokens, vocab);
+        double loss = 1;
+        oracle().cross_entropy(logits.view(), targets.data(), 0.5f, whole.view(), &loss, nullptr);
+        const auto first = [vocab = vocab, ranks = ranks](int rank) {
+            return vocab * rank / ranks;
+        };
+        std::vector<double> told(static_cast<size_t>(ranks * kTokens * kTold));
+        std::vector<std::vector<int32_t>> own(static_cast<size_t>(ranks));
+        const auto part = [&](int rank) {
+            return logits.view().col_range(first(rank), first(rank + 1) - first(rank));
+        };
+        for (int rank = 0; rank < ranks; ++rank) {
+            std::vector<int32_t>& its = own[static_cast<size_t>(rank)];
+            its.resize(targets.size());
+            ops().own_rows(targets.data(), kTokens, first(rank), part(rank).cols, its.data());
+            ops().loss_parts(part(rank), its.data(),
+                             &told[static_cast<size_t>(rank * kTokens * kTold)]);
+        }
+        std::vector<double> losses;
+        for (int rank = 0; rank < ranks; ++rank) {
+            const ops::Ops::LossTargets of{targets.data(), own[static_cast<size_t>(rank)].data()};
+            Matrix d(type(), kTokens, part(rank).cols), expected = d;
+            double found = 1, without = 1;
+            ops().cross_entropy_of_parts(part(rank), of, told.data(), ranks, 0.5f, d.view(), &found,
+                                         aligned(room));
+            ops().cross_entropy_of_parts(part(rank), of, told.data(), ranks, 0.5f, {}, &without,
+                                         aligned(room));
+            oracle().cast(whole.view().col_range(first(rank), d.view().cols), expected.view());
+            expect_near(d, expected, 0.5);
+            EXPECT_EQ(found, without);
+            losses.push_back(found);
+        }
+        EXPECT_NEAR(losses.front(), loss, 1e-5);
+        for (const double its : losses) EXPECT_EQ(its, losses.front());
+    }
+}
+
 // More rows than a GPU's blocks have at once, so that each block has several: what a row gets is
 // what it gets alone.
 TEST_P(OpsRows, cross_entropy_of_many_rows_is_that_of_each) {

@@ -22,12 +22,14 @@ protected:
         if (comm::device_of_ranks() != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
     }
 
-    // An MLP that no number of ranks divides, and tokens that four do not.
+    // An MLP and a vocabulary that no number of ranks divides, and tokens that four do not.
     Config shared() const {
         Config config = this->config();
         config.model.heads = 8;
         config.model.kv_heads = 4;
         config.model.intermediate = 37;
+        config.model.vocab = 41;
+        config.numerics.head_tile = 7;
         config.batch = {.sequence = 6, .micro_batch = 3, .micro_batches = 2};
         config.evaluate.micro_batches = 1;
         config.steps = 2;
@@ -72,6 +74,7 @@ TEST_P(Tensors, FollowTheRunOfOneWhateverTheHeadsAndTiles) {
         expect_near_each(run(config, ranks()), alone(config), rounding);
     };
     config.numerics.mlp_tile = 7;
+    config.numerics.head_tile = {};
     config.model.heads = 12;
     config.model.kv_heads = 1;
     compare("tiles of the MLP, and one head of keys that every rank has");
@@ -83,10 +86,43 @@ TEST_P(Tensors, FollowTheRunOfOneWhateverTheHeadsAndTiles) {
     config.model.head_dim = 4;
     config.freeze = {"*k_proj*", "*.0.mlp.*", "*.1.input_layernorm*"};
     compare("five heads, and frozen tensors");
+    config.freeze = {"*embed_tokens*"};
+    compare("a frozen table, of which the head has a gradient no more");
+    config.model.tie_embeddings = false;
+    config.freeze = {"*lm_head*", "*norm*"};
+    compare("a frozen head");
     config.freeze = {};
     config.batch.micro_batches = ranks() / GetParam().tensor / GetParam().sequence;
     config.precision = DType::bf16;
     compare("bf16", 4e-3);
+}
+
+// Of the first tokens, from all ranks' columns; one of the ranks has no room for them.
+TEST_P(Tensors, GiveTheLogitsOfOne) {
+    Config config = shared();
+    config.evaluate.micro_batches = ranks() / GetParam().tensor;
+    const int64_t tokens = config.batch.sequence * config.batch.micro_batch;
+    if (GetParam().sequence > 1) GTEST_SKIP() << "each rank has other tokens";
+    std::vector<float> expected(static_cast<size_t>(tokens * config.model.vocab));
+    Config one = config;
+    one.parallel = {};
+    const auto executor = make_thread_executor();
+    Engine::make(one, {.executor = executor.get()})->evaluate(expected);
+    std::vector<std::vector<float>> found(static_cast<size_t>(ranks()), expected);
+    for (std::vector<float>& logits : found) std::ranges::fill(logits, 0.0f);
+    found.back().clear();
+    const std::vector<int> here =
+        comm::on_run_ranks(ranks(), [&](std::unique_ptr<comm::Communicator> others, Executor& its) {
+            const auto rank = static_cast<size_t>(others->rank());
+            Engine::make(config, with({.executor = &its}, {.ranks = std::move(others)}))
+                ->evaluate(found[rank]);
+        });
+    for (const int rank : here) {
+        if (rank >= GetParam().tensor || rank == ranks() - 1) continue;  // other tokens, or none
+        SCOPED_TRACE(rank);
+        for (size_t i = 0; i < expected.size(); ++i)
+            ASSERT_NEAR(found[static_cast<size_t>(rank)][i], expected[i], 1e-5);
+    }
 }
 
 // An fp16 gradient that overflows in one slice is skipped on all of them.

@@ -138,12 +138,14 @@ class GroupsTest(Ranks):
                 self.assertEqual(sizes[0], sizes[1])
 
     def test_what_ranks_of_a_tensor_send_is_planned_and_changes_no_bit(self):
-        shared = {"parallel__tensor": 2, "model__kv_heads": 1}
+        shared = {"parallel__tensor": 2, "model__kv_heads": 1, "model__vocab": 257}
         runs = [self.ranks(2, self.config(**shared, **tiers))
                 for tiers in ({}, {}, self.tight(2), {"swap__groups": 3}, {"swap__save_attention": 1})]
         for run in runs:
             self.assert_trained(run)
             self.assertEqual(run.numbers(), runs[0].numbers())
+        self.assertIn("129 rows of the vocabulary's tables on each", runs[0].err)
+        self.assertIn("some have a row less, as 2 do not divide 257 tokens", runs[0].err)
         sent = {one["collective"]: one for one in runs[0].summary["collectives"]}
         self.assertEqual(sorted(sent), ["agree", "exchange sums", "gather sums"])
         plan = self.ferry("plan", self.command(self.config(**shared))[1], "--ranks", "2", "--no-prediction", "--json")

@@ -354,16 +354,17 @@ TEST_P(Torch, run_is_as_near_to_fp64_as_torchs_fp32) {
 }
 
 struct RankCase {
-    const char* name;
+    const char* name;  // in train/, or hf/
     int ranks;
     int64_t stage;
     int sequence = 1;  // that share each sequence
-    int tensor = 1;    // that share each block's tensors
+    int tensor = 1;    // that share the tensors
     int pipeline = 1;  // stages that share the layers
     SequenceOrder order = SequenceOrder::automatic;
+    bool of_family() const { return std::string_view(name).starts_with("hf/"); }
     std::string text() const {
-        return std::string(name) + "_on_" + std::to_string(ranks) + "_ranks_stage_" +
-               std::to_string(stage) +
+        return std::string(of_family() ? name + 3 : name) + "_on_" + std::to_string(ranks) +
+               "_ranks_stage_" + std::to_string(stage) +
                (sequence > 1 ? "_sequences_over_" + std::to_string(sequence) : "") +
                (order == SequenceOrder::ring    ? "_in_a_ring"
                 : order == SequenceOrder::heads ? "_by_heads"
@@ -380,7 +381,8 @@ class TorchRanks : public testing::TestWithParam<RankCase> {};
 TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
     const int launched = comm::ranks_launched();
     if (launched > 0 && launched != GetParam().ranks) GTEST_SKIP() << "for another number of ranks";
-    const std::string name = std::string("train/") + GetParam().name;
+    const std::string name =
+        (GetParam().of_family() ? "" : "train/") + std::string(GetParam().name);
     Config config = golden_config(name, std::string(name_of(comm::device_of_ranks())));
     config.batch = {.sequence = config.batch.sequence, .micro_batch = 1, .micro_batches = 6};
     config.zero.stage = GetParam().stage;
@@ -521,6 +523,10 @@ INSTANTIATE_TEST_SUITE_P(
                     RankCase{"frozen", 4, 0, 2}, RankCase{"upper", 4, 3, 4},
                     RankCase{"tied", 2, 3, 1, 2}, RankCase{"untied", 4, 1, 1, 2},
                     RankCase{"frozen", 4, 0, 1, 4}, RankCase{"upper", 4, 3, 2, 2},
+                    RankCase{"tied", 4, 1, 1, 4}, RankCase{"hf/llama", 4, 1, 1, 2},
+                    RankCase{"hf/mistral", 2, 0, 1, 2}, RankCase{"hf/qwen2", 4, 3, 1, 2},
+                    RankCase{"hf/qwen3", 4, 0, 1, 4}, RankCase{"hf/gpt2", 2, 1, 1, 2},
+                    RankCase{"hf/padded", 2, 1, 1, 2}, RankCase{"hf/padded", 4, 0, 1, 4},
                     RankCase{"tied", 2, 0, 1, 1, 2}, RankCase{"untied", 4, 1, 1, 1, 2},
                     RankCase{"frozen", 2, 1, 1, 1, 2}, RankCase{"tied", 4, 0, 1, 2, 2},
                     RankCase{"untied", 8, 3, 1, 2, 2}, RankCase{"upper", 8, 2, 1, 2, 2},

@@ -152,7 +152,9 @@ void draw_model(Random& random, Case& made) {
     made.needs = {
         .activation = activation,
         .scratch = 4096 * random.from(1, 64),
-        .exchanges = draw_exchanges(random, groups, activation),
+        .exchanges = {.embedding = draw_exchanges(random, groups, activation),
+                      .block = draw_exchanges(random, groups, activation),
+                      .head = draw_exchanges(random, groups, activation)},
         .saved = {4096 * random.from(1, 16), 4096 * random.from(1, 16), 4096 * random.from(1, 16)},
         .saved_flops = {std::vector<double>(blocks, each * products),
                         std::vector<double>(blocks, 2 * each * products),

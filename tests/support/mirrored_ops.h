@@ -233,6 +233,13 @@ public:
         m.finish();
     }
 
+    void own_rows(const int32_t* tokens, int64_t count, int64_t first, int64_t rows,
+                  int32_t* own) override {
+        Mirror m({{tokens, count * 4}, {own, count * 4}});
+        ops_->own_rows(m(tokens), count, first, rows, m(own));
+        m.finish();
+    }
+
     void embed(const int32_t* tokens, ConstView table, ConstView positions,
                const int32_t* document_start, View x) override {
         Mirror m(
@@ -268,6 +275,26 @@ public:
         Mirror m({of(logits), {targets, logits.rows * 4}, of(dlogits), {loss_sum, 8}},
                  ops_->cross_entropy_scratch_bytes(logits.rows));
         ops_->cross_entropy(m(logits), m(targets), scale, m(dlogits), m(loss_sum), m.scratch());
+        m.finish();
+    }
+    void loss_parts(ConstView logits, const int32_t* own_targets, double* parts) override {
+        Mirror m(
+            {of(logits), {own_targets, logits.rows * 4}, {parts, logits.rows * kLossParts * 8}});
+        ops_->loss_parts(m(logits), m(own_targets), m(parts));
+        m.finish();
+    }
+    void cross_entropy_of_parts(ConstView logits, const LossTargets& targets, const double* parts,
+                                int ranks, float scale, View dlogits, double* loss_sum,
+                                std::byte*) override {
+        Mirror m({of(logits),
+                  {targets.targets, logits.rows * 4},
+                  {targets.own, logits.rows * 4},
+                  {parts, ranks * logits.rows * kLossParts * 8},
+                  of(dlogits),
+                  {loss_sum, 8}},
+                 ops_->cross_entropy_scratch_bytes(logits.rows));
+        ops_->cross_entropy_of_parts(m(logits), {m(targets.targets), m(targets.own)}, m(parts),
+                                     ranks, scale, m(dlogits), m(loss_sum), m.scratch());
         m.finish();
     }
 

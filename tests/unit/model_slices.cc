@@ -1,4 +1,4 @@
-// Slices of a block's tensors: together they are the model, whatever heads and ranks do not divide.
+// Slices of tensors: together they are the model, whatever heads and ranks do not divide.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,6 +31,11 @@ Shape gpt2(int64_t heads) {
     shape.gated = false;
     shape.layer_norm = shape.qkv_bias = shape.output_bias = shape.mlp_bias = true;
     shape.learned_positions = 9;
+    return shape;
+}
+
+Shape with_padding(Shape shape) {
+    shape.padding_token = 25;
     return shape;
 }
 
@@ -130,6 +135,7 @@ INSTANTIATE_TEST_SUITE_P(of, Slices,
                                          Setting{"AHeadOfKeysOnTwo", qwen(8, 2), 4},
                                          Setting{"OneHeadOfKeysOnAll", llama(6, 1, 40), 3},
                                          Setting{"NormsAndBiases", qwen(6, 3), 3},
+                                         Setting{"PaddingToken", with_padding(qwen(6, 3)), 3},
                                          Setting{"InputMajor", gpt2(4), 2},
                                          Setting{"InputMajorUneven", gpt2(5), 3}),
                          [](const auto& setting) { return setting.param.name; });
@@ -151,6 +157,10 @@ TEST(Slices, ThatCannotBeAreRefusedWithWhatCan) {
     EXPECT_THAT(refusal(llama(6, 3, 40), 4), testing::HasSubstr("set parallel.tensor to 3"));
     EXPECT_THAT(refusal(llama(4, 4, 40), 8), testing::HasSubstr("than it has heads"));
     EXPECT_THAT(refusal(llama(8, 8, 5), 8), testing::HasSubstr("than it is wide"));
+    Shape few = llama(8, 8, 40);
+    few.vocab = 3;
+    EXPECT_THAT(refusal(few, 4), testing::HasSubstr("vocabulary than it has tokens"));
+    EXPECT_THAT(refusal(few, 4), testing::HasSubstr("set parallel.tensor to 3 or less"));
 }
 
 }  // namespace

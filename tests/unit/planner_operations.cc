@@ -208,7 +208,9 @@ TEST(Operands, ThatAreEmptyAreRefused) {
     auto out = recorder.acquire<Content::input>();
     const L<Content::tokens> tokens(recorder.acquire(Class::tokens));
     const L<Content::table> none;
-    EXPECT_DEATH(recorder.record<op::Embed>(0, 0, {.tokens = tokens, .table = none, .out = out}),
+    auto scratch = recorder.acquire<Content::scratch>();
+    EXPECT_DEATH(recorder.record<op::Embed>(
+                     0, 0, {.tokens = tokens, .table = none, .out = out, .scratch = scratch}),
                  "embed");
 }
 

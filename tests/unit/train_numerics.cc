@@ -170,11 +170,12 @@ TEST(Numerics, record_names_ranks_that_share_tensors) {
     const std::string shared =
         numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", 8);
     EXPECT_NE(shared.find("micro-batch 1 x 3;"), std::string::npos) << shared;
-    EXPECT_NE(shared.find("; ranks 8, tensors over 4;"), std::string::npos) << shared;
+    EXPECT_NE(shared.find("; ranks 8, tensors and vocabulary over 4;"), std::string::npos)
+        << shared;
     config.parallel.tensor = 1;
     const std::string apart =
         numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", 8);
-    EXPECT_EQ(apart.find("tensors over"), std::string::npos) << apart;
+    EXPECT_EQ(apart.find("tensors and"), std::string::npos) << apart;
 }
 
 // Where gradients are coded twice, how many combine theirs is in the record.

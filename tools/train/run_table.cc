@@ -99,10 +99,12 @@ std::string text_of_stage(const planner::Plan& plan) {
 
 KernelBytes kernel_bytes(const planner::Plan& plan) {
     KernelBytes sent;
-    for (int64_t layer = 1; layer + 1 < std::ssize(plan.layers); ++layer) {
+    for (int64_t layer = 0; layer < std::ssize(plan.layers); ++layer) {
         if (!plan.partition.stage.has(layer)) continue;
+        const bool is_head = plan.layers[static_cast<size_t>(layer)].kind == model::LayerKind::head;
         for (const bool back : {false, true}) {
-            if (back && !plan.goes_back(layer)) continue;
+            // The head's is both ways.
+            if (is_head ? !back : back && !plan.goes_back(layer)) continue;
             const model::BlockExchanges its = plan.exchanges_of(layer);
             sent.bytes += plan.micro_batches * its.bytes(back);
             sent.calls += plan.micro_batches * its.calls(back);
@@ -133,7 +135,7 @@ void print_plan(const planner::Plan& plan, const Config& config) {
         print("on each of {} ranks, stage {}{} (budgets of host and nvme: their host's):\n\n",
               plan.partition.of_run(), config.zero.stage, text_of_slices(plan));
     if (const KernelBytes sent = kernel_bytes(plan); sent.calls > 0)
-        print("within its blocks' kernels a rank sends {} a step, in {} exchanges\n\n",
+        print("within its layers' kernels a rank sends {} a step, in {} exchanges\n\n",
               format_bytes(sent.bytes), sent.calls);
     const auto& [gradients, weights, momentum, local_steps] = plan.partition.codecs;
     const OptimizerConfig& o = config.optimizer;

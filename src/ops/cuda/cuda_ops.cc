@@ -207,6 +207,10 @@ public:
     void gelu_forward(ConstView x, View y) override { cuda::gelu_forward(x, y, stream_); }
     void gelu_backward(View dy, View x) override { cuda::gelu_backward(dy, x, stream_); }
 
+    void own_rows(const int32_t* tokens, int64_t count, int64_t first, int64_t rows,
+                  int32_t* own) override {
+        cuda::own_rows(tokens, count, first, rows, own, stream_);
+    }
     void embed(const int32_t* tokens, ConstView table, ConstView positions,
                const int32_t* document_start, View x) override {
         cuda::embed(tokens, table, positions, document_start, x, stream_);
@@ -228,6 +232,15 @@ public:
                        double* loss_sum, std::byte* scratch) override {
         cuda::cross_entropy(logits, targets, scale, dlogits, loss_sum,
                             reinterpret_cast<double*>(scratch), stream_);
+    }
+    void loss_parts(ConstView logits, const int32_t* own_targets, double* parts) override {
+        cuda::loss_parts(logits, own_targets, parts, stream_);
+    }
+    void cross_entropy_of_parts(ConstView logits, const LossTargets& targets, const double* parts,
+                                int ranks, float scale, View dlogits, double* loss_sum,
+                                std::byte* scratch) override {
+        cuda::cross_entropy_of_parts(logits, targets, parts, ranks, scale, dlogits, loss_sum,
+                                     reinterpret_cast<double*>(scratch), stream_);
     }
 
     void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,

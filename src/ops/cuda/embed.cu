@@ -11,11 +11,21 @@ namespace {
 
 constexpr int kThreads = 256;
 
+__global__ void own_rows_kernel(const int32_t* tokens, int64_t count, int64_t first, int64_t rows,
+                                int32_t* own) {
+    const int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (t >= count) return;
+    const int64_t row = tokens[t] - first;
+    own[t] = row >= 0 && row < rows ? static_cast<int32_t>(row) : -1;
+}
+
 __global__ void embed_kernel(const int32_t* tokens, ConstView table, ConstView positions,
                              const int32_t* document_start, View x) {
     const auto [row, col, count] = cell_of(x.cols);
     if (count <= 0) return;
-    const RawPack raw = fetch_pack(table, tokens[row], col, count);
+    const int32_t token = tokens[row];
+    if (token < 0) return store_pack({{}, count}, x, row, col);
+    const RawPack raw = fetch_pack(table, token, col, count);
     Pack pack = widen_pack(raw, table.type, count);
     if (positions.data != nullptr) {
         const int64_t before = document_start == nullptr ? 0 : document_start[row];
@@ -237,6 +247,14 @@ void add_rows_by_key(const int32_t* tokens, int64_t sequence, const int32_t* doc
 }
 
 }  // namespace
+
+void own_rows(const int32_t* tokens, int64_t count, int64_t first, int64_t rows, int32_t* own,
+              cudaStream_t stream) {
+    if (count == 0) return;
+    own_rows_kernel<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(tokens, count, first,
+                                                                          rows, own);
+    check_launch("own rows");
+}
 
 void embed(const int32_t* tokens, ConstView table, ConstView positions,
            const int32_t* document_start, View x, cudaStream_t stream) {

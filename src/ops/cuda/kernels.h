@@ -89,6 +89,8 @@ void add(float* a, const float* b, int64_t count, cudaStream_t stream);
 void add(ConstView part, View sums, cudaStream_t stream);  // sums += part, of any types
 void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream);
 
+void own_rows(const int32_t* tokens, int64_t count, int64_t first, int64_t rows, int32_t* own,
+              cudaStream_t stream);
 void embed(const int32_t* tokens, ConstView table, ConstView positions,
            const int32_t* document_start, View x, cudaStream_t stream);
 int64_t embed_backward_scratch_bytes(int64_t tokens);
@@ -100,6 +102,10 @@ void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, std::b
 // losses: one double a row.
 void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
                    double* loss_sum, double* losses, cudaStream_t stream);
+void loss_parts(ConstView logits, const int32_t* own_targets, double* parts, cudaStream_t stream);
+void cross_entropy_of_parts(ConstView logits, const Ops::LossTargets& targets, const double* parts,
+                            int ranks, float scale, View dlogits, double* loss_sum, double* losses,
+                            cudaStream_t stream);
 
 void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
                     float* leaves, cudaStream_t stream);

@@ -92,6 +92,53 @@ __global__ void __launch_bounds__(kThreads) row_kernel(ConstView logits, const i
     store_slopes(logits, dlogits, row, {top, factor, of_own, target});
 }
 
+// ---------------------------------------------------------------- columns of several ranks
+
+constexpr int64_t kParts = Ops::kLossParts;
+
+__global__ void __launch_bounds__(kThreads)
+    parts_kernel(ConstView logits, const int32_t* own_targets, double* parts) {
+    const int64_t row = blockIdx.x;
+    const float* in = static_cast<const float*>(logits.data) + row * logits.ld;
+    const Softened own = soften(in, logits.cols);
+    const float top = block_max<kThreads>(own.top);
+    const double sum = block_sum<kThreads>(static_cast<double>(own.sum * expf(own.top - top)));
+    if (threadIdx.x != 0) return;
+    const int32_t target = own_targets[row];
+    parts[row * kParts] = static_cast<double>(top);
+    parts[row * kParts + 1] = sum;
+    parts[row * kParts + 2] = target < 0 ? 0 : static_cast<double>(in[target]);
+}
+
+// Every thread adds up the few numbers of all ranks, in their order.
+__global__ void __launch_bounds__(kThreads)
+    of_parts_kernel(ConstView logits, Ops::LossTargets targets, const double* parts, int ranks,
+                    float scale, View dlogits, double* losses) {
+    const int64_t row = blockIdx.x, rows = gridDim.x;
+    if (targets.targets[row] < 0) {
+        if (threadIdx.x == 0) losses[row] = 0;
+        if (dlogits.data == nullptr) return;
+        each_pack<kThreads>(dlogits.cols, [&](int64_t col, int count) {
+            store_pack({{}, count}, dlogits, row, col);
+        });
+        return;
+    }
+    const double* told = parts + row * kParts;
+    double top = told[0], sum = 0, of_target = 0;
+    for (int rank = 1; rank < ranks; ++rank) top = fmax(top, told[rank * rows * kParts]);
+    for (int rank = 0; rank < ranks; ++rank) {
+        const double* its = told + rank * rows * kParts;
+        sum += its[1] * exp(its[0] - top);
+        of_target += its[2];
+    }
+    of_target -= top;
+    if (threadIdx.x == 0) losses[row] = log(sum) - of_target;
+    if (dlogits.data == nullptr) return;
+    const auto of_own = static_cast<float>((exp(of_target) / sum - 1) * static_cast<double>(scale));
+    const auto factor = static_cast<float>(static_cast<double>(scale) / sum);
+    store_slopes(logits, dlogits, row, {static_cast<float>(top), factor, of_own, targets.own[row]});
+}
+
 // ---------------------------------------------------------------- a row in registers
 
 // Each of up to kMostBlocks blocks has kPieces fours of neighbours for each of its threads: two
@@ -301,6 +348,23 @@ void cross_entropy(ConstView logits, const int32_t* targets, float scale, View d
     }
     sum_kernel<<<1, kThreads, 0, stream>>>(losses, logits.rows, loss_sum);
     check_launch("cross-entropy");
+}
+
+void loss_parts(ConstView logits, const int32_t* own_targets, double* parts, cudaStream_t stream) {
+    FERRY_CHECK(logits.type == DType::f32 && logits.cols > 0);
+    if (logits.rows == 0) return;
+    parts_kernel<<<blocks_for(logits.rows, 1), kThreads, 0, stream>>>(logits, own_targets, parts);
+    check_launch("parts of the loss");
+}
+
+void cross_entropy_of_parts(ConstView logits, const Ops::LossTargets& targets, const double* parts,
+                            int ranks, float scale, View dlogits, double* loss_sum, double* losses,
+                            cudaStream_t stream) {
+    if (logits.rows == 0) return;
+    of_parts_kernel<<<blocks_for(logits.rows, 1), kThreads, 0, stream>>>(
+        logits, targets, parts, ranks, scale, dlogits, losses);
+    sum_kernel<<<1, kThreads, 0, stream>>>(losses, logits.rows, loss_sum);
+    check_launch("cross-entropy of parts");
 }
 
 }  // namespace ferry::ops::cuda

@@ -252,6 +252,13 @@ private:
         return report;
     }
 
+    // Ranks that share the tables put logits together.
+    bool some_rank_asks(bool mine) {
+        if (world_.slicing().ranks == 1) return mine;
+        const auto all = gather(*ranks_, executor_, static_cast<uint8_t>(mine), "evaluation");
+        return std::ranges::any_of(all, [](uint8_t asks) { return asks != 0; });
+    }
+
     // Each rank goes through as many micro-batches, the last ones perhaps without a target.
     Evaluation held_back(std::span<float> logits) {
         if (!logits.empty() && world_.pipeline > 1)
@@ -264,7 +271,7 @@ private:
         totals_ = so_far();  // evaluation moves weights too; the run's totals are training's alone
         measure_anew();
         kernels().evaluation_targets() = 0;
-        kernels().keep_logits(logits);
+        kernels().keep_logits(logits, some_rank_asks(!logits.empty()));
         const int64_t micro_batches = share_.evaluation_micro_batches;
         HeldBack mine;
         for (int64_t done = 0; done < micro_batches; done += schedules_.evaluation_size) {
@@ -274,7 +281,7 @@ private:
             store().drain();
             mine.add(judge_->held_back(schedules_.evaluation_size));
         }
-        kernels().keep_logits({});
+        kernels().keep_logits({}, false);
         measure_anew();
         mine.targets = kernels().evaluation_targets();
         if (!world_.counts_tokens()) mine.targets = 0, mine.loss_sum = 0;

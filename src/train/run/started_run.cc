@@ -41,8 +41,10 @@ void log_slices(const model::Shape& whole, const World& world) {
     if (slicing.ranks == 1) return;
     const model::Shape slice = model::slice_of(whole, slicing);
     std::string text = fmt::format(
-        "{} ranks share each block's tensors: {} heads over {} of keys and an MLP {} wide on each",
-        slicing.ranks, slice.heads, slice.kv_heads, slice.intermediate);
+        "{} ranks share the tensors: {} heads over {} of keys, an MLP {} wide and {} rows of the "
+        "vocabulary's tables on each",
+        slicing.ranks, slice.heads, slice.kv_heads, slice.intermediate,
+        ceil_div(whole.vocab, int64_t{slicing.ranks}));
     const int holders = model::key_holders_of(whole, slicing.ranks);
     if (holders > 1) text += fmt::format("; each head of keys is on {} ranks", holders);
     const auto zeros = [&](int64_t all, int64_t own) {
@@ -55,7 +57,10 @@ void log_slices(const model::Shape& whole, const World& world) {
     if (whole.intermediate % slicing.ranks != 0)
         text += fmt::format("; {:.2g} % of the MLP are zeros",
                             zeros(whole.intermediate, slice.intermediate));
-    log_info(text + "; every rank has the embedding and the head whole");
+    if (whole.vocab % slicing.ranks != 0)
+        text += fmt::format("; some have a row less, as {} do not divide {} tokens", slicing.ranks,
+                            whole.vocab);
+    log_info(text);
 }
 
 void log_stages(const std::vector<zero::Stage>& stages, const planner::Plan& plan) {
