@@ -2,6 +2,9 @@
 // trains, or to the layer below. The kernels go by it, and so does whoever counts their operations.
 #pragma once
 
+#include <array>
+#include <cstdint>
+
 #include "model/model.h"
 
 namespace ferry::model {
@@ -16,5 +19,10 @@ struct InputGradients {
 };
 // `needs_dx`: the layer below asks for the gradient of its output.
 InputGradients input_gradients_of(const Layer& block, bool needs_dx);
+
+// The tensors of a block's norms, and the elements of those that train.
+constexpr std::array kNormRoles{Role::attention_norm, Role::attention_norm_bias, Role::mlp_norm,
+                                Role::mlp_norm_bias,  Role::query_norm,          Role::key_norm};
+int64_t norm_elements(const Layer& block);
 
 }  // namespace ferry::model
