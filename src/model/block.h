@@ -37,9 +37,9 @@ public:
 
     void forward(ops::ConstView x_in, ops::View x_out);
     void backward(ops::ConstView x_in, ops::View dx, bool needs_dx);
-    // Behind save(): backward keeps in `memory` what it would multiply for the gradients of matrices
-    // and biases, or it lies there for add_weight_gradients(). Gradients of norms backward then adds
-    // to `norms`, where they stand one after the other (kNormRoles).
+    // Behind save(): backward keeps in `memory` what it would multiply for the gradients of
+    // matrices and biases, or it lies there for add_weight_gradients(). Gradients of norms backward
+    // then adds to `norms`, where they stand one after the other (kNormRoles).
     void defer(std::byte* memory);
     void add_norms_to(float* norms);
     // What such a backward left undone; and adds `norms`, unless null, to the layer's gradient.

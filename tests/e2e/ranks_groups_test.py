@@ -214,7 +214,9 @@ class GroupsTest(Ranks):
         staged = {"parallel__pipeline": 2, "model__layers": 3, "zero__stage": 1}
         tight = {**self.tight(4), "budgets__host": "8MiB"}
         runs = [self.ranks(4, self.config(**staged, **tiers))
-                for tiers in ({}, {}, tight, {"swap__groups": 3}, {"swap__save_attention": 1})]
+                for tiers in ({}, {}, tight, {"swap__groups": 3}, {"swap__save_attention": 1},
+                              {"parallel__schedule": "zero_bubble"},
+                              {"parallel__schedule": "zero_bubble", "swap__groups": 3, "swap__save_mlp": 2, **tight})]
         for run in runs:
             self.assert_trained(run)
             self.assertEqual(run.numbers(), runs[0].numbers())
@@ -277,6 +279,10 @@ class GroupsTest(Ranks):
         drawn = pathlib.Path(picture).read_text()
         for row in ("0 compute", "0 comm", "1 compute", "1 comm", "take over"):
             self.assertIn(row, drawn)
+        split = self.ferry("plan", self.command({**config, "parallel": {"pipeline": 2, "schedule": "zero_bubble"}})[1],
+                           "--ranks", "4", "--json")
+        self.assertEqual(split.code, 0, split.err)
+        self.assertLess(json.loads(split.out)["pipeline"]["bubble"], plan["pipeline"]["bubble"])
         for key in ("device_bytes", "host_bytes", "nvme_bytes", "groups", "chunk_elements"):
             self.assertEqual(plan[key], run.summary[key], key)
         stages, steps = plan["pipeline"]["stages"], run.summary["steps"]

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "timeline_picture.h"
 
 namespace ferry::tools {
 namespace {
@@ -39,6 +40,17 @@ std::string sent_text(const train::Prediction& prediction) {
                         format_bytes(stage.to_previous), format_bytes(stage.of_table),
                         format_bytes(stage.to_sharers), stage.compute_seconds, 100 * stage.waits);
     return text;
+}
+
+// What its kernels do when, neighbours alike as one.
+nlohmann::json kernels_json(const train::StagePrediction& stage) {
+    nlohmann::json kernels = nlohmann::json::array();
+    for (const Bar& bar : bars_of(stage.schedule, stage.timeline, 1e-3)) {
+        if (bar.lane != swap::Lane::compute) continue;
+        kernels.push_back(
+            {{"name", bar.name}, {"begin_seconds", bar.begin_s}, {"end_seconds", bar.end_s}});
+    }
+    return kernels;
 }
 
 }  // namespace
@@ -90,6 +102,7 @@ nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
                               {"of_table_bytes", of.of_table},
                               {"to_sharers_bytes", of.to_sharers},
                               {"compute_seconds", of.compute_seconds},
+                              {"timeline", kernels_json(of)},
                               {"waits", of.waits}});
     }
     return {{"stages", stages}, {"bubble", train::bubble_of(plans.front())}};
