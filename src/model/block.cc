@@ -148,7 +148,7 @@ void Block::defer(std::byte* memory) {
 void Block::add_norms_to(float* norms) {
     for_trained_norms([&](Parameter& parameter) {
         parameter.gradient = norms;
-        norms += parameter.value.cols;
+        norms += room_of_norm(parameter.value.cols);
     });
 }
 
@@ -665,7 +665,7 @@ void Block::add_weight_gradients(bool needs_dx, const float* norms) {
     if (norms == nullptr) return;
     for_trained_norms([&](const Parameter& parameter) {
         ops_.add(parameter.gradient, norms, parameter.value.cols);
-        norms += parameter.value.cols;
+        norms += room_of_norm(parameter.value.cols);
     });
 }
 

@@ -32,7 +32,7 @@ int64_t norm_elements(const Layer& block) {
     int64_t elements = 0;
     for (const Role role : kNormRoles) {
         const Tensor* tensor = block.find(role);
-        if (tensor != nullptr && tensor->trainable) elements += tensor->count;
+        if (tensor != nullptr && tensor->trainable) elements += room_of_norm(tensor->count);
     }
     return elements;
 }
