@@ -25,6 +25,18 @@ std::string groups_text(const planner::Plan& plan) {
                        plan.group_size(), plan.group_size() == 1 ? "" : "es");
 }
 
+// What a stage waits, where all are as fast, in one order or the other.
+double bubble_with(planner::Plan plan, bool splits_backward) {
+    plan.partition.stage.splits_backward = splits_backward;
+    return train::bubble_of(plan);
+}
+
+std::string other_schedule_text(const planner::Plan& plan) {
+    if (plan.partition.stage.splits_backward) return {};
+    return fmt::format(" ({:.1f} % with parallel.schedule zero_bubble)",
+                       100 * bubble_with(plan, true));
+}
+
 double waits_most(const train::Prediction& prediction) {
     return std::ranges::max(prediction.stages, {}, &train::StagePrediction::waits).waits;
 }
@@ -71,9 +83,9 @@ std::string pipeline_text(const std::vector<planner::Plan>& plans,
     const planner::Plan& first = plans.front();
     std::string text = fmt::format(
         "a pipeline of {} stages of {} rank{}, through which {} pass: each waits {:.1f} % of a "
-        "step where all are as fast{}\n\n  {:>5} {:<20} {:>12} {:>12} {:>12}\n",
+        "step where all are as fast{}{}\n\n  {:>5} {:<20} {:>12} {:>12} {:>12}\n",
         plans.size(), first.partition.ranks, first.partition.ranks == 1 ? "" : "s",
-        groups_text(first), 100 * train::bubble_of(first),
+        groups_text(first), 100 * train::bubble_of(first), other_schedule_text(first),
         prediction ? fmt::format(", as planned up to {:.1f} %", 100 * waits_most(*prediction)) : "",
         "stage", "blocks", "device", "host", "NVMe");
     for (const planner::Plan& plan : plans)
@@ -105,7 +117,11 @@ nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
                               {"timeline", kernels_json(of)},
                               {"waits", of.waits}});
     }
-    return {{"stages", stages}, {"bubble", train::bubble_of(plans.front())}};
+    const planner::Plan& first = plans.front();
+    return {{"stages", stages},
+            {"bubble", train::bubble_of(first)},
+            {"bubbles",
+             {{"1f1b", bubble_with(first, false)}, {"zero_bubble", bubble_with(first, true)}}}};
 }
 
 }  // namespace ferry::tools
