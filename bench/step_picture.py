@@ -7,6 +7,7 @@ from step_trace import LANES, covered
 
 # Distinguishable with any colour vision (Okabe and Ito), as in `ferry plan --svg`.
 COLOURS = {"forward": "#0072b2", "read": "#0072b2", "gather weights": "#0072b2",
+           "weight gradients": "#f0e442",
            "backward": "#e69f00", "exchange gradients": "#e69f00", "gather gradients": "#e69f00",
            "head and loss": "#009e73", "verify": "#009e73",
            "update": "#d55e00", "write": "#d55e00",
@@ -28,6 +29,11 @@ def picture(trace, title):
     """The trace's last whole step: an SVG's text."""
     begin, end, measured, planned = trace.last_step()
     lanes = [lane for lane in LANES if any(one.lane == lane for one in [*measured, *planned])]
+    return drawn(lanes, begin, end, measured, planned, title)
+
+
+def drawn(lanes, begin, end, measured, planned, title):
+    """These rows of a step, which slices name as their lanes."""
     bottom = TOP + ROW * len(lanes)
     lines = axis(end - begin, bottom)
     for number, lane in enumerate(lanes):

@@ -46,6 +46,8 @@ class Trace:
 
     def __init__(self, file, first):
         events = json.loads(Path(file).read_text(encoding="utf-8"))["traceEvents"]
+        # Seconds of the host's clock at which the trace begins.
+        self.origin = next((e["args"]["origin_ns"] * 1e-9 for e in events if e["name"] == "clock"), 0.0)
         groups = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
         rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
 

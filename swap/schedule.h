@@ -47,7 +47,7 @@ enum class Verb : uint8_t {
 
 const char* name_of(Verb verb);
 
-constexpr int kPlaces = 9;
+constexpr int kPlaces = 10;
 struct Task {
     Verb verb = Verb::kernel;
     Lane lane = Lane::compute;

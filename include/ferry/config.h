@@ -212,12 +212,18 @@ struct ZeroConfig {
 // automatic: heads where the ranks divide them, and on a GPU; else a ring.
 enum class SequenceOrder : uint8_t { automatic, heads, ring };
 
+// The order in which stages of a pipeline take micro-batches. one_f_one_b: one goes back for each
+// that goes forward. zero_bubble: the same, but backward leaves weights' gradients, which fill a
+// part of what stages wait (zero-bubble H1).
+enum class PipelineSchedule : uint8_t { one_f_one_b, zero_bubble };
+
 // What several ranks do together beside sharing the state.
 struct ParallelConfig {
     int sequence = 1;  // ranks that share each sequence: docs/attention.md
     SequenceOrder sequence_order = SequenceOrder::automatic;
     int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
     int pipeline = 1;  // stages of layers, each of as many ranks
+    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
 };
 
 struct NumericsConfig {

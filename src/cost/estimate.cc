@@ -8,9 +8,11 @@ namespace ferry::cost {
 KernelSeconds timed_kernels(const KernelTimes& kernels, int64_t micro_batches, int64_t blocks) {
     using model::LayerKind;
     const auto passes = static_cast<double>(micro_batches), count = static_cast<double>(blocks);
-    return {.forward = passes * count * kernels.longest(Op::forward, LayerKind::block),
-            .backward = passes * (count * kernels.longest(Op::backward, LayerKind::block) +
-                                  kernels.longest(Op::head, LayerKind::head))};
+    return {
+        .forward = passes * count * kernels.longest(Op::forward, LayerKind::block),
+        .backward = passes * (count * (kernels.longest(Op::backward, LayerKind::block) +
+                                       kernels.longest(Op::weight_gradients, LayerKind::block)) +
+                              kernels.longest(Op::head, LayerKind::head))};
 }
 
 double update_seconds(int64_t elements, const ElementBytes& element, const Measurements& measured) {

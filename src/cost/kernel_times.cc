@@ -74,6 +74,7 @@ std::string KernelTimes::name_of(const Kind& kind) {
     if (timed_by(kind) == TimedBy::bytes) return fmt::format("{}, {}", name, format_bytes(kind[2]));
     std::string flags;
     if (has_flags(kind) && (kind[2] & kNeedsDx) == 0) flags += ", of weights alone";
+    if (has_flags(kind) && (kind[2] & kDefers) != 0) flags += ", weights' gradients left";
     if (saves(kind, Saved::attention)) flags += ", attention saved";
     if (saves(kind, Saved::mlp)) flags += ", MLP saved";
     if (saves(kind, Saved::projections)) flags += ", projections saved";

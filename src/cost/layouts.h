@@ -53,6 +53,10 @@ struct Layout {
     double bubble() const { return seconds > 0 ? bubble_seconds / seconds : 0; }
 };
 
+// The arithmetic's seconds of recorded steps of GPUs over those that they took: the least and the
+// most of them (bench/results/layouts.json). None of these shared tensors or layers.
+inline constexpr double kArithmeticLeast = 0.88, kArithmeticMost = 1.24;
+
 // Bytes a second that reach one of so many ranks, of which its host has `here`: from those one
 // after the other at the one rate, from all others at the other.
 double mean_rate(int64_t ranks, int64_t here, double inside_host, double outside);

@@ -72,13 +72,25 @@ struct Backward {
     static constexpr Op kOp = Op::backward;
     In<As, Content::weights> weights;
     In<As, Content::input> x;
-    InOut<As, Content::input_gradient> dx;  // holds the output's gradient, then x's
-    MaybeInOut<As, Content::gradient> gradient{};
+    InOut<As, Content::input_gradient> dx;         // holds the output's gradient, then x's
+    MaybeInOut<As, Content::gradient> gradient{};  // of one that defers: of norms alone
     Scratch<As> scratch;
     MaybeIn<As, Content::attention> attention{};
     MaybeInOut<As, Content::mlp> mlp{};  // overwritten by its gradient
     MaybeIn<As, Content::projections> projections{};
     MaybeIn<As, Content::tokens> tokens{};
+    MaybeOut<As, Content::deferred> deferred{};  // of one that defers
+};
+
+template <class As>
+struct WeightGradients {
+    static constexpr Op kOp = Op::weight_gradients;
+    In<As, Content::deferred> deferred;
+    InOut<As, Content::gradient> gradient;
+    Scratch<As> scratch;
+    MaybeIn<As, Content::attention> attention{};
+    MaybeIn<As, Content::mlp> mlp{};
+    MaybeIn<As, Content::gradient> norms{};  // with the last micro-batch: of all of them
 };
 
 template <class As>
@@ -288,9 +300,9 @@ struct Agree {
 template <template <class> class... Operations>
 struct List {};
 using Kernels =
-    List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss, Backward, EmbedBackward, Zero,
-         Add, Round, Update, UpdateSpeculative, Recast, Cut, Combine, Sum, EncodeWeights,
-         DecodeWeights, Keep, Compress, MoveAlone, Merge, Average>;
+    List<LoadTokens, LoadEvaluation, Embed, Forward, Head, HeadLoss, Backward, WeightGradients,
+         EmbedBackward, Zero, Add, Round, Update, UpdateSpeculative, Recast, Cut, Combine, Sum,
+         EncodeWeights, DecodeWeights, Keep, Compress, MoveAlone, Merge, Average>;
 using Exchanges =
     List<GatherCodes, GatherCodesInHost, GatherWeights, GatherWeightsInHost, ExchangeInHost,
          Exchange, GatherGradient, ExchangeMomentum, GatherMomentum, PassOn, TakeOver, Agree>;
@@ -304,7 +316,7 @@ constexpr size_t kOperands = sizeof(Operation<Addressed>) / sizeof(std::byte*);
 // The operands in their order, as a tuple of references.
 template <size_t count, class Operands>
 constexpr auto fields(Operands& of) {
-    static_assert(count >= 1 && count <= 9);
+    static_assert(count >= 1 && count <= 10);
     if constexpr (count == 1) {
         auto& [a] = of;
         return std::tie(a);
@@ -329,9 +341,12 @@ constexpr auto fields(Operands& of) {
     } else if constexpr (count == 8) {
         auto& [a, b, c, d, e, f, g, h] = of;
         return std::tie(a, b, c, d, e, f, g, h);
-    } else {
+    } else if constexpr (count == 9) {
         auto& [a, b, c, d, e, f, g, h, i] = of;
         return std::tie(a, b, c, d, e, f, g, h, i);
+    } else {
+        auto& [a, b, c, d, e, f, g, h, i, j] = of;
+        return std::tie(a, b, c, d, e, f, g, h, i, j);
     }
 }
 

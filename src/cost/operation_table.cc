@@ -3,6 +3,7 @@
 #include <array>
 
 #include "cost/operands.h"
+#include "model/gradients.h"
 
 namespace ferry::cost {
 namespace {
@@ -35,10 +36,12 @@ int64_t own(const Work& w) { return w.bytes; }
 int64_t tokens(const Work& w) { return w.tokens_bytes; }
 
 bool needs_dx(const Work& w) { return (w.flags & kNeedsDx) != 0; }
+bool defers(const Work& w) { return (w.flags & kDefers) != 0; }
 int64_t weights(const Work& w) {
     const int64_t table = w.table ? w.table->elements : 0;
     return (w.layer->elements + table) * size_of(w.compute);
 }
+int64_t norms(const Work& w) { return model::norm_elements(*w.layer) * 4; }
 // Added to: read and written.
 int64_t gradients(const Work& w) {
     const int64_t table = w.table ? w.table->trainable_elements : 0;
@@ -71,12 +74,14 @@ double forward(const Work& w) {
 }
 double loss(const Work& w) { return of_tokens(w, flops_of(w).forward); }
 double head(const Work& w) { return of_tokens(w, flops_of(w).forward + flops_of(w).gradients); }
+double weight_gradients(const Work& w) { return of_tokens(w, flops_of(w).weights); }
 // Forward again as far as nothing of it was saved, and the gradients.
 double backward(const Work& w) {
     using model::Saved;
     const LayerFlops flops = flops_of(w);
     const double attentions = (saves(w, Saved::attention) ? 0 : 1) + flops.attention_passes();
-    return of_tokens(w, flops.again + flops.gradients) + attentions * saved(w, Saved::attention) -
+    const double gradients = flops.gradients - (defers(w) ? flops.weights : 0);
+    return of_tokens(w, flops.again + gradients) + attentions * saved(w, Saved::attention) -
            (saves(w, Saved::mlp) ? saved(w, Saved::mlp) : 0) -
            (saves(w, Saved::projections) ? saved(w, Saved::projections) : 0);
 }
@@ -117,12 +122,20 @@ constexpr std::array kRows{
          .timed_by = TimedBy::layer,
          .bytes = [](const Work& w) { return weights(w) + w.tokens_bytes + w.input_bytes; },
          .flops = loss}),
-    row<op::Backward>(
-        {.name = "backward",
-         .item = kMicroBatch,
-         .timed_by = TimedBy::flags,
-         .bytes = [](const Work& w) { return weights(w) + 3 * w.input_bytes + gradients(w); },
-         .flops = backward}),
+    row<op::Backward>({.name = "backward",
+                       .item = kMicroBatch,
+                       .timed_by = TimedBy::flags,
+                       .bytes =
+                           [](const Work& w) {
+                               return weights(w) + 3 * w.input_bytes +
+                                      (defers(w) ? 2 * norms(w) : gradients(w));
+                           },
+                       .flops = backward}),
+    row<op::WeightGradients>({.name = "weight gradients",
+                              .item = kMicroBatch,
+                              .timed_by = TimedBy::layer,
+                              .bytes = gradients,
+                              .flops = weight_gradients}),
     row<op::EmbedBackward>(
         {.name = "embed backward",
          .item = kMicroBatch,

@@ -23,6 +23,7 @@ enum class Op : uint8_t {
     head,       // forward and backward in one; item: the micro-batch as the report counts them
     head_loss,  // forward alone
     backward,
+    weight_gradients,  // that a backward has left
     embed_backward,
     zero,
     add,
@@ -86,6 +87,8 @@ constexpr int kStageLinks = 3;
 // Flags of a block's backward, and the first of them of the head: something below trains.
 constexpr uint8_t kNeedsDx = 1;
 constexpr uint8_t flag_of(model::Saved what) { return static_cast<uint8_t>(2U << model::at(what)); }
+// And of a block's backward: it leaves the gradients of matrices and biases.
+constexpr uint8_t kDefers = 2U << model::kSaved;
 
 // ---------------------------------------------------------------- operands
 
@@ -98,6 +101,7 @@ enum class Content : uint8_t {
     attention,       // attention's output, saved for backward
     mlp,
     projections,
+    deferred,        // what a block's backward keeps for its weights' gradients
     gradient,        // fp32 accumulator of a layer's trainable prefix
     table_gradient,  // tied: the head's part of the table's
     tokens,          // a micro-batch's tokens, targets and documents' bounds; int32

@@ -151,6 +151,7 @@ LayerFlops block_flops(const model::Layer& layer, bool needs_dx) {
         if (goes_back && matrix.role != model::Role::down) found.again += flops;
         found.gradients +=
             (has_input_gradient(matrix.role, asked) ? flops : 0) + (matrix.trainable ? flops : 0);
+        found.weights += matrix.trainable ? flops : 0;
     }
     found.through_attention = asked.output;
     return found;

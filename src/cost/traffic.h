@@ -71,6 +71,7 @@ struct LayerFlops {
     double forward = 0;
     double again = 0;      // of forward's, what backward computes again where nothing is saved
     double gradients = 0;  // of inputs and weights
+    double weights = 0;    // of these, a block's weights
     // Whether backward passes through attention, whose own products are not among these: two
     // forward, of 2 operations a token, key and element each, and four backward.
     bool through_attention = false;

@@ -103,6 +103,52 @@ void Block::save(Saved what, std::byte* memory, bool known) {
     known_[at(what)] = known;
 }
 
+// The views of a backward that defers are of all tokens, and of memory that outlives it. What it
+// saves has memory of its own, and so have gradients of n1 and n2.
+void Block::cut_deferred(Carver& carver, Buffers& b) const {
+    const int64_t tokens = numerics_.tokens();
+    const DType compute = numerics_.compute;
+    b.n1 = qkv_.input(carver, tokens);
+    b.dqkv = of_heads(carver, own_.all(), most_.all());
+    if (!saved_[at(Saved::attention)]) b.attended = output_.input(carver, tokens);
+    b.dmid = carver.matrix(compute, tokens, shape_.hidden);
+    b.n2 = up_.input(carver, tokens);
+    if (!saved_[at(Saved::mlp)]) b.inner = carver.matrix(compute, tokens, up_.outputs());
+    b.active = down_.input(carver, tokens);
+    b.dout = carver.matrix(compute, tokens, shape_.hidden);
+}
+
+int64_t Block::deferred_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
+                              ops::Ops& ops, const Layer& layer) {
+    const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
+    Carver carver(nullptr);
+    Buffers unused;
+    Block(shape, numerics, rope, ops, nowhere, {}, nullptr).cut_deferred(carver, unused);
+    return carver.peak();
+}
+
+template <class Each>
+void Block::for_trained_norms(const Each& each) {
+    for (Parameter* parameter : {&norm1_.weight, &norm1_.bias, &norm2_.weight, &norm2_.bias,
+                                 &query_norm_.weight, &key_norm_.weight}) {
+        if (parameter->trains()) each(*parameter);
+    }
+}
+
+void Block::defer(std::byte* memory) {
+    FERRY_CHECK(numerics_.parts == 1, "ranks that share a sequence defer no gradients");
+    Carver carver(memory);
+    cut_deferred(carver, b_);
+    deferring_ = true;
+}
+
+void Block::add_norms_to(float* norms) {
+    for_trained_norms([&](Parameter& parameter) {
+        parameter.gradient = norms;
+        norms += room_of_norm(parameter.value.cols);
+    });
+}
+
 int64_t Block::tile() const {
     const int64_t tokens = numerics_.tokens();
     return numerics_.mlp_tile > 0 ? std::min(numerics_.mlp_tile, tokens) : tokens;
@@ -377,7 +423,7 @@ void Block::attend(ConstView x_in, View x_mid) {
     const bool known = known_[at(Saved::projections)];
     for_tiles(x_in.rows, [&](int64_t first, int64_t count) {
         if (known && x_in.rows > tile()) return;  // backward makes it again
-        const View n1 = b_.n1.row_range(0, count);
+        const View n1 = tile_of(b_.n1, first, count);
         norm1_.forward(ops_, x_in.row_range(first, count), n1, b_.stats1);
         if (!known) qkv_.apply(ops_, n1, qkv_of_tokens().row_range(first, count), {}, b_.ops);
     });
@@ -418,7 +464,18 @@ void Block::attention_forward() {
 }
 
 View Block::inner_of(int64_t first, int64_t tokens) const {
-    return b_.inner.row_range(saved_[at(Saved::mlp)] ? first : 0, tokens);
+    return b_.inner.row_range(saved_[at(Saved::mlp)] || deferring_ ? first : 0, tokens);
+}
+
+// dx in the compute type: where it lies, or where it is kept, for dx itself changes.
+ConstView Block::slope(ConstView dx, const View& kept, int64_t first) {
+    if (!deferring_) return in_compute_type(dx, b_.dy);
+    const View copy = kept.row_range(first, dx.rows);
+    if (dx.type == copy.type)
+        ops_.copy_out(dx, copy);
+    else
+        ops_.cast(dx, copy);
+    return copy;
 }
 
 void Block::compute(Saved what) {
@@ -431,14 +488,13 @@ void Block::compute(Saved what) {
 
 // n2 and what the MLP's first matrices make of it, of a tile of x_mid.
 void Block::mlp(ConstView x_mid, int64_t first) {
-    const View n2 = b_.n2.row_range(0, x_mid.rows);
+    const View n2 = tile_of(b_.n2, first, x_mid.rows);
     norm2_.forward(ops_, x_mid, n2, b_.stats2);
     if (!known_[at(Saved::mlp)]) up_.apply(ops_, n2, inner_of(first, x_mid.rows), {}, b_.ops);
 }
 
-// Applies the activation to it.
-void Block::activate(ConstView inner) {
-    const View active = b_.active.row_range(0, inner.rows);
+// Applies the activation to what those give.
+void Block::activate(ConstView inner, View active) {
     if (shape_.gated) {
         ops_.swiglu_forward(inner, active);
     } else {
@@ -460,7 +516,7 @@ void Block::forward(ConstView x_in, View x_out) {
     for_tiles(x_out.rows, [&](int64_t first, int64_t count) {
         const ConstView x_mid = b_.x_mid.row_range(first, count);
         mlp(x_mid, first);
-        activate(inner_of(first, count));
+        activate(inner_of(first, count), b_.active.row_range(0, count));
         // Not into x_mid itself: on a GPU that costs a copy of it first.
         const View out = x_out.row_range(first, count);
         down_.apply(ops_, b_.active.row_range(0, count), out, slices() ? ConstView{} : x_mid,
@@ -482,18 +538,17 @@ void Block::backward(ConstView x_in, View dx, bool needs_dx) {
 void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, const InputGradients& asked) {
     if (!asked.down && !down_.trains()) return;
     const int64_t tokens = x_mid.rows;
-    const View inner = inner_of(first, tokens), active = b_.active.row_range(0, tokens);
-    const View n2 = b_.n2.row_range(0, tokens), dn = b_.dn2.row_range(0, tokens);
+    const View inner = inner_of(first, tokens), active = tile_of(b_.active, first, tokens);
+    const View dn = b_.dn2.row_range(0, tokens);
     mlp(x_mid, first);
-    const ConstView dy = in_compute_type(dx, b_.dy);
-    if (!asked.down) {
-        activate(inner);
-        return down_.add_gradient(ops_, dy, active, b_.ops);
+    const ConstView dy = slope(dx, b_.dout, first);
+    if (asked.down) {
+        down_.apply_transposed(ops_, dy, active, b_.ops);
+        activate_backward(active, inner);
+    } else {
+        activate(inner, active);
     }
-    down_.apply_transposed(ops_, dy, active, b_.ops);
-    activate_backward(active, inner);
-    down_.add_gradient(ops_, dy, active, b_.ops);
-    up_.add_gradient(ops_, inner, n2, b_.ops);
+    if (!deferring_) add_mlp_gradients(dy, first, asked);
     if (!asked.up) return;
     up_.apply_transposed(ops_, inner, dn, b_.ops);
     if (slices()) add_up(dn, {});
@@ -501,11 +556,18 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, const InputGra
                     asked.mid ? dx : View{}, b_.ops);
 }
 
+// Of a tile whose `active` is what forward gave, and `inner`, where asked for, its gradient.
+void Block::add_mlp_gradients(ConstView dy, int64_t first, const InputGradients& asked) {
+    down_.add_gradient(ops_, dy, tile_of(b_.active, first, dy.rows), b_.ops);
+    if (!asked.down) return;
+    up_.add_gradient(ops_, inner_of(first, dy.rows), tile_of(b_.n2, first, dy.rows), b_.ops);
+}
+
 // dx holds d(x_mid) and receives d(x_in).
 void Block::attention_backward(ConstView x_in, View dx, bool needs_dx,
                                const InputGradients& asked) {
-    const ConstView dy = in_compute_type(dx, b_.dy);
-    output_.add_gradient(ops_, dy, attended_of_tokens(), b_.ops);
+    const ConstView dy = slope(dx, b_.dmid, 0);
+    if (!deferring_) output_.add_gradient(ops_, dy, attended_of_tokens(), b_.ops);
     if (!asked.output) return;
     // Where ranks share sequences, all heads' queries, keys and values have left by now.
     const View dattended = shares()
@@ -532,16 +594,45 @@ void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_
                                  const InputGradients& asked) {
     for_tiles(dqkv.rows, [&](int64_t first, int64_t count) {
         const ConstView x = x_in.row_range(first, count);
-        const View n1 = b_.n1.row_range(0, count), dn1 = b_.dn1.row_range(0, count);
+        const View n1 = tile_of(b_.n1, first, count), dn1 = b_.dn1.row_range(0, count);
         const View part = dqkv.row_range(first, count), d = dx.row_range(first, count);
         if (dqkv.rows > tile()) norm1_.forward(ops_, x, n1, b_.stats1);  // another tile's is there
-        qkv_.add_gradient(ops_, part, n1, b_.ops);
+        if (!deferring_) qkv_.add_gradient(ops_, part, n1, b_.ops);
         if (!asked.qkv) return;
+        // Dropped keys are kept where their own gradient is still to come.
+        const View keys = part.col_range(all_.query, 2 * all_.key);
+        const bool restores = deferring_ && numerics_.slice % numerics_.key_holders != 0;
+        const View aside = View::of(b_.all_keys, keys.type, keys.rows, keys.cols);
+        if (restores) ops_.copy_out(keys, aside);
         drop_keys(part);
         qkv_.apply_transposed(ops_, part, dn1, b_.ops);
+        if (restores) ops_.copy_out(aside, keys);
         if (slices()) add_up(dn1, {});
         norm1_.backward(ops_, dn1, x, b_.stats1, needs_dx ? ConstView(d) : ConstView{},
                         needs_dx ? d : View{}, b_.ops);
+    });
+}
+
+// In backward's order, so that every sum has the bits that it has there.
+void Block::add_weight_gradients(bool needs_dx, const float* norms) {
+    const InputGradients asked = input_gradients_of(layer_, needs_dx);
+    const int64_t tokens = numerics_.tokens();
+    if (asked.down || down_.trains()) {
+        for_tiles(tokens, [&](int64_t first, int64_t count) {
+            add_mlp_gradients(b_.dout.row_range(first, count), first, asked);
+        });
+    }
+    if (asked.mid) output_.add_gradient(ops_, b_.dmid, b_.attended, b_.ops);
+    if (asked.output) {
+        for_tiles(tokens, [&](int64_t first, int64_t count) {
+            qkv_.add_gradient(ops_, b_.dqkv.row_range(first, count), b_.n1.row_range(first, count),
+                              b_.ops);
+        });
+    }
+    if (norms == nullptr) return;
+    for_trained_norms([&](const Parameter& parameter) {
+        ops_.add(parameter.gradient, norms, parameter.value.cols);
+        norms += room_of_norm(parameter.value.cols);
     });
 }
 

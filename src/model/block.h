@@ -15,6 +15,9 @@
 // rotation of heads, is of W tokens and the rank's own heads; all else is of its T tokens and all
 // heads. Exchanges lie between (share_heads, share_tokens). In ring order attention is of T tokens
 // and all heads as well, and keys and queries of other parts come and go within it.
+//
+// Backward may leave the gradients of matrices and biases to a pass of their own, which multiplies
+// what the first one has kept.
 #pragma once
 
 #include <optional>
@@ -35,6 +38,13 @@ public:
 
     void forward(ops::ConstView x_in, ops::View x_out);
     void backward(ops::ConstView x_in, ops::View dx, bool needs_dx);
+    // Behind save(): backward keeps in `memory` what it would multiply for the gradients of
+    // matrices and biases, or it lies there for add_weight_gradients(). Gradients of norms backward
+    // then adds to `norms`, where they stand one after the other (kNormRoles).
+    void defer(std::byte* memory);
+    void add_norms_to(float* norms);
+    // What such a backward left undone; and adds `norms`, unless null, to the layer's gradient.
+    void add_weight_gradients(bool needs_dx, const float* norms);
     // The part of forward that backward leaves out where its result was saved, alone.
     void compute(Saved what);
     static int64_t scratch_bytes(const Shape& shape, const Numerics& numerics,
@@ -44,6 +54,9 @@ public:
     static int64_t saved_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
                                ops::Ops& ops, const Layer& layer, Saved what);
     void save(Saved what, std::byte* memory, bool known);
+    // Of what backward keeps where it defers, and saves nothing.
+    static int64_t deferred_bytes(const Shape& shape, const Numerics& numerics,
+                                  const RopeTable& rope, ops::Ops& ops, const Layer& layer);
 
 private:
     // Buffers of a pass; the two groups below share memory, for they are never alive together. So
@@ -70,6 +83,8 @@ private:
         float* stats2 = nullptr;
         // The attention's backward pass: [T, Q + 2 K]; before the groups, [T, Q].
         ops::View dqkv{}, dattended{};
+        // Where backward defers: of x_mid and of x_out, in the compute type.
+        ops::View dmid{}, dout{};
         // What ranks of a sequence send and receive, around the attention of both passes.
         std::byte *sent = nullptr, *received = nullptr;
         RingAttention::Room ring{};
@@ -82,6 +97,14 @@ private:
     Buffers cut(Carver& carver, int64_t op_scratch_bytes) const;
     void cut_attention(Carver& carver, Buffers& b) const;
     void cut_saved(Saved what, Carver& carver, Buffers& b) const;
+    void cut_deferred(Carver& carver, Buffers& b) const;
+    // The rows of a tile that begins at this token: of what is kept, or the only ones that are.
+    ops::View tile_of(const ops::View& all, int64_t first, int64_t tokens) const {
+        return all.row_range(deferring_ ? first : 0, tokens);
+    }
+    ops::ConstView slope(ops::ConstView dx, const ops::View& kept, int64_t first);
+    template <class Each>
+    void for_trained_norms(const Each& each);
     int64_t op_scratch_bytes() const;
     int64_t tile() const;
     // body(first, tokens) for each tile of so many.
@@ -139,10 +162,11 @@ private:
     // The output of the MLP's first matrices for the tile that begins at this token.
     ops::View inner_of(int64_t first, int64_t tokens) const;
     void mlp(ops::ConstView x_mid, int64_t first);
-    void activate(ops::ConstView inner);
+    void activate(ops::ConstView inner, ops::View active);
     void activate_backward(ops::View active, ops::View inner);
     void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx,
                       const InputGradients& asked);
+    void add_mlp_gradients(ops::ConstView dy, int64_t first, const InputGradients& asked);
     void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx,
                             const InputGradients& asked);
     void projections_backward(ops::ConstView x_in, ops::View dqkv, ops::View dx, bool needs_dx,
@@ -159,6 +183,7 @@ private:
     ops::Ops& ops_;
     const Mask mask_;
     OfSaved<bool> saved_{}, known_{};
+    bool deferring_ = false;
     const Layer& layer_;
     int64_t index_;  // of the block
     SliceSum sums_;

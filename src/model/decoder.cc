@@ -162,6 +162,10 @@ int64_t Decoder::saved_bytes(Saved what) const {
     return Block::saved_bytes(shape_, numerics_, rope_, ops_, layers_[1], what);
 }
 
+int64_t Decoder::deferred_bytes() const {
+    return Block::deferred_bytes(shape_, numerics_, rope_, ops_, layers_[1]);
+}
+
 namespace {
 
 // To the other parts of a sequence: queries, keys and values, and attention's output. Backward
@@ -312,6 +316,32 @@ void Decoder::backward(int64_t block, const void* weights, const void* x_in, voi
     save(pass, saved, true);
     const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
+}
+
+void Decoder::input_gradients(int64_t block, const void* weights, const void* x_in, void* dx,
+                              bool needs_dx, float* norms, std::byte* scratch,
+                              const SavedMemory& saved, const Documents& documents,
+                              std::byte* deferred) const {
+    const Layer& layer = layers_[static_cast<size_t>(block + 1)];
+    // An address that says what trains: nothing is added there.
+    const LayerMemory memory(layer, numerics_.compute, weights, reinterpret_cast<float*>(deferred));
+    Block pass(shape_, numerics_, rope_, ops_, memory, mask_of(block, documents), scratch);
+    save(pass, saved, true);
+    pass.defer(deferred);
+    pass.add_norms_to(norms);
+    const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
+    pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
+}
+
+void Decoder::weight_gradients(int64_t block, bool needs_dx, float* gradient, std::byte* scratch,
+                               const SavedMemory& saved, std::byte* deferred,
+                               const float* norms) const {
+    const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, nullptr,
+                             gradient);
+    Block pass(shape_, numerics_, rope_, ops_, memory, {}, scratch);
+    save(pass, saved, true);
+    pass.defer(deferred);
+    pass.add_weight_gradients(needs_dx, norms);
 }
 
 void Decoder::compute_saved(Saved what, int64_t block, const void* weights, std::byte* scratch,

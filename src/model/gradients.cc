@@ -28,4 +28,13 @@ InputGradients input_gradients_of(const Layer& block, bool needs_dx) {
     return found;
 }
 
+int64_t norm_elements(const Layer& block) {
+    int64_t elements = 0;
+    for (const Role role : kNormRoles) {
+        const Tensor* tensor = block.find(role);
+        if (tensor != nullptr && tensor->trainable) elements += room_of_norm(tensor->count);
+    }
+    return elements;
+}
+
 }  // namespace ferry::model

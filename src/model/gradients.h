@@ -2,6 +2,10 @@
 // trains, or to the layer below. The kernels go by it, and so does whoever counts their operations.
 #pragma once
 
+#include <array>
+#include <cstdint>
+
+#include "ferry/units.h"
 #include "model/model.h"
 
 namespace ferry::model {
@@ -16,5 +20,13 @@ struct InputGradients {
 };
 // `needs_dx`: the layer below asks for the gradient of its output.
 InputGradients input_gradients_of(const Layer& block, bool needs_dx);
+
+// The tensors of a block's norms. Those that train, one after the other: the elements of each, and
+// of all of them.
+inline constexpr std::array kNormRoles{Role::attention_norm, Role::attention_norm_bias,
+                                       Role::mlp_norm,       Role::mlp_norm_bias,
+                                       Role::query_norm,     Role::key_norm};
+constexpr int64_t room_of_norm(int64_t elements) { return round_up(elements, int64_t{64}); }
+int64_t norm_elements(const Layer& block);
 
 }  // namespace ferry::model

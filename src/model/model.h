@@ -337,6 +337,7 @@ public:
     int64_t activation_bytes() const;       // of one block input of one micro-batch
     int64_t scratch_bytes() const;          // the largest of any call below
     int64_t saved_bytes(Saved what) const;  // of a block and micro-batch
+    int64_t deferred_bytes() const;         // likewise, where backward leaves weights' gradients
     Exchanges exchanges() const;            // of a micro-batch and layers that train
     // Bytes of the patterns' lists, each once, and of where a part's positions begin. Operations
     // read them in device memory: before the first one, place_patterns gets so much of that memory,
@@ -358,6 +359,15 @@ public:
     void backward(int64_t block, const void* weights, const void* x_in, void* dx, bool needs_dx,
                   float* gradient, std::byte* scratch, const SavedMemory& saved = {},
                   const Documents& documents = {}) const;
+    // The same in two, to the bit. The first leaves in `deferred` (deferred_bytes()), and in
+    // `saved`, what the gradients of matrices and biases are products of. Norms' it adds to
+    // `norms` (fp32, norm_elements()), which may serve several micro-batches: the second one adds
+    // them, where they are given to it, to those of `gradient`, zero until then.
+    void input_gradients(int64_t block, const void* weights, const void* x_in, void* dx,
+                         bool needs_dx, float* norms, std::byte* scratch, const SavedMemory& saved,
+                         const Documents& documents, std::byte* deferred) const;
+    void weight_gradients(int64_t block, bool needs_dx, float* gradient, std::byte* scratch,
+                          const SavedMemory& saved, std::byte* deferred, const float* norms) const;
     // Alone, of whatever lies in `scratch`: to be timed.
     void compute_saved(Saved what, int64_t block, const void* weights, std::byte* scratch,
                        const Documents& documents = {}) const;

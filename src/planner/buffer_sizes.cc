@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/gradients.h"
+
 namespace ferry::planner {
 namespace {
 
@@ -84,6 +86,11 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return work.needs.saved[at(model::Saved::mlp)];
         case Class::projections:
             return work.needs.saved[at(model::Saved::projections)];
+        case Class::deferred:
+            return work.needs.deferred;
+        case Class::norms:
+            return largest(work, true,
+                           [](const model::Layer& l) { return model::norm_elements(l) * 4; });
         case Class::tokens:
         case Class::host_tokens:
             return work.numerics.token_numbers() * int64_t{sizeof(int32_t)};
@@ -153,6 +160,8 @@ const char* name_of(Class c) {
                                                      "attention",
                                                      "mlp",
                                                      "projections",
+                                                     "weights' gradients to come",
+                                                     "norms' gradients",
                                                      "tokens",
                                                      "block lists",
                                                      "scratch",
@@ -184,6 +193,9 @@ const char* row_of(Class c) {
             return "MLPs' products saved for backward";
         case Class::projections:
             return "attention's products saved for backward";
+        case Class::deferred:
+        case Class::norms:
+            return "kept for weights' gradients";
         case Class::lists:
             return "attention's lists of blocks";
         case Class::scratch:

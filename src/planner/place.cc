@@ -73,6 +73,21 @@ private:
     int64_t under_way(int64_t groups) const {
         return stage().under_way(groups) * (micro_batches_ / groups);
     }
+    // Micro-batches for which a block that saves this holds it at the same time: what backward has
+    // left reads attention's and the MLP's again.
+    int64_t held(model::Saved what, int64_t groups) const {
+        const bool read_again = what != model::Saved::projections;
+        return under_way(groups) +
+               (read_again ? stage().deferred(groups) * (micro_batches_ / groups) : 0);
+    }
+    // Blocks of groups for which backward keeps something. Where no group's is left behind, it is
+    // used up block by block.
+    int64_t blocks_deferred(int64_t groups) const {
+        if (!stage().splits_backward) return 0;
+        const int64_t deferred = stage().deferred(groups);
+        if (deferred == 0) return 1;
+        return (end_block() - first_block()) * std::min(deferred + 1, groups);
+    }
     // Of this rank's stage: the first, and the one behind the last.
     int64_t first_block() const {
         return stage().all() ? 0 : std::max<int64_t>(stage().first, 1) - 1;
@@ -105,7 +120,9 @@ private:
         counts[at(Class::activation)] =
             passing * (micro_batches_ / groups) + 1 + depth.spare_activations + inputs;
         for (const model::Saved what : model::kAllSaved)
-            counts[at(class_of(what))] = saving[at(what)] * under_way(groups);
+            counts[at(class_of(what))] = saving[at(what)] * held(what, groups);
+        counts[at(Class::deferred)] = blocks_deferred(groups) * (micro_batches_ / groups);
+        counts[at(Class::norms)] = stage().splits_backward ? end_block() - first_block() : 0;
         counts[at(Class::tokens)] = under_way(groups);
         counts[at(Class::lists)] = work_.needs.lists > 0 ? 1 : 0;
         counts[at(Class::scratch)] = 1;
@@ -195,7 +212,8 @@ private:
         model::OfSaved<int64_t> blocks{};
         for (auto& of_layers : result_.saved) of_layers.assign(work_.layers.size(), false);
         for (const SavedActivation& activation : to_save_.activations) {
-            const int64_t bytes = under_way(result_.groups) * bytes_of(class_of(activation.what));
+            const int64_t bytes =
+                held(activation.what, result_.groups) * bytes_of(class_of(activation.what));
             if (!is_asked_for(activation) && bytes > left_bytes) continue;
             left_bytes -= is_asked_for(activation) ? 0 : bytes;
             result_.saved[at(activation.what)][activation.layer] = true;

@@ -106,11 +106,11 @@ struct AccumulatorSpill {
 // A class of equally large buffers; those before `state_staging` are device memory.
 enum class Class : uint8_t {
     block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, codes, activation,
-    attention, mlp, projections, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging,
+    attention, mlp, projections, deferred, norms, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging,
     input_staging, spill_staging, feedback_staging, second_staging, host_tokens
 };
 // clang-format on
-constexpr int kClasses = 23;
+constexpr int kClasses = 25;
 constexpr Class class_of(model::Saved what) {
     constexpr model::OfSaved<Class> kOf{Class::attention, Class::mlp, Class::projections};
     return kOf[model::at(what)];
@@ -187,6 +187,7 @@ struct Plan {
     // Of a pipeline's stage several groups are under way, and each of them keeps its inputs.
     int64_t groups_under_way() const { return partition.stage.under_way(groups); }
     int64_t inputs_of_a_block() const { return groups_under_way() * group_size(); }
+    int64_t groups_deferred() const { return partition.stage.deferred(groups); }
     std::span<const Chunk> chunks_of(int64_t layer) const {
         const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
         return {chunks.data() + l.first_chunk, static_cast<size_t>(l.chunks)};
@@ -242,6 +243,8 @@ struct DeviceNeeds {
     // The device reads the host tier through page tables in its own memory, as a GPU does.
     bool maps_host = false;
     int64_t page_tables = 0;  // make_plan's own
+    // What a block and micro-batch keeps where backward leaves weights' gradients.
+    int64_t deferred = 0;
 };
 
 // A refusal for the sake of one tier.

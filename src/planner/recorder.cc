@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "chunks.h"
+#include "model/gradients.h"
 #include "recorder_impl.h"
 
 namespace ferry::planner {
@@ -117,6 +118,14 @@ void Recorder::spill_accumulator(int64_t layer, const BufferOf<content>& gradien
 
 Recorder::Gradient Recorder::fetch_gradient(int64_t layer, bool first_group) {
     return fetch_accumulator<Content::gradient>(layer, first_group);
+}
+
+Recorder::Gradient Recorder::norms_gradient(int64_t layer) {
+    const int64_t elements = model::norm_elements(plan_.layers[static_cast<size_t>(layer)]);
+    if (elements == 0) return {};
+    Gradient norms(acquire(Class::norms));
+    record<op::Zero>(layer, 0, {.what = norms}, {.bytes = elements * 4});
+    return norms;
 }
 
 Recorder::TableGradient Recorder::fetch_table_gradient(bool first_group) {

@@ -33,6 +33,8 @@ constexpr Class buffers_of(Content content) {
             return Class::mlp;
         case Content::projections:
             return Class::projections;
+        case Content::deferred:
+            return Class::deferred;
         case Content::scratch:
             return Class::scratch;
         case Content::report:
@@ -166,6 +168,7 @@ public:
     // before the exchanges that follow, and so beside the work of this layer.
     void prefetch_weights(int64_t layer);
     Gradient fetch_gradient(int64_t layer, bool first_group);
+    Gradient norms_gradient(int64_t layer);                // of a block's norms alone, zero
     TableGradient fetch_table_gradient(bool first_group);  // tied: the head's part of it
     void spill_gradient(int64_t layer, const Gradient& gradient);
     void spill_table_gradient(const TableGradient& gradient);

@@ -98,6 +98,9 @@ void Recording::write(const std::string& path) const {
     for (size_t i = 0; i < size(); ++i) {
         write_slice(out, slices_[i], processes.at(rows_[slices_[i].row].group), origin_ns);
     }
+    // Of several ranks on a host: what lay how far before.
+    out.add("{{\"ph\":\"M\",\"name\":\"clock\",\"pid\":0,\"args\":{{\"origin_ns\":{}}}}},\n",
+            origin_ns);
     // The list ends without a comma after its last event.
     out.add("{{\"ph\":\"M\",\"name\":\"slices_dropped\",\"pid\":0,\"args\":{{\"count\":{}}}}}]}}\n",
             dropped());

@@ -123,12 +123,14 @@ std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& sha
     bool trains_below = false;
     for (size_t s = 0; s < stages; ++s) {
         const bool first = s == 0, last = s + 1 == stages;
-        zero::Stage stage{.index = static_cast<int>(s),
-                          .count = static_cast<int>(stages),
-                          .first = first ? 0 : static_cast<int64_t>(cuts[s] + 1),
-                          .end = static_cast<int64_t>(cuts[s + 1] + (last ? 2 : 1)),
-                          .trains_below = trains_below,
-                          .tied = tied && (first || last)};
+        zero::Stage stage{
+            .index = static_cast<int>(s),
+            .count = static_cast<int>(stages),
+            .first = first ? 0 : static_cast<int64_t>(cuts[s] + 1),
+            .end = static_cast<int64_t>(cuts[s + 1] + (last ? 2 : 1)),
+            .trains_below = trains_below,
+            .tied = tied && (first || last),
+            .splits_backward = config.parallel.schedule == PipelineSchedule::zero_bubble};
         for (int64_t l = stage.first; l < stage.end; ++l)
             trains_below = trains_below || whole[static_cast<size_t>(l)].trainable_elements > 0;
         found.push_back(stage);
@@ -159,11 +161,23 @@ int stage_with(const std::vector<zero::Stage>& stages, int64_t layer) {
     bug("a layer of no stage");
 }
 
-double bubble_of(int64_t groups, int stages, int64_t group_size, int64_t blocks) {
+double bubble_of(int64_t groups, int stages, int64_t group_size, int64_t blocks,
+                 bool splits_backward) {
     // Visits of a block: of a group, and those until the next stage has something to do.
-    const int64_t all = blocks * group_size, first = (blocks - 1) * group_size + 1;
-    const auto waits = static_cast<double>((stages - 1) * first);
-    return waits / (static_cast<double>(groups * all) + waits);
+    const auto all = static_cast<double>(blocks * group_size),
+               first = static_cast<double>((blocks - 1) * group_size + 1);
+    const int64_t hops = stages - 1;
+    double waits = static_cast<double>(hops) * first;
+    if (splits_backward) {
+        // From stage to stage a forward and a backward of inputs are waited for. Of each further
+        // group that is left behind weights' gradients fill one hop, but for its first forward.
+        constexpr double kForward = 0.25, kWeights = 0.25;
+        const auto filled = static_cast<double>(std::min<int64_t>(hops, groups - 1));
+        const double hop = (1 - kWeights) * first;
+        waits = filled * std::max(kForward * first, hop - kWeights * all) +
+                (static_cast<double>(hops) - filled) * hop;
+    }
+    return waits / (static_cast<double>(groups) * all + waits);
 }
 
 std::string text_of(const std::vector<zero::Stage>& stages, int64_t layers) {

@@ -23,7 +23,10 @@ void warn_of_gathers(const planner::Plan& plan);
 int stage_with(const std::vector<zero::Stage>& stages, int64_t layer);
 // The part of a step that a stage waits, where all take as long. Each stage has so many blocks. A
 // micro-batch of a group passes on as soon as the last block is done with it.
-double bubble_of(int64_t groups, int stages, int64_t group_size, int64_t blocks);
+// Where backward is split, weights' gradients fill a part of it: a fourth of a visit, as much as
+// forward, as forward again and as the gradients of inputs.
+double bubble_of(int64_t groups, int stages, int64_t group_size, int64_t blocks,
+                 bool splits_backward = false);
 
 // "embedding and blocks 0 to 3; blocks 4 to 6 and head"
 std::string text_of(const std::vector<zero::Stage>& stages, int64_t layers);

@@ -32,7 +32,8 @@ namespace {
 struct Group {
     int64_t first = 0, size = 0;  // micro-batches of the step
     bool is_first = true, is_last = true;
-    int64_t slot = 0;  // of the groups under way
+    int64_t slot = 0;           // of the groups under way
+    int64_t deferred_slot = 0;  // of those whose weights' gradients are left
 };
 
 class Step {
@@ -46,9 +47,13 @@ public:
           by_momentum_(what != Exchanged::gradients),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
-          under_way_(at(plan_.groups_under_way())) {
-        for (UnderWay& group : under_way_)
-            group.saved.resize(plan_.layers.size() * at(plan_.group_size()));
+          under_way_(at(plan_.groups_under_way())),
+          norms_(plan_.layers.size()) {
+        const size_t visits = plan_.layers.size() * at(plan_.group_size());
+        for (UnderWay& group : under_way_) group.saved.resize(visits);
+        if (!stage().splits_backward) return;
+        deferred_.resize(at(plan_.groups_deferred() + 1));
+        for (std::vector<Deferred>& of_group : deferred_) of_group.resize(visits);
     }
 
     // Of the step before: its speculative updates stand, or go.
@@ -181,32 +186,48 @@ public:
                     r_.fetch_input(layer - 1, input_of(group, i));
                 continue;
             }
+            const bool defers = trains && stage().splits_backward;
             const Weights weights = r_.fetch_weights(layer);
-            Gradient gradient = trains ? r_.fetch_gradient(layer, group.is_first) : Gradient();
+            Gradient gradient =
+                trains && !defers ? r_.fetch_gradient(layer, group.is_first) : Gradient();
+            if (defers && group.is_first) norms_[at(layer)] = r_.norms_gradient(layer);
             for (int64_t i = 0; i < group.size; ++i) {
                 const Input x = r_.fetch_input(layer - 1, input_of(group, i));
                 SavedOf saved = std::move(own.saved[at(layer * plan_.group_size() + i)]);
+                BufferOf<Content::deferred> deferred;
+                if (defers) deferred = r_.acquire<Content::deferred>();
                 r_.record<op::Backward>(layer, i,
                                         {.weights = weights,
                                          .x = x,
                                          .dx = own.dx[at(i)],
-                                         .gradient = gradient,
+                                         .gradient = defers ? norms_[at(layer)] : gradient,
                                          .scratch = scratch_,
                                          .attention = saved.attention,
                                          .mlp = saved.mlp,
                                          .projections = saved.projections,
-                                         .tokens = documents(own, i)},
-                                        {.flags = flags_of_backward(layer, below)});
+                                         .tokens = documents(own, i),
+                                         .deferred = deferred},
+                                        {.flags = flags_of_backward(layer, below, defers)});
+                saved.projections.release();
+                if (defers) deferred_of(group, layer, i) = {std::move(deferred), std::move(saved)};
             }
             if (layer == first_block()) give_gradients(group);
             prefetch_for_backward(layer - 1, group);
-            if (trains) finish_gradient(layer, group, gradient);
+            if (trains && !defers) finish_gradient(layer, group, gradient);
+            if (defers && plan_.groups_deferred() == 0) add_weight_gradients(layer, group);
         }
         if (stage().has(0) && trainable(0)) backward_embedding(group);
         if (stage().copies_table()) give_table_gradient(group);
         receive_gradient();
         own.dx.clear();
         own.tokens.clear();
+    }
+
+    // What a group's backward has left.
+    void add_weight_gradients(const Group& group) {
+        for (int64_t layer = end_block() - 1; layer >= first_block(); --layer)
+            if (trainable(layer)) add_weight_gradients(layer, group);
+        receive_gradient();
     }
 
     void evaluate(int64_t micro_batches) {
@@ -251,6 +272,11 @@ private:
         BufferOf<Content::mlp> mlp;
         BufferOf<Content::projections> projections;
     };
+    // Of a block and micro-batch whose weights' gradients are left.
+    struct Deferred {
+        BufferOf<Content::deferred> products;
+        SavedOf saved;
+    };
     // A group's between its forward and its backward.
     struct UnderWay {
         std::vector<BufferOf<Content::tokens>> tokens{};  // by micro-batch of the group
@@ -274,11 +300,15 @@ private:
     bool saves(int64_t layer, Saved what) const {
         return plan_.layer_plans[at(layer)].saves[at(what)];
     }
-    uint8_t flags_of_backward(int64_t layer, bool below) const {
+    uint8_t flags_of_backward(int64_t layer, bool below, bool defers) const {
         uint8_t flags = below ? cost::kNeedsDx : 0;
+        flags |= defers ? cost::kDefers : 0;
         for (const Saved what : model::kAllSaved)
             flags |= saves(layer, what) ? cost::flag_of(what) : 0;
         return flags;
+    }
+    Deferred& deferred_of(const Group& group, int64_t layer, int64_t i) {
+        return deferred_[at(group.deferred_slot)][at(layer * plan_.group_size() + i)];
     }
     // Whether the step before changes weights.
     bool updates() const {
@@ -422,6 +452,25 @@ private:
         finish_gradient(0, group, gradient);
     }
 
+    void add_weight_gradients(int64_t layer, const Group& group) {
+        Gradient gradient = r_.fetch_gradient(layer, group.is_first);
+        for (int64_t i = 0; i < group.size; ++i) {
+            const Deferred its = std::move(deferred_of(group, layer, i));
+            const bool last = group.is_last && i == group.size - 1;
+            const Gradient norms = last ? std::move(norms_[at(layer)]) : Gradient();
+            r_.record<op::WeightGradients>(
+                layer, i,
+                {.deferred = its.products,
+                 .gradient = gradient,
+                 .scratch = scratch_,
+                 .attention = its.saved.attention,
+                 .mlp = its.saved.mlp,
+                 .norms = norms},
+                {.flags = flags_of_backward(layer, plan_.trains_below(layer), true)});
+        }
+        finish_gradient(layer, group, gradient);
+    }
+
     void finish_gradient(int64_t layer, const Group& group, const Gradient& gradient) {
         if (!group.is_last) return r_.spill_gradient(layer, gradient);
         if (by_momentum_) return r_.keep_gradient(layer, gradient);
@@ -452,6 +501,8 @@ private:
     BufferOf<Content::report> report_;
     TableGradient table_gradient_;
     std::vector<UnderWay> under_way_;
+    std::vector<std::vector<Deferred>> deferred_{};  // by slot; [layer, micro-batch]
+    std::vector<Gradient> norms_;                    // by layer, from the first group to the last
 };
 
 }  // namespace
@@ -465,9 +516,16 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
         step.start_report();
         step.end_speculation();
         const Plan& plan = recorder.plan();
-        const int64_t size = plan.group_size(), under_way = plan.groups_under_way();
+        const int64_t size = plan.group_size(), under_way = plan.groups_under_way(),
+                      deferred = plan.groups_deferred();
         const auto group = [&](int64_t g) {
-            return Group{g * size, size, g == 0, g == plan.groups - 1, g % under_way};
+            return Group{g * size,          size, g == 0, g == plan.groups - 1, g % under_way,
+                         g % (deferred + 1)};
+        };
+        // Behind each backward what an earlier one has left. Nobody waits for that: so late it
+        // fills what stages wait for each other at the end.
+        const auto add_weight_gradients = [&](int64_t g) {
+            if (deferred > 0 && g >= 0 && g < plan.groups) step.add_weight_gradients(group(g));
         };
         step.begin(group(0));
         // Of a pipeline as many groups go forward first as there are stages from here on; then one
@@ -478,7 +536,9 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
             if (back >= 0) step.take_gradients(group(back));
             if (g + 1 < plan.groups) step.take_inputs(group(g + 1));
             if (back >= 0) step.backward(group(back));
+            if (back >= 0) add_weight_gradients(back - deferred);
         }
+        for (int64_t g = plan.groups - deferred; g < plan.groups; ++g) add_weight_gradients(g);
         step.send_report();
     }
     recorder.mark_outcome();

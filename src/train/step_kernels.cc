@@ -166,8 +166,22 @@ void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
     // It writes to the MLP's alone.
     auto* attention = const_cast<std::byte*>(at.attention);
     auto* projections = const_cast<std::byte*>(at.projections);
+    if (at.deferred != nullptr)
+        return model_.decoder->input_gradients(
+            call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient, at.scratch,
+            {attention, at.mlp, projections}, documents(at.tokens), at.deferred);
     model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient,
                              at.scratch, {attention, at.mlp, projections}, documents(at.tokens));
+}
+
+void StepKernels::kernel(const Call& call, const op::WeightGradients<At>& at) {
+    const bool needs_dx = (call.task->flags & cost::kNeedsDx) != 0;
+    // It only reads them.
+    auto* attention = const_cast<std::byte*>(at.attention);
+    auto* mlp = const_cast<std::byte*>(at.mlp);
+    auto* deferred = const_cast<std::byte*>(at.deferred);
+    model_.decoder->weight_gradients(call.task->layer - 1, needs_dx, at.gradient, at.scratch,
+                                     {attention, mlp, nullptr}, deferred, at.norms);
 }
 
 void StepKernels::kernel(const Call&, const op::EmbedBackward<At>& at) {

@@ -70,6 +70,7 @@ private:
     void kernel(const swap::Call& call, const cost::op::Head<At>& at);
     void kernel(const swap::Call& call, const cost::op::HeadLoss<At>& at);
     void kernel(const swap::Call& call, const cost::op::Backward<At>& at);
+    void kernel(const swap::Call& call, const cost::op::WeightGradients<At>& at);
     void kernel(const swap::Call& call, const cost::op::EmbedBackward<At>& at);
     void kernel(const swap::Call& call, const cost::op::Zero<At>& at);
     void kernel(const swap::Call& call, const cost::op::Add<At>& at);

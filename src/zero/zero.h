@@ -53,6 +53,9 @@ struct Stage {
     // The head multiplies by the embedding's table: the first stage updates it, and the last one
     // has its weights.
     bool tied = false;
+    // Backward leaves the gradients of matrices and biases, to be computed where a stage would wait
+    // for others.
+    bool splits_backward = false;
 
     bool all() const { return count == 1; }
     bool is_first() const { return index == 0; }
@@ -63,6 +66,12 @@ struct Stage {
     bool gives_table() const { return !all() && tied && is_first(); }
     // Groups of micro-batches that are between their forward and their backward, at most.
     int64_t under_way(int64_t groups) const { return std::min<int64_t>(count - index, groups); }
+    // Groups whose backward has left something when another's is done, at most. The further down a
+    // stage, the sooner its backward's results are waited for; behind it nobody waits for the first
+    // stage's.
+    int64_t deferred(int64_t groups) const {
+        return splits_backward ? std::min<int64_t>(index, groups) : 0;
+    }
 };
 
 // Ranks that share a host, where they exchange among themselves first: neighbours, on every host as

@@ -387,6 +387,20 @@ TEST_P(DecoderContract, what_is_saved_changes_no_bit) {
     }
 }
 
+TEST_P(DecoderContract, what_is_deferred_changes_no_bit) {
+    Runner runner(setting_, threads_);
+    const Step at_once = runner.step(), with_dx = runner.step(true);
+    runner.defers = true;
+    EXPECT_TRUE(runner.step() == at_once);
+    EXPECT_TRUE(runner.step(true) == with_dx);
+    for (const OfSaved<bool> saves : kSavings) {
+        SCOPED_TRACE(testing::Message() << "attention " << saves[0] << ", MLP " << saves[1]
+                                        << ", projections " << saves[2]);
+        runner.saves = saves;
+        EXPECT_TRUE(runner.step() == at_once);
+    }
+}
+
 TEST_P(DecoderContract, without_targets_nothing_happens) {
     setting_.mask_all = true;
     Runner runner(setting_, threads_);
@@ -509,6 +523,8 @@ TEST(Decoder, what_is_saved_changes_no_bit) {
                     runner.saves = saves;
                     EXPECT_TRUE(runner.step() == recomputed) << saves[0] << saves[1] << saves[2];
                 }
+                runner.defers = true;
+                EXPECT_TRUE(runner.step() == recomputed);
             }
         }
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "model/gradients.h"
 #include "model/model.h"
 #include "tests/support/mirrored_ops.h"
 
@@ -100,6 +101,14 @@ public:
         std::byte* room =
             scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
         std::vector<OfSaved<std::vector<std::byte>>> saved(static_cast<size_t>(blocks));
+        struct Deferred {
+            std::vector<std::byte> products{};
+            std::vector<float> norms{};
+        };
+        std::vector<Deferred> deferred(static_cast<size_t>(blocks));
+        const auto aligned = [](std::vector<std::byte>& of) {
+            return of.data() + (64 - reinterpret_cast<uintptr_t>(of.data()) % 64) % 64;
+        };
         const auto saved_of = [&](size_t block) {
             SavedMemory memory{};
             for (const Saved what : kAllSaved) {
@@ -138,8 +147,25 @@ public:
                       tied ? table_gradient : nullptr, &s.loss_sum, room);
         for (int64_t b = stops_at_head ? -1 : blocks - 1; b >= 0; --b) {
             const auto i = static_cast<size_t>(b);
-            decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), b > 0 || first_block_needs_dx,
-                              s.gradients[i + 1].data(), room, saved_of(i), documents);
+            const bool needs_dx = b > 0 || first_block_needs_dx;
+            float* gradient = s.gradients[i + 1].data();
+            if (!defers || s.gradients[i + 1].empty()) {
+                decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), needs_dx, gradient, room,
+                                  saved_of(i), documents);
+                continue;
+            }
+            deferred[i].products.resize(static_cast<size_t>(decoder_.deferred_bytes()) + 64);
+            deferred[i].norms.resize(static_cast<size_t>(norm_elements(decoder_.layers()[i + 1])));
+            decoder_.input_gradients(b, at(i + 1), x[i].data(), dx.data(), needs_dx,
+                                     deferred[i].norms.data(), room, saved_of(i), documents,
+                                     aligned(deferred[i].products));
+        }
+        std::ranges::fill(scratch, std::byte{0x55});
+        for (size_t i = 0; i < deferred.size(); ++i) {
+            if (deferred[i].products.empty()) continue;
+            decoder_.weight_gradients(static_cast<int64_t>(i), i > 0 || first_block_needs_dx,
+                                      s.gradients[i + 1].data(), room, saved_of(i),
+                                      aligned(deferred[i].products), deferred[i].norms.data());
         }
         if (first_block_needs_dx && !stops_at_head && table_gradient != nullptr) {
             decoder_.embed_backward(tokens.data(), dx.data(), table_gradient, room, documents);
@@ -155,6 +181,7 @@ public:
     OfSaved<bool> saves{};       // from forward to backward
     OfSaved<bool> forgets{};     // what was saved is zeros
     bool stops_at_head = false;  // nothing below trains
+    bool defers = false;         // blocks' weights' gradients come behind all else
 
 private:
     Documents documents() const {

@@ -253,6 +253,35 @@ protected:
         return Predictor::make(staged(config, cut), {.ranks = cut.ranks, .on_a_host = cut.ranks});
     }
 
+    // A block takes a second forward and three back, of which one are its weights' gradients.
+    static void expect_to_wait_as_theory_says(const Config& config, const Cut& cut) {
+        const bool splits = config.parallel.schedule == PipelineSchedule::zero_bubble;
+        const auto planned = predictor(config, cut);
+        const planner::PlanRequest request = request_of(staged(config, cut));
+        const planner::Plan plan = planned->plan(request);
+        cost::Measurements only = planned->assumed(plan);
+        only.copy_bytes_per_s = only.dram_bytes_per_s = only.device_bytes_per_s = 1e18;
+        only.comm_bytes_per_s = only.check_bytes_per_s = 1e18;
+        only.update_overhead_s = only.comm_overhead_s = 0;
+        only.computes_on_host = false;
+        only.kernels.saved_s = {};
+        for (auto& [kind, seconds] : only.kernels.seconds) {
+            const auto op = static_cast<cost::Op>(kind[0]);
+            seconds = op == cost::Op::forward || op == cost::Op::weight_gradients ? 1
+                      : op == cost::Op::backward                                  ? (splits ? 2 : 3)
+                                                                                  : 0;
+        }
+        const Prediction step = planned->predict(request, plan, only);
+        // A block visits a micro-batch forward and back in 4 s.
+        const auto visits = static_cast<double>(plan.micro_batches * 4 / cut.stages);
+        const double expected = 4 * visits / (1 - bubble_of(plan));
+        EXPECT_NEAR(step.timeline.step_seconds, expected, 1e-3 * expected);
+        for (const StagePrediction& stage : step.stages) {
+            EXPECT_NEAR(stage.waits, bubble_of(plan), 1e-3);
+            EXPECT_NEAR(stage.compute_seconds, 4 * visits, 1e-3 * expected);
+        }
+    }
+
     const TinyData data_;
     const TemporaryDirectory storage_{"/var/tmp"};
 };
@@ -263,6 +292,7 @@ TEST_F(Planned, AsTheyRun) {
         for (const bool tight : {false, true}) {
             SCOPED_TRACE(testing::Message() << testing::PrintToString(cut) << " tight " << tight);
             Config config = this->config(true);
+            if (!tight) config.parallel.schedule = PipelineSchedule::zero_bubble;
             if (tight) {
                 config.zero.stage = 3;
                 config.budgets.nvme = {{.path = storage_.path(), .size_bytes = 64 * kMiB}};
@@ -352,38 +382,17 @@ TEST_F(Planned, ReadATiedTableOnce) {
 // Where blocks are all that takes time, a step is as long as theory says, whatever the numbers of
 // stages and groups.
 TEST_F(Planned, WaitAsTheorySays) {
-    const Config config = this->config(false, 4);
-    for (const int stages : {2, 4}) {
-        for (const int64_t groups : {2, 4, 8}) {
-            SCOPED_TRACE(testing::Message() << stages << " stages, " << groups << " groups");
-            Config grouped = config;
-            grouped.swap.groups = groups;
-            const Cut cut{stages, stages};
-            const auto planned = predictor(grouped, cut);
-            const planner::PlanRequest request = request_of(staged(grouped, cut));
-            const planner::Plan plan = planned->plan(request);
-            cost::Measurements only = planned->assumed(plan);
-            only.copy_bytes_per_s = only.dram_bytes_per_s = only.device_bytes_per_s = 1e18;
-            only.comm_bytes_per_s = only.check_bytes_per_s = 1e18;
-            only.update_overhead_s = only.comm_overhead_s = 0;
-            only.computes_on_host = false;
-            only.kernels.saved_s = {};
-            for (auto& [kind, seconds] : only.kernels.seconds) {
-                const auto op = static_cast<cost::Op>(kind[0]);
-                seconds = op == cost::Op::forward ? 1 : op == cost::Op::backward ? 2 : 0;
-            }
-            const Prediction step = planned->predict(request, plan, only);
-            // A block visits a micro-batch forward and back in 3 s. The next stage begins with the
-            // first one that the last block is done with.
-            const int64_t blocks = 4 / stages, size = 8 / groups;
-            const int64_t visits = groups * blocks * size,
-                          waits = (stages - 1) * ((blocks - 1) * size + 1);
-            const auto expected = static_cast<double>(3 * (visits + waits));
-            EXPECT_NEAR(step.timeline.step_seconds, expected, 1e-3 * expected);
-            for (const StagePrediction& stage : step.stages) {
-                EXPECT_NEAR(stage.waits, bubble_of(plan), 1e-3);
-                EXPECT_NEAR(stage.compute_seconds, static_cast<double>(3 * visits),
-                            1e-3 * expected);
+    using enum PipelineSchedule;
+    for (const PipelineSchedule schedule : {one_f_one_b, zero_bubble}) {
+        for (const int stages : {2, 4}) {
+            for (const int64_t groups : {2, 4, 8}) {
+                SCOPED_TRACE(testing::Message() << stages << " stages, " << groups << " groups, "
+                                                << (schedule == zero_bubble ? "zero bubble" : ""));
+                Config config = this->config(false, 4);
+                config.swap.groups = groups;
+                config.parallel.schedule = schedule;
+                expect_to_wait_as_theory_says(config, {stages, stages});
+                if (HasFailure()) return;
             }
         }
     }

@@ -94,6 +94,32 @@ TEST_P(Pipelines, GiveTheNumbersOfRanksThatHaveAllLayers) {
     compare("three groups of two", config);
 }
 
+// Weights' gradients add micro-batches in the same order, however much later.
+TEST_P(Pipelines, GiveTheSameNumbersWhereBackwardIsSplit) {
+    Config config = staged();
+    config.clip_norm = 0;
+    config.model.tie_embeddings = true;
+    config.parallel.schedule = PipelineSchedule::zero_bubble;
+    compare("in order", config);
+    config.batch.micro_batches = ranks() / GetParam().pipeline;
+    compare("one micro-batch", config);
+    config.batch.micro_batches *= 6;
+    config.swap.groups = 3;
+    config.precision = DType::bf16;
+    config.swap.save_attention = config.swap.save_mlp = config.swap.save_projections = 2;
+    compare("three groups of two in bf16, with saved activations", config);
+    config.freeze = {"*embed_tokens*", "*layers.0.*", "*layers.3.*q_proj*", "*layers.2.*norm*"};
+    config.swap = {};
+    compare("the first block frozen, and parts of others", config);
+    const Outcome in_memory = run(config, ranks());
+    config.budgets.nvme = {
+        {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
+    config.swap.state_on_nvme = 1;
+    config.swap.speculate = Speculate::all;
+    config.io.direct = false;
+    expect_equal(run(config, ranks()), in_memory);
+}
+
 // A clip factor may differ in its last bit, and with it a weight.
 TEST_P(Pipelines, ClipAsRanksThatHaveAllLayers) {
     Config config = staged();

@@ -365,6 +365,18 @@ class ScriptsTest(FerryTest):
         self.assertIn("bubble", notes[0])
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_bubbles(self):
+        """Every stage is traced, and beside each schedule's step stand theory and plan."""
+        rows, notes = self.script("bubbles", "--stages", "2", "--steps", "3")
+        for schedule in ("1f1b", "zero_bubble"):
+            for beside in ("theory", "its plan"):
+                self.assertGreater(rows[f"2 stages, {schedule}: a step beside {beside}"]["ratio"], 0)
+            waits = rows[f"2 stages, {schedule}: the stage that waits most"]["value"]
+            self.assertTrue(0 < waits < 100, waits)
+        self.assertGreater(rows["2 stages, zero_bubble: a step beside 1f1b's"]["ratio"], 0)
+        self.assertIn("8 micro-batches", notes[0])
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_slow_network_that_ferry_emulates(self):
         """No step is faster than the rate lets it be, and the delay is each exchange's."""
         picture = self.path("step.svg")

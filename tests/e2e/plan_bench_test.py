@@ -8,6 +8,8 @@ from pathlib import Path
 
 from harness import DOES_NOT_FIT, USAGE, FerryTest
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 class PlanTest(FerryTest):
     def plan(self, command, *arguments):
@@ -74,6 +76,12 @@ class PlanTest(FerryTest):
             self.assertEqual(one["tensor"] * one["pipeline"] * one["replicas"], 1024)
             self.assertEqual(8 % one["tensor"], 0)
             self.assertLess(one["device_bytes"], 80e9)
+        # What it takes where the arithmetic errs as it did for recorded steps.
+        recorded = json.loads((ROOT / "bench/results/layouts.json").read_text())["rows"]
+        ratios = [row["ratio"] for row in recorded if row["name"].startswith("recorded: ")]
+        for one in report["layouts"]:
+            self.assertAlmostEqual(one["seconds"] / one["least_seconds"], max(ratios), delta=0.006)
+            self.assertAlmostEqual(one["seconds"] / one["most_seconds"], min(ratios), delta=0.006)
         slower = json.loads(layouts("--network", "10Gbit", "--gpu", "h100", "--json").out)
         self.assertGreater(slower["layouts"][0]["seconds"], seconds[0])
         text = layouts("--network", "400Gbit", "--gpu", "h100")

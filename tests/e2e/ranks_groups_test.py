@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import unittest
 
 from harness import USAGE, in_quick
@@ -216,7 +218,9 @@ class GroupsTest(Ranks):
         staged = {"parallel__pipeline": 2, "model__layers": 3, "zero__stage": 1}
         tight = {**self.tight(4), "budgets__host": "8MiB"}
         runs = [self.ranks(4, self.config(**staged, **tiers))
-                for tiers in ({}, {}, tight, {"swap__groups": 3}, {"swap__save_attention": 1})]
+                for tiers in ({}, {}, tight, {"swap__groups": 3}, {"swap__save_attention": 1},
+                              {"parallel__schedule": "zero_bubble"},
+                              {"parallel__schedule": "zero_bubble", "swap__groups": 3, "swap__save_mlp": 2, **tight})]
         for run in runs:
             self.assert_trained(run)
             self.assertEqual(run.numbers(), runs[0].numbers())
@@ -338,6 +342,13 @@ class GroupsTest(Ranks):
         drawn = pathlib.Path(picture).read_text()
         for row in ("0 compute", "0 comm", "1 compute", "1 comm", "take over"):
             self.assertIn(row, drawn)
+        split = self.ferry("plan", self.command({**config, "parallel": {"pipeline": 2, "schedule": "zero_bubble"}})[1],
+                           "--ranks", "4", "--json")
+        self.assertEqual(split.code, 0, split.err)
+        bubbles = plan["pipeline"]["bubbles"]
+        self.assertEqual(plan["pipeline"]["bubble"], bubbles["1f1b"])
+        self.assertEqual(json.loads(split.out)["pipeline"]["bubble"], bubbles["zero_bubble"])
+        self.assertLess(bubbles["zero_bubble"], bubbles["1f1b"])
         for key in ("device_bytes", "host_bytes", "nvme_bytes", "groups", "chunk_elements"):
             self.assertEqual(plan[key], run.summary[key], key)
         stages, steps = plan["pipeline"]["stages"], run.summary["steps"]
@@ -347,6 +358,23 @@ class GroupsTest(Ranks):
         for stage in stages:
             self.assertGreater(stage["compute_seconds"], 0)
             self.assertTrue(0 < stage["waits"] < 1)
+
+    def test_every_stage_is_traced_and_drawn_beside_its_plan(self):
+        config = self.config(parallel__pipeline=2, parallel__schedule="zero_bubble", steps=3)
+        trace, plan, picture = (self.path(name) for name in ("trace.json", "plan.json", "stages.svg"))
+        self.assert_trained(self.ranks(2, config, "--trace", trace))
+        planned = self.ferry("plan", self.command(config)[1], "--ranks", "2", "--json")
+        self.assertEqual(planned.code, 0, planned.err)
+        pathlib.Path(plan).write_text(planned.out)
+        script = pathlib.Path(__file__).resolve().parents[2] / "bench/pipeline_picture.py"
+        done = subprocess.run([sys.executable, str(script), trace, f"{trace}.1", "--plan", plan, "--svg", picture],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for rank in (0, 1):
+            self.assertRegex(done.stdout, rf"rank {rank}: waits \d+\.\d % of ")
+        drawn = pathlib.Path(picture).read_text()
+        for text in ("rank 0", "rank 1", "weight gradients", "% measured", "% planned"):
+            self.assertIn(text, drawn)
 
     def test_checkpoints_of_a_pipeline_go_on_with_other_stages(self):
         """The same ranks a stage keep every bit; also from one rank's, and to one."""

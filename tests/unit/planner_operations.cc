@@ -117,7 +117,7 @@ TEST(Operations, ATaskIsNamedByItsRowOrByItsVerb) {
 
 TEST(Operations, RowsSayWhatTheirOperandsAre) {
     const auto& operands = row_of(Op::backward).operands;
-    ASSERT_EQ(operands.size(), 9u);
+    ASSERT_EQ(operands.size(), 10u);
     EXPECT_EQ(operands[0].content, Content::weights);
     EXPECT_EQ(operands[0].role, Role::in);
     EXPECT_FALSE(operands[0].optional);
@@ -129,6 +129,9 @@ TEST(Operations, RowsSayWhatTheirOperandsAre) {
     EXPECT_EQ(operands[7].content, Content::projections);
     EXPECT_EQ(operands[8].content, Content::tokens);
     EXPECT_TRUE(operands[8].optional);  // where documents are isolated
+    EXPECT_EQ(operands[9].content, Content::deferred);
+    EXPECT_EQ(operands[9].role, Role::out);
+    EXPECT_TRUE(operands[9].optional);
     EXPECT_EQ(row_of(Op::update).operands.size(), row_of(Op::update_speculative).operands.size());
 }
 

@@ -36,12 +36,18 @@ TEST(Recording, IsWrittenAsAChromeTrace) {
     std::vector<nlohmann::json> slices;
     std::map<std::pair<int, int>, std::string> rows;
     std::map<int, std::string> groups;
+    int clocks = 0;
     for (const auto& event : events) {
         if (event["ph"] == "X") slices.push_back(event);
         if (event["name"] == "thread_name")
             rows[{event["pid"], event["tid"]}] = event["args"]["name"];
+        if (event["name"] == "clock") {
+            EXPECT_EQ(event["args"]["origin_ns"], 3'000);
+            ++clocks;
+        }
         if (event["name"] == "process_name") groups[event["pid"]] = event["args"]["name"];
     }
+    EXPECT_EQ(clocks, 1);
     ASSERT_EQ(slices.size(), 2U);
     EXPECT_EQ(slices[0]["ts"], 2.0);  // microseconds after the first slice
     EXPECT_EQ(slices[0]["dur"], 2.5);

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "model/gradients.h"
 #include "planner/recorder.h"
 #include "planner/work.h"
 #include "step.h"
@@ -64,7 +65,8 @@ planner::Plan plan_of(const Case& of) {
          .scratch = 1 << 20,
          .saved = {kInput, kInput, kInput},
          .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0),
-                         std::vector<double>(3, 1.0)}},
+                         std::vector<double>(3, 1.0)},
+         .deferred = kInput},
         cost::default_measurements(request.device),
         zero::partition_of(of.stage, of.ranks - 1, of.ranks, of.codecs, {}, of.layers, of.hosts));
 }
@@ -112,6 +114,16 @@ const std::vector<Case> kCases{
      .groups = 4,
      .on_nvme = 0.5,
      .layers = {.index = 2, .count = 3, .first = 3, .end = 5, .trains_below = true, .tied = true}},
+    {.groups = 2,
+     .layers = {.index = 0, .count = 3, .first = 0, .end = 2, .splits_backward = true}},
+    {.groups = 4,
+     .layers = {.index = 2,
+                .count = 3,
+                .first = 2,
+                .end = 5,
+                .trains_below = true,
+                .splits_backward = true},
+     .freeze = {"model.layers.1.*proj*"}},
     {.freeze = {"model.embed*", "model.layers.*"}},  // nothing below the head trains
 };
 
@@ -161,6 +173,9 @@ int64_t bytes_of(const cost::OperandOf& operand, Op op, const Work& work) {
         case Content::gradient:
             if (of_chunk)
                 return (op == Op::cut || op == Op::keep ? work.ranks : 1) * work.elements * 4;
+            if (op == Op::weight_gradients && operand.role == Role::in) return 0;  // the norms'
+            if (op == Op::backward && (work.flags & cost::kDefers) != 0)
+                return model::norm_elements(*work.layer) * 4;
             return op == Op::embed_backward ? work.input_bytes : work.layer->trainable_elements * 4;
         case Content::table_gradient:
             return (work.table ? work.table : work.layer)->trainable_elements * 4;
@@ -278,6 +293,32 @@ TEST(OperationRows, CountTheProductsOfTheModel) {
             EXPECT_EQ(flops, expected);
         });
     }
+}
+
+TEST(OperationRows, CountTheProductsOfASplitBackward) {
+    constexpr double kInner = 64 * 128, kBlock = 2 * 64 * 64 + 2 * 64 * 32 + 3 * kInner;
+    int64_t left = 0;
+    for_products(plan_of({.layers = {.index = 1,
+                                     .count = 2,
+                                     .first = 2,
+                                     .end = 5,
+                                     .trains_below = true,
+                                     .splits_backward = true}}),
+                 [&](const Task& task, Op op, double flops) {
+                     const auto spared = [&](model::Saved what, double its) {
+                         return (task.flags & cost::flag_of(what)) != 0 ? its : 0;
+                     };
+                     if (op == Op::weight_gradients) {
+                         ++left;
+                         EXPECT_EQ(flops, once(kBlock));
+                     }
+                     if (op != Op::backward) return;
+                     EXPECT_EQ(flops, once(2 * kBlock - kInner) + 3 * kAttention -
+                                          spared(model::Saved::attention, kAttention) -
+                                          spared(model::Saved::mlp, kMlp) -
+                                          spared(model::Saved::projections, kProjections));
+                 });
+    EXPECT_GT(left, 0);
 }
 
 // Below the first block that trains nothing asks for gradients, and within it only what lies

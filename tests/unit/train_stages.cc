@@ -111,16 +111,28 @@ TEST(Stages, WaitForMicroBatchesOfLargerGroups) {
     EXPECT_NEAR(bubble_of(2, 2, 4, 50), 1.0 / 3, 0.01);
 }
 
+// A forward, a forward again, gradients of inputs and of weights: a fourth of a visit each.
+TEST(Stages, WaitLessWhereWeightsGradientsFillIn) {
+    EXPECT_DOUBLE_EQ(bubble_of(6, 3, 1, 1, true), 1.0 / 7);  // 2 x 2 of 6 x 4 + 2 x 2
+    EXPECT_DOUBLE_EQ(bubble_of(8, 2, 1, 3, true), 1.0 / 17);
+    EXPECT_DOUBLE_EQ(bubble_of(1, 2, 1, 3, true), 3.0 / 7);  // one group's fill nothing but its own
+    EXPECT_DOUBLE_EQ(bubble_of(2, 2, 4, 1, true), 1.0 / 33);  // the first forward remains
+    EXPECT_DOUBLE_EQ(bubble_of(2, 2, 4, 2, true), 7.0 / 71);
+    EXPECT_DOUBLE_EQ(bubble_of(4, 1, 2, 2, true), 0);
+}
+
 // ---------------------------------------------------------------- their schedules
 
 struct Pipeline {
     int stages;
     int64_t groups, size;
     bool tied;
+    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
 };
 
 std::vector<planner::Plan> plans_of(const Pipeline& of) {
-    const Config config = config_of(5, of.stages, of.tied);
+    Config config = config_of(5, of.stages, of.tied);
+    config.parallel.schedule = of.schedule;
     const model::Shape shape = model_of(config).shape;
     const auto whole = layers_of(config, shape, of.stages);
     std::vector<planner::Plan> plans;
@@ -130,7 +142,8 @@ std::vector<planner::Plan> plans_of(const Pipeline& of) {
         request.swap = {.chunk_elements = 4096, .groups = of.groups};
         plans.push_back(planner::make_plan(
             request, zero::layers_of_stage(whole, stage), {.sequence = kTokens, .micro_batch = 1},
-            {.activation = 1024, .scratch = 1 << 16}, cost::default_measurements(request.device),
+            {.activation = 1024, .scratch = 1 << 16, .deferred = 4096},
+            cost::default_measurements(request.device),
             zero::partition_of(0, 0, 1, {}, {}, stage)));
     }
     return plans;
@@ -147,10 +160,13 @@ std::string why_stopped(const std::vector<planner::Plan>& plans, const Record& r
 TEST(Stages, EndWhateverTheNumbersOfStagesAndGroups) {
     for (const int stages : {2, 3, 4, 5}) {
         for (const int64_t groups : {1, 2, 3, 4, 5, 6, 11}) {
-            for (const bool tied : {false, true}) {
-                const Pipeline of{stages, groups, groups % 2 + 1, tied};
+            for (const int kind : {0, 1, 2}) {
+                const bool tied = kind == 1;
+                const Pipeline of{
+                    stages, groups, groups % 2 + 1, tied,
+                    kind == 2 ? PipelineSchedule::zero_bubble : PipelineSchedule::one_f_one_b};
                 SCOPED_TRACE(testing::Message() << stages << " stages, " << groups << " groups of "
-                                                << of.size << ", tied " << tied);
+                                                << of.size << ", kind " << kind);
                 const auto plans = plans_of(of);
                 for (const Previous previous : {Previous::none, Previous::not_speculative}) {
                     EXPECT_EQ(why_stopped(plans,
@@ -192,6 +208,46 @@ TEST(Stages, HaveFewGroupsUnderWay) {
         EXPECT_EQ(forward, 14);
         EXPECT_EQ(under_way, 0);
         EXPECT_EQ(most, 2 * (3 - stage.index));
+    }
+}
+
+// Of each block and micro-batch backward leaves something once, which is done once behind it, in
+// the micro-batches' order; and a stage never leaves more groups than there are stages before it.
+TEST(Stages, LeaveFewGroupsWeightsGradients) {
+    constexpr int64_t kSize = 2, kGroups = 7;
+    for (const planner::Plan& plan :
+         plans_of({3, kGroups, kSize, false, PipelineSchedule::zero_bubble})) {
+        const zero::Stage& stage = plan.partition.stage;
+        SCOPED_TRACE(testing::Message() << "stage " << stage.index);
+        const swap::Schedule step = record_step(plan, Previous::none, false);
+        for (int64_t block = std::max<int64_t>(stage.first, 1);
+             block < std::min<int64_t>(stage.end, 6); ++block) {
+            int64_t left = 0, most = 0, done = 0, passed = 0;
+            for (const swap::Task& task : step.tasks) {
+                const auto op = static_cast<cost::Op>(task.op);
+                if (task.verb != swap::Verb::kernel) continue;
+                if (op == cost::Op::pass_on && task.item == left + done - 1 &&
+                    static_cast<cost::StageLink>(task.flags) == cost::StageLink::previous)
+                    passed = std::max(passed, left);
+                if (task.layer != block) continue;
+                if (op == cost::Op::backward) {
+                    EXPECT_NE(task.flags & cost::kDefers, 0);
+                    ++left;
+                }
+                most = std::max(most, left);
+                if (op != cost::Op::weight_gradients) continue;
+                EXPECT_EQ(task.item, done % kSize);
+                ++done;
+                --left;
+            }
+            EXPECT_EQ(done, kGroups * kSize);
+            EXPECT_EQ(left, 0);
+            EXPECT_EQ(most, kSize * (stage.index + 1));
+            // What goes back leaves before the gradients of the same group's weights.
+            if (stage.index > 0) {
+                EXPECT_EQ(passed, most);
+            }
+        }
     }
 }
 

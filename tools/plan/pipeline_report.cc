@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "tools/train/run_table.h"
+#include "timeline_picture.h"
 
 namespace ferry::tools {
 namespace {
@@ -23,6 +24,18 @@ std::string layers_of(const planner::Plan& plan) {
 std::string groups_text(const planner::Plan& plan) {
     return fmt::format("{} group{} of {} micro-batch{}", plan.groups, plan.groups == 1 ? "" : "s",
                        plan.group_size(), plan.group_size() == 1 ? "" : "es");
+}
+
+// What a stage waits, where all are as fast, in one order or the other.
+double bubble_with(planner::Plan plan, bool splits_backward) {
+    plan.partition.stage.splits_backward = splits_backward;
+    return train::bubble_of(plan);
+}
+
+std::string other_schedule_text(const planner::Plan& plan) {
+    if (plan.partition.stage.splits_backward) return {};
+    return fmt::format(" ({:.1f} % with parallel.schedule zero_bubble)",
+                       100 * bubble_with(plan, true));
 }
 
 double waits_most(const train::Prediction& prediction) {
@@ -45,6 +58,17 @@ std::string sent_text(const std::vector<planner::Plan>& plans,
     return text;
 }
 
+// What its kernels do when, neighbours alike as one.
+nlohmann::json kernels_json(const train::StagePrediction& stage) {
+    nlohmann::json kernels = nlohmann::json::array();
+    for (const Bar& bar : bars_of(stage.schedule, stage.timeline, 1e-3)) {
+        if (bar.lane != swap::Lane::compute) continue;
+        kernels.push_back(
+            {{"name", bar.name}, {"begin_seconds", bar.begin_s}, {"end_seconds", bar.end_s}});
+    }
+    return kernels;
+}
+
 }  // namespace
 
 void warn_of_bubble(const std::vector<planner::Plan>& plans) {
@@ -64,9 +88,9 @@ std::string pipeline_text(const std::vector<planner::Plan>& plans,
     const int of_a_stage = first.partition.of_run() / first.partition.stage.count;
     std::string text = fmt::format(
         "a pipeline of {} stages of {} rank{}, through which {} pass: each waits {:.1f} % of a "
-        "step where all are as fast{}\n\n  {:>5} {:<20} {:>12} {:>12} {:>12}\n",
+        "step where all are as fast{}{}\n\n  {:>5} {:<20} {:>12} {:>12} {:>12}\n",
         plans.size(), of_a_stage, of_a_stage == 1 ? "" : "s", groups_text(first),
-        100 * train::bubble_of(first),
+        100 * train::bubble_of(first), other_schedule_text(first),
         prediction ? fmt::format(", as planned up to {:.1f} %", 100 * waits_most(*prediction)) : "",
         "stage", "blocks", "device", "host", "NVMe");
     for (const planner::Plan& plan : plans)
@@ -96,9 +120,14 @@ nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
                               {"of_table_bytes", of.of_table},
                               {"to_sharers_bytes", of.to_sharers},
                               {"compute_seconds", of.compute_seconds},
+                              {"timeline", kernels_json(of)},
                               {"waits", of.waits}});
     }
-    return {{"stages", stages}, {"bubble", train::bubble_of(plans.front())}};
+    const planner::Plan& first = plans.front();
+    return {{"stages", stages},
+            {"bubble", train::bubble_of(first)},
+            {"bubbles",
+             {{"1f1b", bubble_with(first, false)}, {"zero_bubble", bubble_with(first, true)}}}};
 }
 
 }  // namespace ferry::tools

@@ -26,6 +26,7 @@ Look look_of(const std::string& name) {
                                                     {"forward", {'f', 0}},
                                                     {"head and loss", {'h', 2}},
                                                     {"backward", {'b', 1}},
+                                                    {"weight gradients", {'w', 3}},
                                                     {"embed backward", {'e', 5}},
                                                     {"round and norm", {'r', 4}},
                                                     {"update", {'u', 3}},
@@ -160,8 +161,9 @@ std::string timeline_text(const train::Prediction& prediction) {
     }
     const std::string end = fmt::format("{:.4g} s", step_s);
     return out + fmt::format("  {:<10} 0{:>{}}\n", "", end, kColumns - 1) +
-           "  compute: f forward, h head and loss, b backward, e embedding, r rounding; team: u "
-           "update,\n  U speculative update; the other lanes are shaded by how busy they are\n";
+           "  compute: f forward, h head and loss, b backward, w weights' gradients, e "
+           "embedding, r rounding;\n  team: u update, U speculative update; the other lanes are "
+           "shaded by how busy they are\n";
 }
 
 namespace {

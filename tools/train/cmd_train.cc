@@ -120,6 +120,7 @@ public:
           ranks_(join(rank)),
           gpu_(train::gpu_of_rank(config_, ranks_.get(), *executor_)),
           speaks_(rank == 0),
+          trace_(trace_of(rank)),
           recording_(traces() ? kTraceSlices : 0),
           measurements_(measurements_in(options.machine)),
           engine_(train::Engine::make(
@@ -173,7 +174,12 @@ private:
         finish();
     }
 
-    bool traces() const { return speaks_ && !options_.trace.empty(); }
+    bool traces() const { return !trace_.empty(); }
+    // Every rank has a file of its own beside the first one's.
+    std::string trace_of(int rank) const {
+        const bool first = rank == 0 || options_.trace.empty();
+        return first ? options_.trace : options_.trace + "." + std::to_string(rank);
+    }
 
     // Errors that can be known before the training must not cost the run's weights.
     std::unique_ptr<comm::Communicator> join(int& rank) {
@@ -473,7 +479,8 @@ private:
     }
 
     void write_trace() {
-        recording_.write(options_.trace);
+        recording_.write(trace_);
+        if (!speaks_) return;
         if (!options_.bound) log_info("the trace has nothing planned: --no-bound predicts no step");
         if (recording_.dropped() == 0) return;
         log_warn(fmt::format("the trace holds the first {} tasks of the run; {} more did not fit",
@@ -520,6 +527,7 @@ private:
     std::unique_ptr<comm::Communicator> ranks_;         // until the engine has them
     const int gpu_;
     const bool speaks_;
+    const std::string trace_;   // empty: none
     bool interrupted_ = false;  // any rank
     std::optional<Error> failed_{};
     trace::Recording recording_;
@@ -553,7 +561,7 @@ void add_train_command(CLI::App& app) {
     add_export_options(*command, "--export", options->exported);
     command->add_option("--trace", options->trace,
                         "write what each lane did when, and beside it what was planned (Chrome "
-                        "trace: ui.perfetto.dev)");
+                        "trace: ui.perfetto.dev); of several ranks each, rank 1 to FILE.1");
     command->add_option(
         "--machine", options->machine,
         "a machine file (docs/machine.md): bound and prediction by its measurements, "

@@ -51,7 +51,8 @@ planner::DeviceNeeds needs_of_absent(const AbsentDevice& absent, const model::De
             .exchanges = decoder.exchanges(),
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
-            .maps_host = true};
+            .maps_host = true,
+            .deferred = decoder.numerics().parts == 1 ? decoder.deferred_bytes() : 0};
 }
 
 StateShares shares_of(const Plan& plan) {
@@ -199,7 +200,9 @@ const LinkPrediction& Prediction::binding() const {
 }
 
 double bubble_of(const Plan& plan) {
-    return bubble_of(plan.groups, plan.partition.stage.count, plan.group_size(), plan.blocks());
+    const zero::Stage& stage = plan.partition.stage;
+    return bubble_of(plan.groups, stage.count, plan.group_size(), plan.blocks(),
+                     stage.splits_backward);
 }
 
 std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
@@ -281,7 +284,8 @@ const std::vector<model::Layer>& Predictor::layers() const { return model_->deco
 Plan Predictor::with_all_layers(const Plan& plan) const {
     planner::PlanRequest request =
         model_->possible(request_of_buffers(request_of(model_->config), plan));
-    const zero::Stage all{.end = std::ssize(plan.layers)};
+    const zero::Stage all{.end = std::ssize(plan.layers),
+                          .splits_backward = plan.partition.stage.splits_backward};
     const cost::Measurements machine =
         planning_measurements(request, known_ ? &*known_ : nullptr, model_->world.local_ranks);
     request.budgets.device_bytes = kUnlimited;

@@ -103,7 +103,8 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
             .exchanges = decoder.exchanges(),
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
-            .maps_host = device.kind() == DeviceKind::cuda};
+            .maps_host = device.kind() == DeviceKind::cuda,
+            .deferred = decoder.numerics().parts == 1 ? decoder.deferred_bytes() : 0};
 }
 
 int64_t device_bytes_within(int64_t budget, const Device& device) {
