@@ -150,7 +150,7 @@ function(ferry_tests)
         target_link_libraries(bad_sector PRIVATE ${CMAKE_DL_LIBS})
         ferry_compile_options(bad_sector)
     endif()
-    # bad_input_test.py puts this before the driver's library.
+    # libraries_refused_test.py puts this before the driver's library.
     if(FERRY_CUDA AND NOT FERRY_ONLY_AIO)
         add_library(old_driver SHARED ${PROJECT_SOURCE_DIR}/tests/e2e/old_driver.cc)
         set_target_properties(old_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1

@@ -34,7 +34,8 @@ public:
     }
     Row exchange(const std::string& name, int64_t bytes) {
         const int64_t part = bytes / group_.size();
-        const comm::Exchange exchange{memory_, memory_ + round_up(bytes, 4096), part};
+        const comm::Exchange exchange{
+            .to = memory_, .from = memory_ + round_up(bytes, 4096), .bytes = part};
         return row(name, part, [&] {
             for_rounds([&] { group_.exchange({&exchange, 1}, kTopic); });
             finish(group_);
@@ -50,7 +51,8 @@ public:
                 bench.for_rounds([&] { bench.in_kernel_->exchange(parts, kTopic); });
             }
         };
-        Kernel kernel{*this, {memory_, memory_ + round_up(bytes, 4096), part}};
+        Kernel kernel{*this,
+                      {.to = memory_, .from = memory_ + round_up(bytes, 4096), .bytes = part}};
         return row(name, part, [&] {
             compute_.launch(
                 {[](void* self, uint64_t) { static_cast<Kernel*>(self)->run(); }, &kernel});

@@ -24,24 +24,31 @@ namespace ferry::tools {
 namespace {
 
 constexpr config::Words<DType, 2> kWeightWords{{{DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
+constexpr config::Words<DType, 3> kGradientWords{
+    {{DType::bf16, "bf16"}, {DType::f16, "fp16"}, {DType::f32, "fp32"}}};
+constexpr config::Words<StateFormat, 5> kFormatWords{
+    {{{.moment_type = MomentType::bf16}, "bf16-moments"},
+     {{.moment_type = MomentType::int8}, "int8-moments"},
+     {{.split = true}, "split"},
+     {{.moment_type = MomentType::bf16, .split = true}, "split-bf16-moments"},
+     {{.moment_type = MomentType::int8, .split = true}, "split-int8-moments"}}};
 
 struct AdamOptions {
     double millions = 32;  // of 2^20 elements
     std::vector<int> threads{};
-    std::vector<std::string> gradients{"bf16", "fp32"}, methods{"adamw"}, targets{}, formats{};
+    std::vector<DType> gradients{DType::bf16, DType::f32};
+    std::vector<optim::Method> methods{optim::Method::adamw};
+    std::vector<StateFormat> formats{};
+    std::vector<std::string> targets{};  // Highway's names, and "all"
     DType weight = DType::bf16;
     std::string deepspeed{};
     int pairs = 15;
     bool in_place_only = false, json = false;
 };
 
-const std::vector<std::string> kAllFormats{"bf16-moments", "int8-moments", "split",
-                                           "split-bf16-moments", "split-int8-moments"};
-const std::vector<std::string> kAllMethods{"adamw", "adam", "sgd", "lion", "adagrad"};
-
-// Words of a list, "all" standing for every one of them.
-std::vector<std::string> expand(const std::vector<std::string>& words,
-                                const std::vector<std::string>& known, const std::string& option) {
+// "all" stands for every one of them.
+std::vector<std::string> known_targets(const std::vector<std::string>& words) {
+    const std::vector<std::string> known = optim::supported_targets();
     std::vector<std::string> out;
     for (const std::string& word : words) {
         if (word == "all") {
@@ -52,7 +59,7 @@ std::vector<std::string> expand(const std::vector<std::string>& words,
             std::string all;
             for (const std::string& one : known) all += one + ", ";
             throw Error(Trouble::usage, {.what = "nothing of that name can be measured here",
-                                         .where = option,
+                                         .where = "--target",
                                          .measured = in_quotes(word),
                                          .limit = all + "all",
                                          .remedy = "name some of these"});
@@ -91,13 +98,6 @@ void need_memory(const AdamBench& what, int64_t left) {
                                              : "measure fewer elements"});
 }
 
-// The command line takes no other names.
-DType type_named(const std::string& name) {
-    const auto type = dtype_from_name(name);
-    FERRY_CHECK(type, name);
-    return *type;
-}
-
 AdamBench bench_of(const AdamOptions& options) {
     AdamBench what;
     what.count = static_cast<int64_t>(options.millions * (1 << 20));
@@ -107,41 +107,27 @@ AdamBench bench_of(const AdamOptions& options) {
     what.pairs = options.pairs;
     what.out_of_place = !options.in_place_only;
     need_memory(what, machine.memory_left_bytes);
-    what.targets = expand(options.targets, optim::supported_targets(), "--target");
-    what.gradient_types.clear();
-    for (const std::string& name :
-         expand(options.gradients, {"bf16", "fp16", "fp32"}, "--gradient"))
-        what.gradient_types.push_back(type_named(name));
-    for (const std::string& name : expand(options.methods, kAllMethods, "--method")) {
-        if (name != "adamw") what.methods.push_back(optim::method_from(name));
+    what.targets = known_targets(options.targets);
+    what.gradient_types = options.gradients;
+    for (const optim::Method method : options.methods) {
+        if (method != optim::Method::adamw) what.methods.push_back(method);
     }
-    for (const std::string& name : expand(options.formats, kAllFormats, "--format")) {
-        StateFormat& format = what.formats.emplace_back();
-        if (name.ends_with("bf16-moments")) format.moment_type = MomentType::bf16;
-        if (name.ends_with("int8-moments")) format.moment_type = MomentType::int8;
-        format.split = name.starts_with("split");
-        if (!format.split || what.weight_type != DType::f32) continue;
-        throw Error(Trouble::usage,
-                    {.what = "a split master has weights of 16 bits",
-                     .where = "--format",
-                     .measured = "--weight " + spelled(kWeightWords, options.weight),
-                     .remedy = "measure it with --weight bf16 or fp16"});
-    }
+    what.formats = options.formats;
     return what;
 }
 
 // The words a user typed, so that a table says how to get it again.
 std::string command_of(const AdamOptions& options) {
     std::string line = "ferry bench adam --millions " + CLI::detail::to_string(options.millions);
-    const auto add = [&](const std::string& name, const auto& words) {
-        for (const auto& word : words) line += " --" + name + " " + CLI::detail::to_string(word);
-    };
-    add("threads", options.threads);
-    add("gradient", options.gradients);
+    for (const int threads : options.threads) line += " --threads " + std::to_string(threads);
+    for (const DType gradient : options.gradients)
+        line += " --gradient " + spelled(kGradientWords, gradient);
     line += " --weight " + spelled(kWeightWords, options.weight);
-    add("method", options.methods);
-    add("target", options.targets);
-    add("format", options.formats);
+    for (const optim::Method method : options.methods)
+        line += " --method " + spelled(kMethodWords, method);
+    for (const std::string& target : options.targets) line += " --target " + target;
+    for (const StateFormat& format : options.formats)
+        line += " --format " + spelled(kFormatWords, format);
     line += " --pairs " + std::to_string(options.pairs);
     if (options.in_place_only) line += " --in-place";
     if (!options.deepspeed.empty()) line += " --deepspeed=" + options.deepspeed;
@@ -176,14 +162,15 @@ void add_adam_bench(CLI::App& bench) {
         ->capture_default_str();
     command->add_option("--threads", options->threads, "thread counts; default: 1 and all cores")
         ->check(CLI::Range(1, 4096));
-    command->add_option("--gradient", options->gradients, "bf16, fp16, fp32 or all")
-        ->capture_default_str();
+    add_words_option(*command, "--gradient", options->gradients, kGradientWords,
+                     "types of gradients: bf16, fp16, fp32 or all")
+        ->default_str("[bf16,fp32]");
     add_word_option(*command, "--weight", options->weight, kWeightWords,
                     "type of the weight written");
-    command->add_option("--method", options->methods,
-                        "besides adamw: adam, sgd, lion, adagrad or all; without a loop by hand");
-    command->add_option(
-        "--format", options->formats,
+    add_words_option(*command, "--method", options->methods, kMethodWords,
+                     "besides adamw: adam, sgd, lion, adagrad or all; without a loop by hand");
+    add_words_option(
+        *command, "--format", options->formats, kFormatWords,
         "how the state is kept besides fp32: bf16-moments, int8-moments, "
         "split, split-bf16-moments, split-int8-moments or all; without a loop by hand");
     command->add_option("--target", options->targets,

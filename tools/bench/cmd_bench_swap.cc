@@ -23,12 +23,6 @@ namespace ferry::tools {
 namespace {
 
 // No matrices are here.
-constexpr config::Words<optim::Method, 5> kMethodWords{{{optim::Method::adamw, "adamw"},
-                                                        {optim::Method::adam, "adam"},
-                                                        {optim::Method::sgd, "sgd"},
-                                                        {optim::Method::lion, "lion"},
-                                                        {optim::Method::adagrad, "adagrad"}}};
-// In the order in which they are made.
 constexpr config::Words<train::Pass, 4> kPassWords{{{train::Pass::swap_out, "out"},
                                                     {train::Pass::swap_in, "in"},
                                                     {train::Pass::optimizer, "optimizer"},

@@ -14,9 +14,9 @@
 
 namespace ferry::ops::cuda {
 
-// The first result of cuBLASLt's heuristic for each shape, or what a table says, with a fixed
-// workspace and no reduction whose order could change: the same bits in every run on the same
-// architecture and library.
+// Each shape has one algorithm: the first that cuBLASLt's heuristic offers, or the one in a table.
+// The workspace is fixed, and no reduction may change its order. So every run on the same
+// architecture and library gives the same bits.
 class Products {
 public:
     Products(int64_t workspace_bytes, ProductTable table);
@@ -24,18 +24,19 @@ public:
     Products(const Products&) = delete;
     Products& operator=(const Products&) = delete;
 
-    // Whether cuBLASLt can do all of it in one call with one rounding: of bias and addend those of
-    // c's type, and not both an addend and c itself. By shapes: at plan time there is no data.
+    // Whether cuBLASLt can do all of it in one call with one rounding. It can where bias and addend
+    // have c's type, and where not both an addend and c itself are added. This asks for shapes
+    // alone: at plan time there is no data.
     static bool takes(const Gemm& gemm);
-    // Whether it could, were the bias a row of b that a column of ones multiplies.
+    // Whether it could if the bias were one more row of b, multiplied by a column of ones.
     static bool takes_with_bias_in_depth(const Gemm& gemm);
-    // The product, of those that it takes. False, and nothing done, where cuBLASLt has no
-    // algorithm; said in the log once a shape.
+    // Multiplies, where takes() is true. Returns false and does nothing where cuBLASLt has no
+    // algorithm; the log says so once for each shape.
     bool run(const Gemm& gemm, void* workspace, cudaStream_t stream);
 
-    // As TunesProducts.
+    // As TunesProducts has them (ops/product_table.h).
     const ProductTable& given() const { return table_; }
-    // made_for: of the table that this makes.
+    // Begins a table for that GPU and library; later products add to it.
     void tune(const std::string& made_for) { tuned_.emplace(made_for); }
     const ProductTable& tuned() const { return *tuned_; }
 

@@ -1,4 +1,4 @@
-// A checkpoint as the state of a run that goes on from it.
+// The checkpoint that a run resumes from.
 #pragma once
 
 #include <cstdint>
@@ -18,35 +18,37 @@
 
 namespace ferry::train {
 
-// The checkpoint that a run goes on from.
+// A run resumes in this order: it requires that the checkpoint is its own, proves its bytes, and
+// reads its contents.
 class SavedRun {
 public:
-    // Opens it. Throws usage and io (checkpoint/saved.h); beside io it names the newest checkpoint
+    // Opens it. Throws usage and io (checkpoint/saved.h). An io error names the newest checkpoint
     // that is whole.
     explicit SavedRun(std::string path);
 
     const std::string& path() const { return path_; }
     const checkpoint::Manifest& manifest() const { return saved_->manifest(); }
     std::string text() const;  // equal for equal checkpoints
-    // Throws usage, naming what differs, where it is of another run.
+    // Throws usage where another run wrote it, and names what differs.
     void require(const std::string& identity, int64_t steps) const;
-    // Throws usage where an array of these layers is missing or of another kind.
+    // Throws usage where an array of the plan's layers is missing, or is of another kind.
     void require(const planner::Plan& plan) const;
-    // The same of the errors of momentum's codes, which exist from this update on. Another number
-    // of ranks has others.
+    // The same for the errors of momentum's codes. They exist from update `first` on, and another
+    // number of ranks has other ones.
     void require_errors(const planner::Plan& plan, int64_t first) const;
-    // Where it can only be proved whole, reads part `part` of `parts` of it; throws io as above.
+    // Proves a file that can only be proved as a whole, by reading part `part` of `parts` of it.
+    // Throws io as above.
     void prove(Team& team, int part, int parts, StartUp& start_up) const;
-    // Errors of momentum's codes, and the moments that are read beside them, are taken part by
-    // part in an order of their own: the files that hold them are proved whole before, in parts as
-    // above. Then elements from `first` on of one of these arrays.
+    // The same for files with errors of momentum's codes, and with the moments that are read beside
+    // them: those are read in an order of their own, so they are proved first.
     void prove_errors(const planner::Plan& plan, Team& team, int part, int parts,
                       StartUp& start_up) const;
+    // Gives elements of such an array, from `first` on.
     void read_proved(const model::Layer& layer, const StateArray& array, int64_t first,
                      std::span<std::byte> out) const;
-    // Padding's moments are as in a run that begins. Every byte is proved before it is given, and
-    // also that of arrays that are not wanted themselves, each by one rank. The team and this must
-    // outlive it.
+    // What to fill the state with. Every byte is proved before it is given. Arrays that this run
+    // does not want are proved too, each by one rank. Padding has the moments of a run that begins.
+    // The team and this must outlive what is returned.
     StateIo::Contents contents(const planner::Plan& plan, const StateIo::FirstMoment& first_moment,
                                Team& team, int64_t memory);
 

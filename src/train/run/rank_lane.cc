@@ -143,8 +143,10 @@ void RankLane::gather_second_shards(const swap::Task& task, std::byte* all) {
 void RankLane::exchange(const swap::Task& task, const cost::op::ExchangeInHost<At>& at) {
     const zero::Partition& partition = plan_.partition;
     const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
-    const comm::Exchange parts{at.to_ranks, at.from_ranks,
-                               partition.host_count() * partition.part_bytes(elements, plan_.wire)};
+    const comm::Exchange parts{
+        .to = at.to_ranks,
+        .from = at.from_ranks,
+        .bytes = partition.host_count() * partition.part_bytes(elements, plan_.wire)};
     count(task, partition.hosts.each - 1, partition.host_count() * elements * size_of(plan_.wire),
           parts.bytes);
     hosts_.inside->exchange({&parts, 1}, topic("gradient in the host", task));
@@ -152,8 +154,9 @@ void RankLane::exchange(const swap::Task& task, const cost::op::ExchangeInHost<A
 
 void RankLane::exchange(const swap::Task& task, const cost::op::Exchange<At>& at) {
     const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
-    const comm::Exchange parts{at.to_ranks, at.from_ranks,
-                               plan_.partition.part_bytes(elements, plan_.wire)};
+    const comm::Exchange parts{.to = at.to_ranks,
+                               .from = at.from_ranks,
+                               .bytes = plan_.partition.part_bytes(elements, plan_.wire)};
     const size_t on = on_of(task);
     count(task, on == across ? plan_.partition.host_count() - 1 : others(),
           elements * size_of(plan_.wire), parts.bytes);
@@ -169,8 +172,9 @@ void RankLane::exchange(const swap::Task& task, const cost::op::GatherGradient<A
 
 void RankLane::exchange(const swap::Task& task, const cost::op::ExchangeMomentum<At>& at) {
     const int64_t elements = plan_.chunks[static_cast<size_t>(task.item)].count;
-    const comm::Exchange parts{at.to_ranks, at.from_ranks,
-                               plan_.partition.codecs.momentum.bytes(elements)};
+    const comm::Exchange parts{.to = at.to_ranks,
+                               .from = at.from_ranks,
+                               .bytes = plan_.partition.codecs.momentum.bytes(elements)};
     count(task, others(), elements * size_of(plan_.wire), parts.bytes);
     sharers_->exchange({&parts, 1}, topic("momentum", task));
 }

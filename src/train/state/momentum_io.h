@@ -1,5 +1,5 @@
-// What ranks keep where momentum is exchanged (zero/feedback.h), outside of any schedule: how it
-// begins, how a checkpoint has it, its hash.
+// Ranks that exchange momentum keep more than others (zero/feedback.h). This begins, restores,
+// reads and hashes it, outside of any schedule.
 #pragma once
 
 #include <cstdint>
@@ -19,32 +19,34 @@
 
 namespace ferry::train {
 
-// Blocking; all ranks make the same calls. Nothing else moves state meanwhile.
+// Its calls block, and all ranks make the same ones. Nothing else moves state meanwhile.
 class MomentumIo {
 public:
     // `arena`: the plan's host arena, with a buffer for what is on NVMe.
     MomentumIo(const planner::Plan& plan, swap::Store& store, comm::Communicator& ranks,
                Executor& executor, std::span<std::byte> arena);
 
-    // Of the moments that the owners have, which all get. `off`: some code was; or else none was.
+    // Gives every rank all moments, from those that own them. `off`: codes have left errors by
+    // now, and these are kept; otherwise errors begin as zeros.
     void begin(StateIo& state, bool off);
-    // As a checkpoint has it. Elements from `first` on of one of its arrays; padding stays as it
-    // is.
+    // Gives elements of one of a checkpoint's arrays, from `first` on. Padding is left as it is.
     using Fill = std::function<void(const model::Layer&, const StateArray& array, int64_t first,
                                     std::span<std::byte> out)>;
     void restore(const Fill& fill);
-    // The weights of a local step, of the state that all have and what this rank moved alone.
+    // Computes the weights of a local step anew: from the state that all ranks have, and from what
+    // this rank has moved alone since.
     void restore_weights(StateIo& state, const ScalarsByKind& scalars);
-    // All ranks' error_arrays of a tensor that trains, run after run.
+    // Reads the error arrays of a tensor that trains, all ranks', run after run.
     void read_errors(int64_t layer, const model::Tensor& tensor, const ArraySink& sink);
-    // Of this rank's errors, leaf by leaf of its shards, so that no chunk size or placement shows.
+    // Adds this rank's errors to a hash. It goes by leaves of shards, so that neither chunk size
+    // nor placement changes it.
     uint64_t hash(uint64_t before);
     // What begin() has sent.
     const CollectiveReport& sent() const { return sent_; }
     void count_anew() { sent_ = {.collective = sent_.collective}; }
 
 private:
-    // Of a turn, by the chunk that this rank owns of it.
+    // A turn, named by the chunk of it that this rank owns.
     struct Turn {
         const planner::Chunk& chunk;
         const model::Layer& layer;
@@ -55,7 +57,7 @@ private:
     void each_turn(const Body& body);
     Turn turn_of(const planner::Chunk& chunk) const;
     zero::Feedback feedback_in(const planner::Chunk& chunk, std::span<std::byte> memory) const;
-    // In host memory, or in the buffer, where it is read to.
+    // Where it lies in host memory; from NVMe it is read into the buffer first.
     zero::Feedback brought(const planner::Chunk& chunk);
     template <class Body>
     void write(const planner::Chunk& chunk, const Body& body);
