@@ -6,8 +6,8 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "tools/train/run_table.h"
 #include "timeline_picture.h"
+#include "tools/train/run_table.h"
 
 namespace ferry::tools {
 namespace {
