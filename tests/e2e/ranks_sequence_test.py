@@ -1,0 +1,94 @@
+"""Ranks that share sequences: parallel.sequence."""
+
+import unittest
+
+from groups import Groups, MODELS
+
+
+class SequenceTest(Groups):
+    def test_ranks_that_share_sequences_follow_one(self):
+        """Every family: windows, learned positions, norms and biases of heads; some ranks have fewer heads."""
+        for number, shared, family, order in (
+                (2, 2, "llama", "auto"), (4, 2, "mistral", "heads"), (2, 2, "qwen2", "auto"), (3, 3, "qwen3", "heads"),
+                (4, 4, "gpt2", "heads"), (2, 2, "gpt2", "auto"), (3, 3, "llama", "ring"), (4, 2, "mistral", "ring"),
+                (4, 4, "qwen2", "ring"), (3, 3, "qwen3", "auto"), (4, 4, "gpt2", "ring"), (2, 2, "gpt2", "ring")):
+            with self.subTest(ranks=number, shared=shared, family=family, order=order):
+                changes = {"parallel__sequence_order": order, "model": {"path": str(MODELS / family), "dropout": "ignore"}, "steps": 3,
+                           "data__tokens": str(MODELS.parent / "train" / "tokens.bin"), "batch__sequence": 24,
+                           "batch__micro_batch": 2, "batch__micro_batches": 4, "evaluate__micro_batches": 2,
+                           "data__held_back": 0.2}
+                if number == 3:
+                    changes["batch__micro_batches"] = 3
+                one = self.train(self.config(**changes))
+                several = self.ranks(number, self.config(parallel__sequence=shared, **changes))
+                self.assert_trained(one)
+                self.assert_trained(several)
+                self.assertAlmostEqual(several.steps[0]["loss"], one.steps[0]["loss"], delta=1e-6)
+                for mine, theirs in zip(several.steps, one.steps):
+                    self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
+                    self.assertAlmostEqual(mine["gradient_norm"], theirs["gradient_norm"],
+                                           delta=1e-4 * theirs["gradient_norm"])
+                    self.assertEqual((mine["tokens"], mine["targets"]), (theirs["tokens"], theirs["targets"]))
+                for here, there in zip(several.evaluations, one.evaluations):
+                    self.assertAlmostEqual(here["evaluation_loss"], there["evaluation_loss"], delta=1e-5)
+
+    def test_what_ranks_of_a_sequence_send_is_counted_and_changes_no_bit(self):
+        shared = {"parallel__sequence": 2, "batch__sequence": 32}
+        runs = [self.ranks(2, self.config(**shared, **tiers))
+                for tiers in ({}, {}, self.tight(2), {"swap__groups": 3}, {"swap__save_attention": 1})]
+        for run in runs:
+            self.assert_trained(run)
+            self.assertEqual(run.numbers(), runs[0].numbers())
+        sent = {one["collective"]: one for one in runs[0].summary["collectives"]}["exchange heads"]
+        # A micro-batch passes each block forward, with two exchanges, and backward, with four.
+        self.assertEqual(sent["calls"], 6 * runs[0].summary["steps"] * 12 * self.config()["model"]["layers"])
+        self.assertEqual(sent["sent_bytes"], sent["raw_bytes"])
+        apart = self.ranks(2, self.config(batch__sequence=32))
+        self.assertNotIn("exchange heads", [one["collective"] for one in apart.summary["collectives"]])
+
+    def test_a_ring_is_taken_where_ranks_do_not_divide_heads(self):
+        """Two heads of keys on three and four ranks: heads by name, a ring by itself, and the same losses."""
+        for number in (3, 4):
+            changes = {"batch__sequence": 36, "batch__micro_batches": 12, "model__heads": 4, "model__kv_heads": 2,
+                       "model__head_dim": 16, "steps": 3}
+            one = self.train(self.config(**changes))
+            shared = {**changes, "parallel__sequence": number}
+            ring = [self.ranks(number, self.config(**shared, **more))
+                    for more in ({}, {"parallel__sequence_order": "ring"}, {"zero__stage": 0}, self.tight(number))]
+            heads = self.ranks(number, self.config(**shared, parallel__sequence_order="heads"))
+            for run in (one, *ring, heads):
+                self.assert_trained(run)
+            for run in ring:
+                self.assertEqual(run.numbers(), ring[0].numbers())
+            for run in (ring[0], heads):
+                for mine, theirs in zip(run.steps, one.steps):
+                    self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
+            sent = {call["collective"]: call for call in ring[0].summary["collectives"]}
+            self.assertNotIn("exchange heads", sent)
+            self.assertIn("exchange heads", [call["collective"] for call in heads.summary["collectives"]])
+            # There and back, in each step of the circle: forward, again in backward, and backward's own.
+            calls = 6 * (number // 2) * 12 * ring[0].summary["steps"] * self.config()["model"]["layers"]
+            self.assertEqual(sent["shift heads"]["calls"], calls)
+            # Where all blocks save attention's results, backward does not go round for them again.
+            saved = self.ranks(number, self.config(**shared, swap__save_attention=8))
+            self.assert_trained(saved)
+            self.assertEqual(saved.numbers(), ring[0].numbers())
+            sent = {one["collective"]: one for one in saved.summary["collectives"]}
+            self.assertEqual(sent["shift heads"]["calls"], calls * 2 // 3)
+
+    def test_ranks_that_cannot_share_sequences_are_refused(self):
+        for number, changes, words in (
+                (3, {"parallel__sequence": 2}, ("parallel.sequence", "groups of 2, 3 ranks", "start 4 ranks")),
+                (1, {"parallel__sequence": 2}, ("parallel.sequence", "groups of 2, 1 rank", "start 2 ranks")),
+                (2, {"parallel__sequence": 2, "batch__sequence": 25}, ("equal parts", "set batch.sequence to 26")),
+                (2, {"parallel__sequence": 0}, ("parallel.sequence", "at least 1, at most 4096")),
+                (2, {"parallel__sequence": 2, "parallel__sequence_order": "zigzag"}, ("sequence_order", "ring")),
+                (2, {"parallel__sequence": 2, "parallel__sequence_order": "ring", "device": "cuda", "precision": "fp32"},
+                 ("parallel.sequence_order", "in 16 bits alone", "precision is fp32")),
+                (4, {"parallel__sequence": 2, "batch__micro_batches": 3},
+                 ("batch.micro_batches", "3 micro-batches, 4 ranks in groups of 2", "set batch.micro_batches to 4"))):
+            self.assert_refused(number, changes, words)
+
+
+if __name__ == "__main__":
+    unittest.main()
