@@ -28,6 +28,7 @@
 #include "tools/output/svg.h"
 #include "tools/train/run_table.h"
 #include "train/from_config.h"
+#include "train/prediction/config_facts.h"
 #include "train/prediction/kernel_profile.h"
 #include "train/prediction/predictor.h"
 #include "train/stages.h"

@@ -9,6 +9,7 @@
 #include "cost/measurements.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
+#include "train/prediction/config_facts.h"
 
 namespace ferry::tools {
 namespace {

@@ -1,0 +1,70 @@
+// What both halves of a placement stand on: what they are asked, and what is placed so far.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "chunks.h"
+#include "place.h"
+
+namespace ferry::planner {
+
+// What is to be placed: place()'s arguments.
+struct ToPlace {
+    const PlanRequest& request;
+    const Workload& work;
+    const std::vector<Chunk>& chunks;
+    const std::vector<AccumulatorSpill>& spills;
+    const cost::Measurements& machine;
+    const ToSave& to_save;
+    size_t yielded = 0;
+};
+
+// Its halves derive from it.
+class Placing {
+protected:
+    Placing(const ToPlace& what, Placement& result)
+        : request_(what.request),
+          work_(what.work),
+          chunks_(what.chunks),
+          spills_(what.spills),
+          to_save_(what.to_save),
+          yielded_(what.yielded),
+          micro_batches_(what.request.micro_batches),
+          tied_(what.work.partition.ties(what.work.layers)),
+          machine_(what.machine),
+          result_(result) {}
+    ~Placing() = default;
+
+    bool has_feedback() const { return work_.partition.codecs.momentum.on(); }
+    bool has_nvme() const { return !request_.budgets.nvme.empty(); }
+    int64_t bytes_of(Class c) const { return buffer_bytes(c, work_); }
+    static constexpr const char* kState = "optimizer state";
+
+    // The weight of a split master is half of a version, and a durable version is on NVMe.
+    bool stores_weights() const { return work_.state.split && request_.durable; }
+    // The least share of the state on NVMe; none: what the budget asks.
+    std::optional<double> given_fraction() const {
+        return request_.durable ? 1 : request_.swap.state_on_nvme;
+    }
+
+    const PlanRequest& request_;
+    const Workload& work_;
+    const std::vector<Chunk>& chunks_;
+    const std::vector<AccumulatorSpill>& spills_;
+    const ToSave& to_save_;
+    const size_t yielded_;
+    const int64_t micro_batches_;
+    const bool tied_;
+    const cost::Measurements& machine_;
+    Placement& result_;
+};
+
+// The device's budget buys buffers, then whatever shortens the step most: block inputs, saved
+// activations or whole layers.
+void place_on_device(const ToPlace& what, Placement& result);
+// Behind it: host memory goes where a byte saves most traffic, the rest is on NVMe.
+void place_behind_device(const ToPlace& what, Placement& result);
+
+}  // namespace ferry::planner

@@ -1,0 +1,83 @@
+#include "train/prediction/config_facts.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <optional>
+
+#include "cost/layouts.h"
+#include "cost/traffic.h"
+#include "data/tokens.h"
+#include "ferry/config.h"
+#include "model/model.h"
+#include "topology/topology.h"
+#include "train/from_config.h"
+#include "train/loader_of.h"
+#include "train/model_of.h"
+#include "train/stack/threads.h"
+
+namespace ferry::train {
+
+bool check_token_header(const Config& config) {
+    if (::access(config.data.tokens.c_str(), F_OK) != 0 && errno == ENOENT) return false;
+    const TokenFileInfo tokens = read_token_info(config.data.tokens);
+    const model::Description made = model_of(config);
+    split_tokens(loader_options(config, made.shape, true), tokens);
+    check_vocabulary(config, made, tokens);
+    return true;
+}
+
+std::optional<PatternShare> pattern_share(const Config& config) {
+    const model::Shape shape = model_of(config).shape;
+    if (shape.patterns.empty()) return std::nullopt;
+    const int64_t sequence = config.batch.sequence;
+    const double causal = static_cast<double>(sequence) * static_cast<double>(sequence + 1) / 2;
+    PatternShare share{.name = shape.pattern_text.substr(0, shape.pattern_text.find(' ')),
+                       .pairs = 0,
+                       .blocks = 0};
+    for (const auto& lists : shape.patterns) {
+        if (!lists) continue;
+        if (!share.lists) share.lists = lists;
+        share.block = lists->block;
+        share.layouts = lists->layouts;
+        share.layers += 1;
+        share.pairs += lists->visible_pairs(sequence) / (causal * lists->layouts);
+        share.blocks += static_cast<double>(lists->visible_blocks()) /
+                        static_cast<double>(lists->causal_blocks());
+    }
+    share.pairs /= static_cast<double>(std::max<int64_t>(1, share.layers));
+    share.blocks /= static_cast<double>(std::max<int64_t>(1, share.layers));
+    return share;
+}
+
+cost::ModelSizes model_sizes(const Config& config) {
+    const model::Shape shape = model_of(config).shape;
+    const auto layers = model::layers_of(shape, {}, false);
+    cost::ModelSizes found{
+        .hidden = shape.hidden,
+        .blocks = shape.layers,
+        .heads = shape.heads,
+        .kv_heads = shape.kv_heads,
+        .table_elements = static_cast<double>(shape.vocab * shape.hidden),
+        .tied = shape.tie_embeddings,
+        .sequence = config.batch.sequence,
+        .sequences = config.batch.micro_batches * config.batch.micro_batch,
+        .element = cost::element_bytes(format_of(config), config.precision,
+                                       config.numerics.wire.value_or(config.precision))};
+    const auto blocks = static_cast<double>(shape.layers);
+    for (const model::Layer& layer : layers) {
+        if (layer.kind != model::LayerKind::block) continue;
+        const double keys = cost::keys_seen(shape, config.batch.sequence, layer.index);
+        found.block_elements += static_cast<double>(layer.elements) / blocks;
+        // Two products, each of two operations a key and element.
+        found.attention_flops +=
+            4 * keys * static_cast<double>(shape.heads * shape.head_dim) / blocks;
+    }
+    return found;
+}
+
+void check_reserved_cores(const Config& config) { require_a_core(machine_for(config)); }
+
+}  // namespace ferry::train

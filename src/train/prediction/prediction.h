@@ -1,0 +1,71 @@
+// What is predicted of a plan's step, and the bytes that its schedules move.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cost/bound.h"
+#include "model/model.h"
+#include "planner/planner.h"
+#include "swap/schedule.h"
+#include "zero/zero.h"
+
+namespace ferry::train {
+
+// A link of a plan: what a step moves over it, and the seconds that takes with nothing beside it.
+struct LinkPrediction {
+    cost::Link link = cost::Link::compute;
+    int64_t bytes = 0;
+    double seconds = 0;
+};
+
+// Shares of state, and of the gradients that wait with it, on each tier.
+struct StateShares {
+    double device = 0, host = 0, nvme = 0;
+};
+
+// What a rank of one stage of a pipeline has and does in a step.
+struct StagePrediction {
+    zero::Stage stage{};
+    int64_t blocks = 0;
+    int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
+    // Sent to the next stage and the one before, of a tied table, and to ranks of its own stage.
+    int64_t to_next = 0, to_previous = 0, of_table = 0, to_sharers = 0;
+    double compute_seconds = 0;  // that its kernels run
+    double waits = 0;            // the rest of the step, a part of it
+    swap::Schedule schedule{};
+    swap::Timeline timeline{};
+};
+
+struct Prediction {
+    swap::Schedule schedule{};  // a step's, with steps before and after it; of stages the longest's
+    swap::Timeline timeline{};  // its `step_seconds` is the prediction
+    bool speculative = false;   // speculative updates that are committed; else none
+    std::vector<LinkPrediction> links{};
+    // The lower bound over all placements that the budgets allow, and the link that sets it.
+    double bound_seconds = 0;
+    cost::Link bound_link = cost::Link::compute;
+    double peak_bound_seconds = 0;   // the same of kernels at the machine's peaks; 0: not known
+    StateShares planned{}, bound{};  // where the plan has them, and where the bound would
+    // How many of the blocks that backward visits save each activation for it.
+    model::OfSaved<double> planned_saved{}, bound_saved{};
+    std::vector<StagePrediction> stages{};  // of a pipeline, in their order
+    const LinkPrediction& binding() const;  // the link that takes longest: the plan's own bound
+};
+
+// The part of a step that a stage of its pipeline waits, where all take as long. 0: of no pipeline.
+double bubble_of(const planner::Plan& plan);
+
+// Bytes that a schedule moves on each lane, exactly.
+struct ScheduleBytes {
+    std::string name{};
+    std::array<int64_t, swap::kLanes> bytes{};
+};
+// Every schedule that a run of this plan may replay: its steps, and what ends it.
+std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
+ScheduleBytes steady_bytes(
+    const planner::Plan& plan);  // of a step without speculative updates among its like
+
+}  // namespace ferry::train

@@ -1,0 +1,209 @@
+// What a step of a plan takes: one rank's, or that of all stages of a pipeline.
+#include "train/prediction/predictor.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "cost/bound.h"
+#include "cost/measurements.h"
+#include "cost/operations.h"
+#include "cost/simulator.h"
+#include "cost/traffic.h"
+#include "ferry/config.h"
+#include "model/model.h"
+#include "model_on_device.h"
+#include "planner/planner.h"
+#include "planner/request.h"
+#include "planner/work.h"
+#include "step_timeline.h"
+#include "swap/schedule.h"
+#include "train/rank_share.h"
+#include "train/step.h"
+
+namespace ferry::train {
+
+using cost::Link;
+using planner::Plan;
+using swap::Lane;
+
+namespace {
+
+StateShares shares_of(const Plan& plan) {
+    std::array<double, 3> bytes{};
+    for (const planner::Chunk& chunk : plan.chunks) {
+        if (!chunk.trainable) continue;
+        for (const swap::ObjectId id : {chunk.state, chunk.gradient})
+            bytes[static_cast<size_t>(plan.objects[id].home)] +=
+                static_cast<double>(plan.objects[id].bytes);
+    }
+    const double all = bytes[0] + bytes[1] + bytes[2];
+    return {bytes[0] / all, bytes[1] / all, bytes[2] / all};
+}
+
+std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& plan,
+                                     const cost::Measurements& speeds) {
+    const cost::WorkOf work_of = planner::work_of(plan);
+    const swap::CostModel cost = cost::cost_model(work_of, speeds);
+    std::array<int64_t, swap::kLanes> bytes{};
+    double compute_s = 0, cores_s = 0, update_bytes = 0, begins_s = 0, passing_s = 0;
+    cost::CommTraffic comm;
+    for (const swap::Task& task : step.tasks) {
+        bytes[static_cast<size_t>(task.lane)] += task.lane == Lane::compute ? 0 : task.bytes;
+        const swap::Cost taken = cost(task);
+        cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
+        if (task.lane == Lane::compute) compute_s += taken.seconds;
+        if (cost::passes(task)) {
+            passing_s += taken.seconds;
+        } else if (task.lane == Lane::comm) {
+            comm.of(cost::among(task)) += static_cast<double>(task.bytes);
+            begins_s +=
+                cost::group_seconds(0, 1, cost::rate_among(cost::among(task), speeds), speeds);
+        }
+        if (task.lane == Lane::team || speeds.computes_on_host)
+            update_bytes += cost::bytes_of_update(task, work_of);
+    }
+    const auto on = [&](Lane lane) { return bytes[static_cast<size_t>(lane)]; };
+    const int64_t up = on(Lane::h2d), down = on(Lane::d2h),
+                  stored = on(Lane::read) + on(Lane::write);
+    const double dram = cost::dram_bytes(update_bytes, static_cast<double>(up + down),
+                                         static_cast<double>(stored), speeds);
+    const auto seconds = [](double moved, double rate) { return moved > 0 ? moved / rate : 0; };
+    std::vector<LinkPrediction> links{
+        {Link::compute, 0, compute_s},
+        {Link::host_to_device, up, seconds(double(up), speeds.copy_bytes_per_s)},
+        {Link::device_to_host, down, seconds(double(down), speeds.copy_bytes_per_s)},
+        {Link::nvme, stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
+        {Link::dram, static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
+        {Link::cores, 0, cores_s}};
+    if (!plan.partition.decides_alone())
+        links.push_back(
+            {Link::comm, on(Lane::comm), passing_s + begins_s + cost::comm_seconds(comm, speeds)});
+    return links;
+}
+
+}  // namespace
+
+Prediction Predictor::predict(const planner::PlanRequest& request, const Plan& plan,
+                              const cost::Measurements& measured, Exchanged what) const {
+    return plan.partition.stage.all() ? predict_one(request, plan, measured, what)
+                                      : predict_pipeline(request, measured);
+}
+
+Prediction Predictor::predict_one(const planner::PlanRequest& request, const Plan& plan,
+                                  const cost::Measurements& measured, Exchanged what) const {
+    cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
+    Prediction found;
+    found.speculative = plan.speculative && what == Exchanged::gradients;
+    const Previous steady = found.speculative ? Previous::committed : Previous::not_speculative;
+    const auto step = [&](Previous previous) {
+        return what == Exchanged::momentum ? model_->momentum_step(plan, previous, measurements)
+                                           : record_step(plan, previous, found.speculative);
+    };
+    const swap::Schedule first = step(Previous::none);
+    found.schedule = step(steady);
+    found.timeline = predict_steps(plan, first, found.schedule, measurements);
+    found.links = links_of(found.schedule, plan, measurements);
+    const cost::Bound bound = bound_of(model_->possible(request).budgets, plan,
+                                       model_->decoder.shape(), found.schedule, measurements, what);
+    found.bound_seconds = bound.seconds;
+    found.bound_link = bound.binding;
+    found.peak_bound_seconds = bound_by_peaks(model_->possible(request).budgets, plan,
+                                              model_->decoder, found.schedule, measurements, what)
+                                   .seconds;
+    found.planned = shares_of(plan);
+    found.bound = {bound.state_on_device, bound.state_in_host,
+                   1 - bound.state_on_device - bound.state_in_host};
+    for (const model::Saved saved : model::kAllSaved) {
+        if (plan.blocks_at_most() > 0)
+            found.planned_saved[at(saved)] = static_cast<double>(plan.blocks_saving(saved)) /
+                                             static_cast<double>(plan.blocks_at_most());
+    }
+    found.bound_saved = bound.saved;
+    return found;
+}
+
+namespace {
+
+StagePrediction stage_of(const Plan& plan, swap::Schedule schedule, swap::Timeline timeline) {
+    using cost::StageLink;
+    constexpr auto kCompute = static_cast<size_t>(Lane::compute);
+    StagePrediction found{.stage = plan.partition.stage,
+                          .blocks = plan.blocks(),
+                          .device_bytes = plan.device_bytes + plan.device_overhead_bytes,
+                          .host_bytes = plan.host_bytes,
+                          .nvme_bytes = plan.nvme_bytes,
+                          .compute_seconds = timeline.busy_seconds[kCompute]};
+    found.waits = 1 - found.compute_seconds / timeline.step_seconds;
+    for (const swap::Task& task : schedule.tasks) {
+        if (task.lane != Lane::comm) continue;
+        if (!cost::passes(task)) found.to_sharers += task.bytes;
+        if (static_cast<cost::Op>(task.op) != cost::Op::pass_on) continue;
+        const auto link = static_cast<StageLink>(task.flags);
+        (link == StageLink::next       ? found.to_next
+         : link == StageLink::previous ? found.to_previous
+                                       : found.of_table) += task.bytes;
+    }
+    found.schedule = std::move(schedule);
+    found.timeline = std::move(timeline);
+    return found;
+}
+
+}  // namespace
+
+// Each stage's schedule, simulated together. What a stage shows alone is that of the longest.
+Prediction Predictor::predict_pipeline(const planner::PlanRequest& request,
+                                       const cost::Measurements& measured) const {
+    cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
+    const std::vector<Plan> plans = this->plans(request);
+    const bool speculative = std::ranges::all_of(plans, &Plan::speculative);
+    std::vector<swap::Schedule> first, steady;
+    for (const Plan& plan : plans) {
+        first.push_back(record_step(plan, Previous::none, speculative));
+        steady.push_back(record_step(
+            plan, speculative ? Previous::committed : Previous::not_speculative, speculative));
+        if (measurements.kernels.covers(steady.back(), planner::work_of(plan))) continue;
+        for (const auto& [kind, seconds] :
+             model_->assumed_times_of(steady.back(), plan, measurements.assumed_flops_per_s)
+                 .seconds)
+            measurements.kernels.seconds.try_emplace(kind, seconds);
+    }
+    std::vector<swap::Timeline> timelines = predict_stages(plans, first, steady, measurements);
+    Prediction found{.speculative = speculative};
+    double most_s = -1;
+    for (size_t s = 0; s < plans.size(); ++s) {
+        const Plan& plan = plans[s];
+        const BudgetConfig budgets = model_->possible(request).budgets;
+        const cost::Bound bound =
+            bound_of(budgets, plan, model_->decoder.shape(), steady[s], measurements);
+        found.peak_bound_seconds = std::max(
+            found.peak_bound_seconds,
+            bound_by_peaks(budgets, plan, model_->decoder, steady[s], measurements).seconds);
+        if (bound.seconds > found.bound_seconds) {
+            found.bound_seconds = bound.seconds;
+            found.bound_link = bound.binding;
+            found.bound = {bound.state_on_device, bound.state_in_host,
+                           1 - bound.state_on_device - bound.state_in_host};
+            found.bound_saved = bound.saved;
+        }
+        const std::vector<LinkPrediction> links = links_of(steady[s], plan, measurements);
+        found.stages.push_back(stage_of(plan, std::move(steady[s]), std::move(timelines[s])));
+        const StagePrediction& stage = found.stages.back();
+        if (stage.compute_seconds <= most_s) continue;
+        most_s = stage.compute_seconds;
+        found.schedule = stage.schedule;
+        found.timeline = stage.timeline;
+        found.links = links;
+        found.planned = shares_of(plan);
+        for (const model::Saved saved : model::kAllSaved) {
+            if (plan.blocks_at_most() > 0)
+                found.planned_saved[at(saved)] = static_cast<double>(plan.blocks_saving(saved)) /
+                                                 static_cast<double>(plan.blocks_at_most());
+        }
+    }
+    return found;
+}
+
+}  // namespace ferry::train

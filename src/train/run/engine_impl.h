@@ -1,0 +1,125 @@
+// The inside of an engine, for its sources: engine.cc (what others call), engine_steps.cc,
+// engine_saves.cc, engine_measures.cc.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cost/measurements.h"
+#include "ferry/train.h"
+#include "outcome.h"
+#include "readable_run.h"
+#include "run_report.h"
+#include "train/inside.h"
+#include "train/loss_scale.h"
+#include "train/prediction/measure.h"
+#include "train/saving/background_save.h"
+#include "train/saving/durable.h"
+#include "train/saving/save.h"
+#include "train/step_kernels.h"
+
+namespace ferry::train {
+
+// Takes the steps of a run that has been started.
+class Engine::Run : private ReadableRun {
+public:
+    Run(const Config& config, const Runtime& runtime, std::shared_ptr<ComputeContext> context);
+    ~Run();
+    StepReport step();
+
+    int64_t last_step() const { return step_; }
+    const StepReport* resumed_step() const { return resumed_.step > 0 ? &resumed_ : nullptr; }
+    Evaluation evaluate(std::span<float> logits);
+    void begin_save(const Saving& saving);
+
+    bool save_ended() const { return !save_ || save_->ended(); }
+    std::optional<Error> end_save();
+    uint64_t state_hash();
+    void read_tensor(int64_t layer, const model::Tensor& tensor, const ValueSink& sink);
+    void read_gradient(int64_t layer, const model::Tensor& tensor, const ValueSink& sink);
+    bool any(bool mine);
+    std::optional<Error> error_of_any(const std::optional<Error>& mine);
+    std::optional<Error> on_first_rank(const std::function<void()>& body);
+    void measure_bound();
+    void abandon(const char* why) noexcept { context_->abandon(why); }
+
+    const planner::Plan& plan() const { return plan_; }
+    const std::vector<model::Layer>& layers() const { return layers_; }
+    using ReadableRun::numerics_record;
+    RunReport report();
+
+private:
+    // The others hear at once what ends this rank. Its files tell who finds them what storage lost.
+    template <class Work>
+    std::invoke_result_t<Work> guarded(const Work& work) {
+        try {
+            return work();
+        } catch (const std::exception& error) {
+            context_->abandon(error.what());
+            if (volume() && is_of_storage(error)) volume()->note_lost();
+            throw_again_at(
+                {step_, last_good_, volume() != nullptr, plan_.durable, store().what_was_wrong()});
+        }
+    }
+    void load(int64_t step);
+    void measure_anew();
+    RunReport so_far();
+    StepReport next_step();
+    bool some_rank_asks(bool mine);
+    Evaluation held_back(std::span<float> logits);
+    void drop_save(const char* why) noexcept;
+    void finish_save_of_ranks();
+    bool updates_all() const;
+    bool can_pass() const;
+    bool begin_passing(const Saving& saving);
+    std::function<void(int64_t, int64_t)> told_progress();
+    Unwritten unwritten(const Saving& saving) const;
+
+    void measure();
+    UpdateRates update_rates(const optim::Scalars& scalars);
+    void predict(const cost::Measurements& measured);
+    void change_over(Exchanged what);
+    const swap::Schedule& next_schedule(bool speculative) const;
+    void replay(StepReport& report);
+    void await_durable();
+    void await_reading();
+    bool hands_over() const;
+    Team* copiers_or_none();
+    void skip_or_stop(StepReport& report, const Outcome& outcome);
+    void go_on_from(const RunState& found);
+    RunState run_state() const;
+    void note_committed();
+    void look_for_files();
+    void drain();
+    void finish_last_step();
+    void note(const StepReport& report);
+
+    StepKernels& kernels() { return stack_.kernels(); }
+
+    const int exceptions_ = std::uncaught_exceptions();
+    StepReport last_{};      // the last step's
+    StepReport resumed_{};   // that of the step after which the run was resumed
+    std::string removed_{};  // a file of the durable state that was removed under the run
+    int64_t last_good_ = 0, sequence_ = 0, durable_step_ = -1;
+    int64_t updates_ = 0, moment_updates_ = 0;  // of the weights, and what moments took in
+    std::span<const std::byte> committed_{};    // the record of the last step
+    Timelines planned_{};                       // once the bound is known
+    LossScale loss_scale_ = first_loss_scale();
+    int64_t skipped_in_a_row_ = 0;
+    uint64_t frozen_ = 0;  // hash of the frozen weights
+    Previous previous_ = Previous::none;
+    Exchanged exchanged_ = Exchanged::gradients;  // between ranks, in the last step
+    RunReport totals_{};
+    std::optional<Team> copiers_{};           // of a checkpoint's state, while a step is taken
+    std::function<void(double)> waited_{};    // of the checkpoint on its way
+    std::unique_ptr<BackgroundSave> save_{};  // reads the plan, the room and the teams' threads
+};
+
+}  // namespace ferry::train
