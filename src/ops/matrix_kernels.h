@@ -1,4 +1,4 @@
-// What orthogonalising a matrix by Newton-Schulz (train/newton_schulz.h) asks of a device:
+// What orthogonalising a matrix by Newton-Schulz (train/kernels/newton_schulz.h) asks of a device:
 // products, two kernels of its own, and the way to the matrix where the device has other memory
 // than the host. Results are a function of values and shapes, as those of Ops.
 #pragma once

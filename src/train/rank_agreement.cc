@@ -10,7 +10,7 @@
 #include <iterator>
 
 #include "base/checksum.h"
-#include "schedules.h"
+#include "train/step/schedules.h"
 
 namespace ferry::train {
 namespace {

@@ -1,8 +1,8 @@
 // The exchange of 1-bit Adam (Tang et al. 2021, arXiv 2102.02888) and of 0/1 Adam (Lu et al. 2022,
 // arXiv 2202.06009): ranks exchange their shares of the first moment as signs with a scale a block.
 // What a code is off by is kept, and joins what is sent next. The rank that sends keeps it; so does
-// the owner of a shard, which codes the sum once more for everyone. train/momentum_schedule.h says
-// which updates do so, and what becomes of the second moment.
+// the owner of a shard, which codes the sum once more for everyone. train/step/momentum_schedule.h
+// says which updates do so, and what becomes of the second moment.
 //
 // A turn is a chunk of its owner's shard and the runs that lie alike in the others'. Of each turn
 // a rank keeps the momentum of all N runs, the errors of what it has sent of them, and as owner

@@ -10,8 +10,8 @@
 #include "cost/traffic.h"
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/tiny_run.h"
-#include "train/from_config.h"
 #include "train/prediction/predictor.h"
+#include "train/setup/from_config.h"
 
 namespace ferry::train::of_ranks {
 namespace {

@@ -1,8 +1,8 @@
 // The part of its host that a rank takes.
 #include <gtest/gtest.h>
 
-#include "rank_share.h"
 #include "tests/support/simulated_ranks.h"
+#include "train/setup/rank_share.h"
 
 namespace ferry::train {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "train/muon.h"
+#include "train/kernels/muon.h"
 
 namespace ferry::train {
 namespace {

@@ -14,9 +14,9 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
-#include "train/from_config.h"
 #include "train/inside.h"
 #include "train/prediction/predictor.h"
+#include "train/setup/from_config.h"
 #include "train/state/saving.h"
 
 namespace ferry::train {

@@ -11,8 +11,8 @@
 
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_run.h"
-#include "train/from_config.h"
 #include "train/inside.h"
+#include "train/setup/from_config.h"
 
 namespace ferry::train::of_ranks {
 

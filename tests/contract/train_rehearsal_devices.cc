@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "planner/recorder.h"
-#include "step.h"
 #include "tests/support/temporary_directory.h"
 #include "train/prediction/rehearsal.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "train/muon.h"
+#include "train/kernels/muon.h"
 
 namespace ferry::train {
 namespace {

@@ -6,11 +6,11 @@
 #include <optional>
 
 #include "base/threads.h"
-#include "step.h"
 #include "tests/support/plan_for.h"
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 namespace {

@@ -1,8 +1,8 @@
 // The plan of a run on one rank.
 #pragma once
 
-#include "train/from_config.h"
 #include "train/prediction/predictor.h"
+#include "train/setup/from_config.h"
 
 namespace ferry::train {
 

@@ -42,7 +42,7 @@ class LinksTest(unittest.TestCase):
                         self.assertIn(anchor, anchors(target.read_text(encoding="utf-8")))
 
     def test_files_that_are_named(self):
-        """`src/train/step.cc`, whole paths only."""
+        """`src/train/step/step.cc`, whole paths only."""
         for document in documents():
             text = document.read_text(encoding="utf-8")
             for name in set(re.findall(r"`((?:src|aio|swap|pinned_mem|include|tools|tests|bench|examples|docs)/[\w./-]+)`", text)):
@@ -51,7 +51,7 @@ class LinksTest(unittest.TestCase):
                     self.assertTrue(path.exists() or any(path.parent.glob(path.name + ".*")))
 
     def test_files_that_comments_name(self):
-        """// ... src/train/step.cc, ops/ops.h: from the root, or as it is included."""
+        """// ... src/train/step/step.cc, ops/ops.h: from the root, or as it is included."""
         for source in sources():
             text = source.read_text(encoding="utf-8")
             comments = re.findall(r"(?://|#) (.*)", re.sub(r"^\s*#\s*include.*", "", text, flags=re.M))

@@ -10,8 +10,8 @@
 #include "ferry/error.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
-#include "train/model_of.h"
-#include "train/numerics_record.h"
+#include "train/setup/model_of.h"
+#include "train/setup/numerics_record.h"
 
 namespace ferry::train {
 namespace {

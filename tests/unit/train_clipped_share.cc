@@ -6,8 +6,8 @@
 
 #include "planner/work.h"
 #include "tests/support/tiny_run.h"
-#include "train/from_config.h"
 #include "train/inside.h"
+#include "train/setup/from_config.h"
 
 namespace ferry::train {
 namespace {

@@ -1,5 +1,5 @@
 // Which updates 1-bit and 0/1 Adam make of what, beside their rules followed step by step.
-#include "train/momentum_schedule.h"
+#include "train/step/momentum_schedule.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Muon's update of one matrix: what orthogonalising does, and that its bits depend on the matrix
 // alone.
-#include "train/muon.h"
+#include "train/kernels/muon.h"
 
 #include <gtest/gtest.h>
 

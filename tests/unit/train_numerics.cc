@@ -1,9 +1,9 @@
 // The numerics that the configuration leaves open, and what they depend on.
 #include <gtest/gtest.h>
 
-#include "train/model_of.h"
-#include "train/numerics_record.h"
 #include "train/saving/save.h"
+#include "train/setup/model_of.h"
+#include "train/setup/numerics_record.h"
 
 namespace ferry::train {
 namespace {

@@ -8,7 +8,7 @@
 #include "model/gradients.h"
 #include "planner/recorder.h"
 #include "planner/work.h"
-#include "step.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "ferry/swap.h"
 #include "tests/support/tiny_run.h"
-#include "train/from_config.h"
 #include "train/prediction/predictor.h"
+#include "train/setup/from_config.h"
 
 namespace ferry::train {
 namespace {

@@ -1,6 +1,6 @@
+#include "train/setup/volume_options.h"
 #include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
-#include "train/volume_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,12 +8,12 @@
 #include <filesystem>
 
 #include "ferry/error.h"
-#include "loader_of.h"
-#include "model_of.h"
 #include "tests/support/temporary_directory.h"
-#include "train/from_config.h"
 #include "train/prediction/planning_measurements.h"
 #include "train/run/outcome.h"
+#include "train/setup/from_config.h"
+#include "train/setup/loader_of.h"
+#include "train/setup/model_of.h"
 
 namespace ferry::train {
 namespace {

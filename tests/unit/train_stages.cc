@@ -1,5 +1,5 @@
 // The stages of a pipeline: which layers each has, and that none waits for another for ever.
-#include "stages.h"
+#include "train/setup/stages.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <numeric>
 
 #include "ferry/error.h"
-#include "model_of.h"
-#include "rank_share.h"
-#include "schedules.h"
-#include "step.h"
+#include "train/setup/model_of.h"
+#include "train/setup/rank_share.h"
+#include "train/step/schedules.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 namespace {

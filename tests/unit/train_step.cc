@@ -6,7 +6,7 @@
 
 #include "planner/recorder.h"
 #include "planner/work.h"
-#include "step.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 namespace {

@@ -12,12 +12,12 @@
 #include <thread>
 
 #include "ferry/error.h"
-#include "step.h"
 #include "tests/support/plan_for.h"
 #include "tests/support/tiny_run.h"
 #include "train/prediction/measure.h"
 #include "train/stack/threads.h"
 #include "train/state/state_io.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 namespace {

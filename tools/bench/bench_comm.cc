@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <span>
 
-#include "train/rank_share.h"
+#include "train/setup/rank_share.h"
 
 namespace ferry::tools {
 namespace {

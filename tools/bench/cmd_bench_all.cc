@@ -14,7 +14,7 @@
 #include "tools/output/output.h"
 #include "tools/process/child_process.h"
 #include "tools/process/interrupt.h"
-#include "train/from_config.h"
+#include "train/setup/from_config.h"
 
 namespace ferry::tools {
 namespace {

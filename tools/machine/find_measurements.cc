@@ -11,8 +11,8 @@
 #include "base/log.h"
 #include "io_load.h"
 #include "io_site.h"
-#include "train/from_config.h"
 #include "train/prediction/planning_measurements.h"
+#include "train/setup/from_config.h"
 
 namespace ferry::tools {
 namespace {

@@ -27,11 +27,11 @@
 #include "tools/output/output.h"
 #include "tools/output/svg.h"
 #include "tools/train/run_table.h"
-#include "train/from_config.h"
 #include "train/prediction/config_facts.h"
 #include "train/prediction/kernel_profile.h"
 #include "train/prediction/predictor.h"
-#include "train/stages.h"
+#include "train/setup/from_config.h"
+#include "train/setup/stages.h"
 #include "wear.h"
 
 namespace ferry::tools {

@@ -12,7 +12,7 @@
 #include "cost/layouts.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
-#include "train/from_config.h"
+#include "train/setup/from_config.h"
 
 namespace ferry::tools {
 namespace {

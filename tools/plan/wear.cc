@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "cost/drives.h"
 #include "ferry/aio.h"
-#include "train/from_config.h"
+#include "train/setup/from_config.h"
 #include "what_if.h"
 
 namespace ferry::tools {

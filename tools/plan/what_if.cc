@@ -5,7 +5,7 @@
 
 #include "ferry/error.h"
 #include "ferry/units.h"
-#include "train/from_config.h"
+#include "train/setup/from_config.h"
 
 namespace ferry::tools {
 namespace {

@@ -17,10 +17,10 @@
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "tools/output/writable.h"
-#include "train/from_config.h"
 #include "train/inside.h"
-#include "train/loader_of.h"
 #include "train/prediction/predictor.h"
+#include "train/setup/from_config.h"
+#include "train/setup/loader_of.h"
 
 namespace ferry::tools {
 namespace {

@@ -30,9 +30,9 @@
 #include "tools/output/writable.h"
 #include "tools/process/interrupt.h"
 #include "trace/trace.h"
-#include "train/from_config.h"
 #include "train/inside.h"
 #include "train/saving/export.h"
+#include "train/setup/from_config.h"
 #include "train/state/saving.h"
 
 namespace ferry::tools {

@@ -10,7 +10,7 @@
 #include "checkpoint/saved.h"
 #include "ferry/error.h"
 #include "tools/options/refuse.h"
-#include "train/rank_share.h"
+#include "train/setup/rank_share.h"
 
 namespace ferry::tools {
 namespace {

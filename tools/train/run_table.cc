@@ -6,7 +6,7 @@
 
 #include "swap/schedule.h"
 #include "tools/output/output.h"
-#include "train/momentum_schedule.h"
+#include "train/step/momentum_schedule.h"
 
 namespace ferry::tools {
 namespace {

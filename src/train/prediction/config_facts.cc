@@ -13,9 +13,9 @@
 #include "ferry/config.h"
 #include "model/model.h"
 #include "topology/topology.h"
-#include "train/from_config.h"
-#include "train/loader_of.h"
-#include "train/model_of.h"
+#include "train/setup/from_config.h"
+#include "train/setup/loader_of.h"
+#include "train/setup/model_of.h"
 #include "train/stack/threads.h"
 
 namespace ferry::train {

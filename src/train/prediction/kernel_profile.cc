@@ -10,15 +10,15 @@
 #include "ops/timed_stream.h"
 #include "planner/recorder.h"
 #include "planner/work.h"
-#include "train/from_config.h"
-#include "train/model_of.h"
+#include "train/kernels/state_span.h"
+#include "train/kernels/step_kernels.h"
 #include "train/prediction/predictor.h"
+#include "train/setup/from_config.h"
+#include "train/setup/model_of.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
-#include "train/state_span.h"
-#include "train/step.h"
-#include "train/step_kernels.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 

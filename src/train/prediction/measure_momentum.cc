@@ -6,9 +6,9 @@
 #include "base/log.h"
 #include "measure.h"
 #include "planner/work.h"
+#include "train/kernels/step_state.h"
 #include "train/stack/seconds_of.h"
-#include "train/step.h"
-#include "train/step_state.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 namespace {

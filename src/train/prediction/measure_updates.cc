@@ -6,10 +6,10 @@
 #include "base/log.h"
 #include "ferry/pinned_mem.h"
 #include "measure.h"
+#include "train/kernels/state_span.h"
 #include "train/stack/memory_left.h"
 #include "train/stack/seconds_of.h"
 #include "train/stack/tier_stack.h"
-#include "train/state_span.h"
 
 namespace ferry::train {
 namespace {

@@ -18,13 +18,13 @@
 #include "planner/work.h"
 #include "swap/schedule.h"
 #include "topology/topology.h"
-#include "train/from_config.h"
-#include "train/model_of.h"
-#include "train/rank_share.h"
+#include "train/setup/from_config.h"
+#include "train/setup/model_of.h"
+#include "train/setup/rank_share.h"
+#include "train/setup/stages.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/threads.h"
-#include "train/stages.h"
-#include "train/step.h"
+#include "train/step/step.h"
 #include "zero/zero.h"
 
 namespace ferry::train {

@@ -19,8 +19,8 @@
 #include "planner/request.h"
 #include "swap/schedule.h"
 #include "topology/topology.h"
-#include "train/rank_share.h"
-#include "train/step.h"
+#include "train/setup/rank_share.h"
+#include "train/step/step.h"
 #include "zero/zero.h"
 
 namespace ferry::train {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "planner/planner.h"
-#include "train/stages.h"
-#include "train/step.h"
+#include "train/setup/stages.h"
+#include "train/step/step.h"
 #include "zero/zero.h"
 
 namespace ferry::train {

@@ -24,14 +24,14 @@
 #include "planner/request.h"
 #include "planner/work.h"
 #include "planning_measurements.h"
-#include "train/from_config.h"
-#include "train/numerics_record.h"
-#include "train/rank_share.h"
+#include "train/setup/from_config.h"
+#include "train/setup/numerics_record.h"
+#include "train/setup/rank_share.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
-#include "train/step.h"
+#include "train/step/step.h"
 #include "zero/zero.h"
 
 namespace ferry::train {

@@ -17,7 +17,7 @@
 #include "planner/planner.h"
 #include "planner/request.h"
 #include "prediction.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 

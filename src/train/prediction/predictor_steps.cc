@@ -20,8 +20,8 @@
 #include "planner/work.h"
 #include "step_timeline.h"
 #include "swap/schedule.h"
-#include "train/rank_share.h"
-#include "train/step.h"
+#include "train/setup/rank_share.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 

@@ -10,16 +10,16 @@
 #include "planner/work.h"
 #include "planning_measurements.h"
 #include "step_timeline.h"
-#include "train/from_config.h"
 #include "train/inside.h"
-#include "train/model_of.h"
+#include "train/kernels/step_kernels.h"
+#include "train/setup/from_config.h"
+#include "train/setup/model_of.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
 #include "train/stack/tier_stack.h"
 #include "train/state/state_io.h"
-#include "train/step.h"
-#include "train/step_kernels.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 

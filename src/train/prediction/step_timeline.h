@@ -7,7 +7,7 @@
 
 #include "cost/bound.h"
 #include "cost/simulator.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 

@@ -4,7 +4,7 @@
 
 #include "aio/published_run.h"
 #include "ferry/error.h"
-#include "train/numerics_record.h"
+#include "train/setup/numerics_record.h"
 
 namespace ferry::train {
 

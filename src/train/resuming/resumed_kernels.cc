@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "ferry/error.h"
 #include "ops/blas_kernels.h"
-#include "train/numerics_record.h"
+#include "train/setup/numerics_record.h"
 
 namespace ferry::train {
 

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "planner/work.h"
 #include "train/prediction/step_timeline.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 

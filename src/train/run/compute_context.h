@@ -10,7 +10,7 @@
 #include "ferry/device.h"
 #include "ferry/executor.h"
 #include "ferry/train.h"
-#include "train/rank_share.h"
+#include "train/setup/rank_share.h"
 
 namespace ferry::train {
 

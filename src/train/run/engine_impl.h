@@ -18,12 +18,12 @@
 #include "readable_run.h"
 #include "run_report.h"
 #include "train/inside.h"
+#include "train/kernels/step_kernels.h"
 #include "train/loss_scale.h"
 #include "train/prediction/measure.h"
 #include "train/saving/background_save.h"
 #include "train/saving/durable.h"
 #include "train/saving/save.h"
-#include "train/step_kernels.h"
 
 namespace ferry::train {
 

@@ -11,12 +11,12 @@
 #include "engine_impl.h"
 #include "outcome.h"
 #include "run_report.h"
+#include "train/kernels/step_kernels.h"
 #include "train/prediction/measure.h"
 #include "train/prediction/planning_measurements.h"
 #include "train/rank_agreement.h"
-#include "train/schedules.h"
 #include "train/stack/memory_left.h"
-#include "train/step_kernels.h"
+#include "train/step/schedules.h"
 
 namespace ferry::train {
 

@@ -11,12 +11,12 @@
 #include "engine_impl.h"
 #include "outcome.h"
 #include "train/inside.h"
+#include "train/kernels/step_kernels.h"
 #include "train/saving/background_save.h"
 #include "train/saving/save.h"
 #include "train/state/passing_state.h"
 #include "train/state/saving.h"
 #include "train/state/state_io.h"
-#include "train/step_kernels.h"
 
 namespace ferry::train {
 

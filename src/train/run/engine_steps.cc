@@ -9,11 +9,11 @@
 #include "base/log.h"
 #include "engine_impl.h"
 #include "outcome.h"
+#include "train/kernels/step_kernels.h"
 #include "train/loss_scale.h"
 #include "train/rank_agreement.h"
 #include "train/saving/durable.h"
-#include "train/schedules.h"
-#include "train/step_kernels.h"
+#include "train/step/schedules.h"
 
 namespace ferry::train {
 

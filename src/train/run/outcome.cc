@@ -6,9 +6,9 @@
 
 #include "ferry/train.h"
 #include "planner/recorder.h"
-#include "train/from_config.h"
 #include "train/loss_scale.h"
-#include "train/model_of.h"
+#include "train/setup/from_config.h"
+#include "train/setup/model_of.h"
 
 namespace ferry::train {
 

@@ -13,9 +13,9 @@
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "planner/planner.h"
-#include "train/momentum_schedule.h"
-#include "train/step.h"
-#include "train/step_state.h"
+#include "train/kernels/step_state.h"
+#include "train/step/momentum_schedule.h"
+#include "train/step/step.h"
 
 namespace ferry::train {
 

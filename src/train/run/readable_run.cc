@@ -6,7 +6,7 @@
 #include "train/inside.h"
 #include "train/saving/background_save.h"
 #include "train/saving/save.h"
-#include "train/stages.h"
+#include "train/setup/stages.h"
 #include "train/state/joined_slices.h"
 #include "train/state/shared_values.h"
 #include "train/state/state_arrays.h"

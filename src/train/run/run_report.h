@@ -11,7 +11,7 @@
 #include "planner/planner.h"
 #include "rank_lane.h"
 #include "swap/store.h"
-#include "train/schedules.h"
+#include "train/step/schedules.h"
 
 namespace ferry::train {
 

@@ -6,20 +6,20 @@
 
 #include "checkpoint/tensors_ahead.h"
 #include "ops/blas_kernels.h"
-#include "train/attention_of.h"
-#include "train/from_config.h"
 #include "train/inside.h"
-#include "train/numerics_record.h"
 #include "train/prediction/planning_measurements.h"
 #include "train/prediction/predictor.h"
 #include "train/rank_agreement.h"
 #include "train/resuming/resumed_formats.h"
 #include "train/resuming/resumed_kernels.h"
 #include "train/saving/save.h"
+#include "train/setup/attention_of.h"
+#include "train/setup/from_config.h"
+#include "train/setup/numerics_record.h"
+#include "train/setup/volume_options.h"
 #include "train/stack/memory_left.h"
 #include "train/stack/storage_room.h"
 #include "train/stack/threads.h"
-#include "train/volume_options.h"
 
 namespace ferry::train {
 namespace {

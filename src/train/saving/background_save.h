@@ -14,10 +14,10 @@
 #include "ferry/team.h"
 #include "save.h"
 #include "save_queue.h"
+#include "train/kernels/trace_rows.h"
 #include "train/state/passing_state.h"
 #include "train/state/saving.h"
 #include "train/state/shared_values.h"
-#include "train/trace_rows.h"
 
 namespace ferry::train {
 

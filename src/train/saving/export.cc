@@ -23,9 +23,9 @@
 #include "ferry/team.h"
 #include "model/huggingface.h"
 #include "planner/planner.h"
-#include "train/model_of.h"
 #include "train/resuming/loaded_weights.h"
 #include "train/saving/export.h"
+#include "train/setup/model_of.h"
 
 namespace ferry::train {
 namespace {

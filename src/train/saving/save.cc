@@ -13,8 +13,8 @@
 #include "checkpoint/array_file.h"
 #include "checkpoint/steps.h"
 #include "train/inside.h"
-#include "train/model_of.h"
-#include "train/numerics_record.h"
+#include "train/setup/model_of.h"
+#include "train/setup/numerics_record.h"
 #include "train/state/shared_values.h"
 
 namespace ferry::train {

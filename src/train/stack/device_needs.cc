@@ -11,7 +11,7 @@
 #include "ferry/units.h"
 #include "ops/blas_kernels.h"
 #include "ops/product_table.h"
-#include "train/newton_schulz.h"
+#include "train/kernels/newton_schulz.h"
 
 namespace ferry::train {
 namespace {

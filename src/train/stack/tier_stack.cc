@@ -10,7 +10,7 @@
 #include "device_needs.h"
 #include "memory_left.h"
 #include "threads.h"
-#include "train/volume_options.h"
+#include "train/setup/volume_options.h"
 
 namespace ferry::train {
 

@@ -31,10 +31,10 @@
 #include "start_up.h"
 #include "swap/store.h"
 #include "topology/topology.h"
-#include "train/kernel_exchange.h"
-#include "train/rank_share.h"
-#include "train/step_kernels.h"
-#include "train/step_state.h"
+#include "train/kernels/kernel_exchange.h"
+#include "train/kernels/step_kernels.h"
+#include "train/kernels/step_state.h"
+#include "train/setup/rank_share.h"
 #include "warm_up.h"
 
 namespace ferry::train {

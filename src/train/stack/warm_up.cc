@@ -6,7 +6,7 @@
 #include "planner/recorder.h"
 #include "planner/work.h"
 #include "seconds_of.h"
-#include "train/step_state.h"
+#include "train/kernels/step_state.h"
 
 namespace ferry::train {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/checksum.h"
-#include "train/weight_alone.h"
+#include "train/kernels/weight_alone.h"
 
 namespace ferry::train {
 

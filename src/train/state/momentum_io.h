@@ -14,7 +14,7 @@
 #include "state_arrays.h"
 #include "state_io.h"
 #include "swap/store.h"
-#include "train/step_state.h"
+#include "train/kernels/step_state.h"
 #include "zero/feedback.h"
 
 namespace ferry::train {

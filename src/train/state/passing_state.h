@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "planner/planner.h"
-#include "train/updated_chunks.h"
+#include "train/kernels/updated_chunks.h"
 
 namespace ferry::train {
 

@@ -16,8 +16,8 @@
 #include "shared_values.h"
 #include "state_arrays.h"
 #include "swap/store.h"
+#include "train/kernels/state_span.h"
 #include "train/stack/start_up.h"
-#include "train/state_span.h"
 
 namespace ferry::train {
 

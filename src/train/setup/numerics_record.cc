@@ -8,8 +8,8 @@
 #include "base/checksum.h"
 #include "ferry/optim.h"
 #include "ops/ops.h"
-#include "train/from_config.h"
-#include "train/model_of.h"
+#include "train/setup/from_config.h"
+#include "train/setup/model_of.h"
 
 namespace ferry::train {
 

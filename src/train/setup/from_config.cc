@@ -1,4 +1,4 @@
-#include "train/from_config.h"
+#include "train/setup/from_config.h"
 
 #include "ferry/train.h"
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 
-#include "model_of.h"
 #include "planner/recorder.h"
 #include "state_span.h"
+#include "train/setup/model_of.h"
 #include "weight_alone.h"
 
 namespace ferry::train {

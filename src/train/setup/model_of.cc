@@ -12,9 +12,9 @@
 #include "ferry/error.h"
 #include "ferry/learning_rate.h"
 #include "ferry/optim.h"
-#include "momentum_schedule.h"
 #include "ops/patterns.h"
-#include "train/from_config.h"
+#include "train/setup/from_config.h"
+#include "train/step/momentum_schedule.h"
 
 namespace ferry::train {
 
