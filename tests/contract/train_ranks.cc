@@ -1,4 +1,5 @@
-// Whole runs of several ranks: neither tiers nor what they save for backward change a bit, and an overflow of one is all ranks'.
+// Whole runs of several ranks: neither tiers nor what they save for backward change a bit, and an
+// overflow of one is all ranks'.
 #include <gtest/gtest.h>
 
 #include "tests/contract/train_ranks_fixture.h"
