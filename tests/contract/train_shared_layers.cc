@@ -101,7 +101,12 @@ TEST_P(Pipelines, GiveTheSameNumbersWhereBackwardIsSplit) {
     config.model.tie_embeddings = true;
     config.parallel.schedule = PipelineSchedule::zero_bubble;
     compare("in order", config);
-    config.batch.micro_batches = ranks() / GetParam().pipeline;
+    if (GetParam().sequence > 1) {
+        config.parallel.sequence_order = SequenceOrder::ring;
+        compare("sequences in a ring", config);
+        config.parallel.sequence_order = SequenceOrder::automatic;
+    }
+    config.batch.micro_batches = GetParam().replicas();
     compare("one micro-batch", config);
     config.batch.micro_batches *= 6;
     config.swap.groups = 3;
