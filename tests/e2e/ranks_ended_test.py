@@ -286,7 +286,7 @@ class EndedTest(Ranks):
         with open(messages, encoding="ascii") as file:
             sizes = [int(line) for line in file]
         passed = config["batch"]["micro_batch"] * 30 * config["model"]["hidden"] * 4
-        for size, waiting, operation, group in ((passed // 2, 0, "exchange of the sums of layer 1, step 1", "among ranks 0, 1"),
+        for size, waiting, operation, group in ((passed // 2, 0, "exchange of the sums of layer 0, step 1", "among ranks 0, 1"),
                                                 (passed, 3, "pass of the block input", "among ranks 1, 3")):
             with self.subTest(operation=operation):
                 said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(sizes.index(size) + 1))
