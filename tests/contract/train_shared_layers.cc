@@ -23,12 +23,15 @@ struct Layers {
     }
 };
 
+bool is_quick() { return from_environment("FERRY_QUICK_TESTS", 0) != 0; }
+
 class Pipelines : public Ranks, public testing::WithParamInterface<Layers> {
 protected:
     int ranks() const override { return GetParam().ranks; }
     void SetUp() override {
         Ranks::SetUp();
         if (comm::device_of_ranks() != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
+        if (is_quick() && ranks() > 4) GTEST_SKIP() << "not in the quick run";
     }
 
     // Blocks that no number of stages divides.
@@ -259,16 +262,15 @@ protected:
 // Clipped, so that a gradient that counts twice in the norm shows in all weights. The quick run has
 // those alone in which ranks share tensors and layers, of a tied table.
 TEST_F(Mixes, FollowTheRunOfOne) {
-    const bool quick = from_environment("FERRY_QUICK_TESTS", 0) != 0;
     for (const bool tied : {false, true}) {
-        if (quick && !tied) continue;
+        if (is_quick() && !tied) continue;
         const Outcome one = alone(mixed(tied));
         EXPECT_LT(one.reports.front().clip_factor, 1);
         for (const int ranks : {2, 4, 8}) {
             int64_t stage = tied ? 3 : 0;  // another one for each
             for (const Mix& mix : mixes_of(ranks)) {
                 stage = (stage + 1) % 4;
-                if (quick && (mix.tensor == 1 || mix.pipeline == 1)) continue;
+                if (is_quick() && (mix.tensor == 1 || mix.pipeline == 1)) continue;
                 SCOPED_TRACE(testing::Message()
                              << mix.tensor << " x " << mix.pipeline << " x " << mix.replicas
                              << ", stage " << stage << (tied ? ", tied" : ""));
