@@ -287,6 +287,7 @@ TEST_F(Mixes, ChangeNoBitByStage) {
     const Mix mix{2, 2, 2};
     const Outcome first = run(cut(mixed(true), mix, 0), mix.ranks());
     for (const int64_t stage : {0, 1, 2, 3}) {
+        if (is_quick() && (stage == 1 || stage == 2)) continue;
         SCOPED_TRACE(testing::Message() << "stage " << stage);
         expect_equal(run(cut(mixed(true), mix, stage), mix.ranks()), first);
         if (HasFailure()) return;
