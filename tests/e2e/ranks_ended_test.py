@@ -231,7 +231,7 @@ class EndedTest(Ranks):
             sizes = [int(line) for line in file]
         part = 11 * 64 * 4  # bytes of a third of 32 tokens' rows
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(sizes.index(part) + 1))
-        self.assert_ended(said, codes, "lost rank 1: its process has ended", "exchange of the sums of layer 1, step 1",
+        self.assert_ended(said, codes, "lost rank 1: its process has ended", "exchange of the sums of layer 0, step 1",
                           "among ranks 0, 1, 2")
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
