@@ -154,6 +154,7 @@ private:
     void share_heads(ops::ConstView from, ops::View to, Columns columns);
     void share_tokens(ops::ConstView from, ops::View to, Columns columns);
     ops::View qkv_of_tokens() const { return shares() ? b_.all_heads : b_.qkv; }
+    ops::View dqkv_of_tokens() const { return shares() ? b_.all_heads : b_.dqkv; }
     ops::View attended_of_tokens() const { return shares() ? b_.all_attended : b_.attended; }
 
     void attend(ops::ConstView x_in, ops::View x_mid);

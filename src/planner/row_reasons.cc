@@ -20,6 +20,7 @@ constexpr Reason kOnDevice[] = {
     {"attention saved for backward", "backward computes so much less again"},
     {"attention's products saved for backward", "backward computes so much less again"},
     {"MLPs' products saved for backward", "backward computes so much less again"},
+    {"kept for weights' gradients", "they are computed where a stage would wait"},
     {"scratch of the kernels", "the largest operation's"},
     {"resident weights", "no copies of these"},
     {"optimizer state", "master and moments that the device updates"},

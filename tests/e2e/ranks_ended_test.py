@@ -231,7 +231,7 @@ class EndedTest(Ranks):
             sizes = [int(line) for line in file]
         part = 11 * 64 * 4  # bytes of a third of 32 tokens' rows
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(sizes.index(part) + 1))
-        self.assert_ended(said, codes, "lost rank 1: its process has ended", "exchange of the sums of layer 1, step 1",
+        self.assert_ended(said, codes, "lost rank 1: its process has ended", "exchange of the sums of layer 0, step 1",
                           "among ranks 0, 1, 2")
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
@@ -286,7 +286,7 @@ class EndedTest(Ranks):
         with open(messages, encoding="ascii") as file:
             sizes = [int(line) for line in file]
         passed = config["batch"]["micro_batch"] * 30 * config["model"]["hidden"] * 4
-        for size, waiting, operation, group in ((passed // 2, 0, "exchange of the sums of layer 1, step 1", "among ranks 0, 1"),
+        for size, waiting, operation, group in ((passed // 2, 0, "exchange of the sums of layer 0, step 1", "among ranks 0, 1"),
                                                 (passed, 3, "pass of the block input", "among ranks 1, 3")):
             with self.subTest(operation=operation):
                 said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(sizes.index(size) + 1))

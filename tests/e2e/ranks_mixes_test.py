@@ -15,7 +15,7 @@ class MixesTest(Groups):
     def test_tensors_stages_and_replicas_go_together(self):
         """Bits of ranks that have all layers each, as many as a stage has; and near one rank's. Tied tables and biases."""
         mixes = ((2, 2, 1, "qwen3", 0), (2, 2, 1, "qwen2", 1), (2, 2, 2, "gpt2", 3), (4, 2, 1, "llama", 0))
-        for tensor, stages, replicas, family, stage in in_quick(mixes, [1, 2]):
+        for tensor, stages, replicas, family, stage in in_quick(mixes, [1]):
             number = tensor * stages * replicas
             with self.subTest(tensor=tensor, stages=stages, replicas=replicas, family=family):
                 changes = of_family(family, zero__stage=stage, clip_norm=0)
@@ -42,11 +42,10 @@ class MixesTest(Groups):
     def test_a_mix_keeps_its_bits_on_every_tier_and_is_planned(self):
         """Clipped steps; a stage's weights gathered by each group are warned of."""
         mixed = {"parallel__tensor": 2, "parallel__pipeline": 2, "model__layers": 3, "model__kv_heads": 1,
-                 "model__tie_embeddings": True, "batch__micro_batches": 4}
+                 "model__tie_embeddings": True, "batch__micro_batches": 4, "steps": 3}
         tight = {**self.tight(8), "budgets__host": "16MiB"}
-        runs = [self.ranks(8, self.config(**mixed, **tiers))
-                for tiers in ({}, {}, {"zero__stage": 0, **tight}, {"zero__stage": 3, **tight},
-                              {"zero__stage": 3, "swap__groups": 1})]
+        tiers = ({}, {}, {"zero__stage": 0, **tight}, {"zero__stage": 3, **tight}, {"zero__stage": 3, "swap__groups": 1})
+        runs = [self.ranks(8, self.config(**mixed, **tier)) for tier in in_quick(tiers, [0, 3])]
         for run in runs:
             self.assert_trained(run)
             self.assertEqual(run.numbers(), runs[0].numbers())
@@ -96,7 +95,7 @@ class MixesTest(Groups):
         saving = {**changes, **mix, "checkpoint__dir": there, "checkpoint__every": 2, "checkpoint__keep": {"last": 9}}
         self.assert_trained(self.ranks(4, self.config(**saving)))
         mixes = ((2, 2, 4, 1), (2, 2, 8, 3), (1, 4, 4, 1), (1, 1, 1, 1), (4, 1, 4, 1), (2, 1, 4, 3))
-        for tensor, stages, number, stage in in_quick(mixes, [0, 1, 2]):
+        for tensor, stages, number, stage in in_quick(mixes, [0, 4]):
             with self.subTest(tensor=tensor, stages=stages, ranks=number):
                 config = self.config(**{**changes, "parallel__tensor": tensor, "parallel__pipeline": stages,
                                         "zero__stage": stage})
