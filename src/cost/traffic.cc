@@ -36,8 +36,9 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
         if (layer.kind == model::LayerKind::embedding && stage.copies_table()) {
             if (!trains) found.read_bytes += bytes;
         } else if (layer.kind == model::LayerKind::embedding) {
-            const int64_t tokens = ceil_div(step_tokens, int64_t{partition.slices});
-            const double rows = bytes_of(std::min(tokens, shape.vocab) * shape.hidden);
+            const int64_t tokens = std::min(step_tokens, shape.vocab);
+            const double rows =
+                bytes_of(ceil_div(tokens, int64_t{partition.slices}) * shape.hidden);
             found.read_bytes += std::max(0.0, rows - from_others);
             if (shape.tie_embeddings && stage.all() && again) found.read_bytes += bytes;
         } else {

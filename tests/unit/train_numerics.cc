@@ -209,7 +209,9 @@ TEST(Numerics, record_names_the_stages_of_layers) {
     const std::string mixed =
         numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", 8);
     EXPECT_NE(mixed.find("micro-batch 1 x 3;"), std::string::npos) << mixed;
-    EXPECT_NE(mixed.find("; ranks 8, layers over 2, tensors over 2;"), std::string::npos) << mixed;
+    EXPECT_NE(mixed.find("; ranks 8, layers over 2, tensors and vocabulary over 2;"),
+              std::string::npos)
+        << mixed;
 }
 
 }  // namespace
