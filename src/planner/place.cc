@@ -1,5 +1,10 @@
 #include "place.h"
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
 #include "place_impl.h"
 
 namespace ferry::planner {

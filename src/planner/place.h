@@ -1,6 +1,9 @@
 // Where everything goes, given what stays from forward to backward: the planner's policy.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 

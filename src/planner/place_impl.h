@@ -1,6 +1,7 @@
 // What both halves of a placement stand on: what they are asked, and what is placed so far.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>

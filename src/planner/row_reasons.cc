@@ -1,3 +1,6 @@
+#include <span>
+#include <string_view>
+
 #include "planner/planner.h"
 
 namespace ferry::planner {

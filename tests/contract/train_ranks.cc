@@ -2,6 +2,10 @@
 // overflow of one is all ranks'.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/write_tokens.h"

@@ -2,6 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+#include <utility>
+
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/nccl_unique_id.h"
 #include "tests/support/run_ranks.h"

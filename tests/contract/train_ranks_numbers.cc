@@ -1,6 +1,8 @@
 // Whole runs of one to four ranks: their number changes no more than the rounding of gradients.
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/tiny_run.h"
 

@@ -1,4 +1,4 @@
-"""What the tests of ranks share that share sequences, tensors or layers."""
+"""What tests of ranks that share sequences, tensors or layers have in common."""
 
 import pathlib
 

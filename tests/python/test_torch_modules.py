@@ -8,6 +8,8 @@ import pytest
 import ferry_offload as ferry
 
 torch = pytest.importorskip("torch")
+from offload import weights_of  # noqa: E402
+
 from ferry_offload.torch import OffloadAdamW, OffloadLion, OffloadSGD  # noqa: E402
 
 
@@ -20,10 +22,6 @@ def make_model(dtype=torch.float32):
 def batches(dtype=torch.float32, count=6):
     generator = torch.Generator().manual_seed(2)
     return [torch.randn(16, 64, generator=generator).to(dtype) for _ in range(count)]
-
-
-def weights_of(model):
-    return torch.cat([p.detach().float().reshape(-1) for p in model.parameters()])
 
 
 def train(model, optimizer, dtype=torch.float32, to_none=True):

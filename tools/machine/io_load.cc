@@ -5,10 +5,10 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <random>
 
+#include "base/cpu_time.h"
 #include "base/files.h"
 #include "io_site.h"
 #include "tools/process/interrupt.h"
@@ -19,12 +19,6 @@ namespace {
 // Smaller blocks are hashed sooner than handed to another thread.
 constexpr size_t kWorthAThread = 64 * kKiB;
 constexpr std::array<std::string_view, 3> kDirections{"read", "write", "mixed"};
-
-double process_cpu_seconds() {
-    timespec time{};
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);  // workers of io_uring are threads of ours
-    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 std::vector<std::string> slot_files_in(const std::vector<std::string>& directories) {
     std::vector<std::string> files;

@@ -1,18 +1,12 @@
 #include <algorithm>
-#include <ctime>
 
+#include "base/cpu_time.h"
 #include "measure.h"
 #include "planner/recorder.h"
 #include "planning_measurements.h"
 
 namespace ferry::train {
 namespace {
-
-double process_cpu_seconds() {
-    timespec time{};
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);  // workers of io_uring are threads of ours
-    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 // Objects on storage, read and written again until `most_bytes` have moved.
 struct Rewritten {

@@ -49,7 +49,7 @@ struct ModelOnDevice {
                           const cost::Measurements& machine) const;
 
     const World world;
-    const decltype(RankCount::gpu) gpu;
+    const int gpu;        // of this host, as RankCount has it
     const Config config;  // the whole run's
     const std::optional<AbsentDevice> absent;
     Team team{1};  // for operations that only say how much scratch they need

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cost/kernel_times.h"
+#include "cost/measurements.h"
 #include "planner/planner.h"
 
 namespace ferry::train {

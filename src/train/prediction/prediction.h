@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cost/bound.h"
-#include "model/model.h"
+#include "model/saved_activations.h"
 #include "planner/planner.h"
 #include "swap/schedule.h"
 #include "zero/zero.h"

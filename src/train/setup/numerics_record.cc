@@ -7,9 +7,9 @@
 
 #include "base/checksum.h"
 #include "ferry/optim.h"
+#include "model_of.h"
 #include "ops/ops.h"
 #include "train/setup/from_config.h"
-#include "train/setup/model_of.h"
 
 namespace ferry::train {
 
