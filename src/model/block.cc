@@ -109,8 +109,13 @@ void Block::cut_deferred(Carver& carver, Buffers& b) const {
     const int64_t tokens = numerics_.tokens();
     const DType compute = numerics_.compute;
     b.n1 = qkv_.input(carver, tokens);
-    b.dqkv = of_heads(carver, own_.all(), most_.all());
-    if (!saved_[at(Saved::attention)]) b.attended = output_.input(carver, tokens);
+    if (shares()) {
+        b.all_heads = carver.matrix(compute, tokens, all_.all());
+        b.all_attended = output_.input(carver, tokens);
+    } else {
+        b.dqkv = of_heads(carver, own_.all(), most_.all());
+        if (!saved_[at(Saved::attention)]) b.attended = output_.input(carver, tokens);
+    }
     b.dmid = carver.matrix(compute, tokens, shape_.hidden);
     b.n2 = up_.input(carver, tokens);
     if (!saved_[at(Saved::mlp)]) b.inner = carver.matrix(compute, tokens, up_.outputs());
@@ -136,7 +141,6 @@ void Block::for_trained_norms(const Each& each) {
 }
 
 void Block::defer(std::byte* memory) {
-    FERRY_CHECK(numerics_.parts == 1, "ranks that share a sequence defer no gradients");
     Carver carver(memory);
     cut_deferred(carver, b_);
     deferring_ = true;
@@ -586,7 +590,7 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx,
     add_up_keys();
     turn_heads_back();
     if (shares()) share_tokens(b_.dqkv, b_.all_heads, Columns::queries_keys_values);
-    projections_backward(x_in, shares() ? b_.all_heads : b_.dqkv, dx, needs_dx, asked);
+    projections_backward(x_in, dqkv_of_tokens(), dx, needs_dx, asked);
 }
 
 // Of norm1 as well, tile by tile. dx holds d(x_mid) and receives d(x_in).
@@ -622,11 +626,11 @@ void Block::add_weight_gradients(bool needs_dx, const float* norms) {
             add_mlp_gradients(b_.dout.row_range(first, count), first, asked);
         });
     }
-    if (asked.mid) output_.add_gradient(ops_, b_.dmid, b_.attended, b_.ops);
+    if (asked.mid) output_.add_gradient(ops_, b_.dmid, attended_of_tokens(), b_.ops);
     if (asked.output) {
         for_tiles(tokens, [&](int64_t first, int64_t count) {
-            qkv_.add_gradient(ops_, b_.dqkv.row_range(first, count), b_.n1.row_range(first, count),
-                              b_.ops);
+            qkv_.add_gradient(ops_, dqkv_of_tokens().row_range(first, count),
+                              b_.n1.row_range(first, count), b_.ops);
         });
     }
     if (norms == nullptr) return;

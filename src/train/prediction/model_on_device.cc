@@ -47,7 +47,7 @@ planner::DeviceNeeds needs_of_absent(const AbsentDevice& absent, const model::De
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = true,
-            .deferred = decoder.numerics().parts == 1 ? decoder.deferred_bytes() : 0};
+            .deferred = decoder.deferred_bytes()};
 }
 
 }  // namespace

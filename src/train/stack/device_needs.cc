@@ -104,7 +104,7 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
             .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = device.kind() == DeviceKind::cuda,
-            .deferred = decoder.numerics().parts == 1 ? decoder.deferred_bytes() : 0};
+            .deferred = decoder.deferred_bytes()};
 }
 
 int64_t device_bytes_within(int64_t budget, const Device& device) {
