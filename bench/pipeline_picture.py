@@ -21,10 +21,18 @@ LANE = "compute"
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("traces", nargs="+", help="by rank, the first rank's first")
+    parser.add_argument("traces", nargs="+", help="of all ranks; their names end with the rank, but the first one's")
     parser.add_argument("--plan", help="what was planned")
     parser.add_argument("--svg", required=True, help="where the picture goes")
     return parser.parse_args()
+
+
+def by_rank(files):
+    """A shell names step.json.10 before step.json.2."""
+    def rank_of(file):
+        ending = Path(file).suffix[1:]
+        return int(ending) if ending.isdigit() else 0
+    return sorted(files, key=rank_of)
 
 
 def kernels_of(traces):
@@ -53,7 +61,7 @@ def planned_of(plan, ranks):
 
 def main():
     options = arguments()
-    kernels = kernels_of([Trace(file, 1) for file in options.traces])
+    kernels = kernels_of([Trace(file, 1) for file in by_rank(options.traces)])
     plan = json.loads(Path(options.plan).read_text(encoding="utf-8")) if options.plan else None
     planned = planned_of(plan, len(kernels)) if plan else []
     begin, end = last_step(kernels)

@@ -45,9 +45,8 @@ private:
     // Micro-batches for which a block that saves this holds it at the same time: what backward has
     // left reads attention's and the MLP's again.
     int64_t held(model::Saved what, int64_t groups) const {
-        const bool read_again = what != model::Saved::projections;
-        return under_way(groups) +
-               (read_again ? stage().deferred(groups) * (micro_batches_ / groups) : 0);
+        const int64_t read_again = what == model::Saved::projections ? 0 : stage().deferred(groups);
+        return std::min(stage().under_way(groups) + read_again, groups) * (micro_batches_ / groups);
     }
     // Blocks of groups for which backward keeps something. Where no group's is left behind, it is
     // used up block by block.

@@ -389,10 +389,10 @@ TEST_P(DecoderContract, what_is_saved_changes_no_bit) {
 
 TEST_P(DecoderContract, what_is_deferred_changes_no_bit) {
     Runner runner(setting_, threads_);
-    const Step at_once = runner.step(), with_dx = runner.step(true);
+    const Step at_once = runner.step(), of_weights = runner.step(false);
     runner.defers = true;
     EXPECT_TRUE(runner.step() == at_once);
-    EXPECT_TRUE(runner.step(true) == with_dx);
+    EXPECT_TRUE(runner.step(false) == of_weights);
     for (const OfSaved<bool> saves : kSavings) {
         SCOPED_TRACE(testing::Message() << "attention " << saves[0] << ", MLP " << saves[1]
                                         << ", projections " << saves[2]);

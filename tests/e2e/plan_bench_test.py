@@ -80,8 +80,8 @@ class PlanTest(FerryTest):
         recorded = json.loads((ROOT / "bench/results/layouts.json").read_text())["rows"]
         ratios = [row["ratio"] for row in recorded if row["name"].startswith("recorded: ")]
         for one in report["layouts"]:
-            self.assertAlmostEqual(one["seconds"] / one["least_seconds"], max(ratios), delta=0.006)
-            self.assertAlmostEqual(one["seconds"] / one["most_seconds"], min(ratios), delta=0.006)
+            self.assertAlmostEqual(one["seconds"] / one["least_seconds"], max(ratios), delta=0.001)
+            self.assertAlmostEqual(one["seconds"] / one["most_seconds"], min(ratios), delta=0.001)
         slower = json.loads(layouts("--network", "10Gbit", "--gpu", "h100", "--json").out)
         self.assertGreater(slower["layouts"][0]["seconds"], seconds[0])
         text = layouts("--network", "400Gbit", "--gpu", "h100")

@@ -4,7 +4,7 @@ import os
 import subprocess
 import unittest
 
-from harness import IO
+from harness import IO, USAGE
 from ranks import ENVIRONMENT, MPIRUN, Ranks
 
 
@@ -40,6 +40,18 @@ class ResultsTest(Ranks):
                 self.assertAlmostEqual(here["evaluation_loss"], there["evaluation_loss"], delta=1e-12)
             with open(first, "rb") as a, open(mine, "rb") as b:
                 self.assertEqual(a.read(), b.read())
+
+    def test_a_rank_whose_trace_would_replace_something_else_is_named(self):
+        trace, mine = self.path("trace.json"), self.path("trace.json.1")
+        with open(mine, "w", encoding="utf-8") as file:
+            file.write("my own")
+        run = self.train(self.config(), "--trace", trace, through=[*MPIRUN, "-n", "2"], env=ENVIRONMENT)
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn(f"rank 1: --trace {mine}", run.err)
+        self.assertEqual(run.out, "")
+        with open(mine, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "my own")
+        self.assertFalse(os.path.exists(trace))
 
     def test_weights_that_cannot_be_written_cost_nothing_else(self):
         small = self.path("small")

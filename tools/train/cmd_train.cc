@@ -181,6 +181,14 @@ private:
         return first ? options_.trace : options_.trace + "." + std::to_string(rank);
     }
 
+    void check_trace(const std::string& file) const {
+        check_writable("--trace", file, {.beginning = "{\"displayTimeUnit\""});
+        check_differ("--trace", file, "--weights-out", options_.weights_out);
+        check_outside("--trace", file, "the model that is trained", config_.model.path);
+        check_outside("--trace", file, "--export", options_.exported.directory);
+        check_no_volume("--trace", file, config_.budgets.nvme);
+    }
+
     // Errors that can be known before the training must not cost the run's weights.
     std::unique_ptr<comm::Communicator> join(int& rank) {
         auto ranks = join_ranks(config_, *executor_, "train",
@@ -190,20 +198,19 @@ private:
                                  {"--export", !options_.exported.directory.empty()},
                                  {"--resume", from_.any()}});
         rank = rank_of(ranks.get());
-        if (rank != 0) return ranks;
+        if (rank != 0) {
+            telling(ranks.get(), [this, rank] { check_trace(trace_of(rank)); });
+            return ranks;
+        }
         telling(ranks.get(), [this] {
             check_writable("--weights-out", options_.weights_out, checkpoint::kSafetensors);
-            check_writable("--trace", options_.trace, {.beginning = "{\"displayTimeUnit\""});
-            check_differ("--trace", options_.trace, "--weights-out", options_.weights_out);
-            for (const auto& [option, file] :
-                 {std::pair{"--trace", options_.trace}, {"--weights-out", options_.weights_out}}) {
-                check_outside(option, file, "the model that is trained", config_.model.path);
-                check_outside(option, file, "--export", options_.exported.directory);
-            }
-            for (const auto& [option, path] : {std::pair{"--trace", options_.trace},
-                                               {"--weights-out", options_.weights_out},
-                                               {"--export", options_.exported.directory}})
-                check_no_volume(option, path, config_.budgets.nvme);
+            check_trace(options_.trace);
+            check_outside("--weights-out", options_.weights_out, "the model that is trained",
+                          config_.model.path);
+            check_outside("--weights-out", options_.weights_out, "--export",
+                          options_.exported.directory);
+            check_no_volume("--weights-out", options_.weights_out, config_.budgets.nvme);
+            check_no_volume("--export", options_.exported.directory, config_.budgets.nvme);
             checkpoints_ = claim_checkpoints(config_, from_);
             if (!options_.exported.directory.empty())
                 export_directory_.emplace(options_.exported.directory, config_);
