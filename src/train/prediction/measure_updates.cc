@@ -92,7 +92,9 @@ public:
             for (int64_t i = first; i < chunks; i += threads)
                 update(elements, i, in_place ? i : (i + threads) % chunks);
         };
-        const auto pass = [&] { return threads > 1 ? seconds_of_two(turn) : seconds_of([&] { turn(0); }); };
+        const auto pass = [&] {
+            return threads > 1 ? seconds_of_two(turn) : seconds_of([&] { turn(0); });
+        };
         pass();
         return std::min({pass(), pass(), pass()}) / static_cast<double>(chunks);
     }
