@@ -3,7 +3,8 @@
 namespace ferry::planner {
 namespace {
 
-// These run one task after another, so a wait of a task for its own lane is implied. Storage
+// These run one task after another, so a wait of a task for its own lane is implied. So the store
+// lets no two tasks of the team overlap that share a place (swap::Kernels::runs_beside). Storage
 // operations of a lane overlap and complete in any order; exchanges overlap too, and one must not
 // receive where another still sends from.
 bool runs_in_order(swap::Lane lane) {

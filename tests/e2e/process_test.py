@@ -216,17 +216,31 @@ class OutputTest(FerryTest):
         stored = [event["args"] for event in measured if event["name"] in ("read", "write")]
         self.assertGreater(len({args["layer"] for args in stored}), 2)
         self.assertGreater(len({args["item"] for args in stored if "item" in args}), 2)
-        # The slices of the team's threads lie within its lane's, and move the same bytes.
+        # The slices of the team's threads lie within its lane's, and move the same bytes. Of two
+        # tasks at once the later one's begins on the lane where the earlier one's ends.
         threads = [event for event in events
                    if event["ph"] == "X" and groups[event["pid"]] == "team's threads"]
         updates = [event for event in measured if event["name"] == "update"]
         moved = [sum(event["args"]["bytes"] for event in all_of if event["name"] == "update")
                  for all_of in (threads, updates)]
         self.assertAlmostEqual(moved[0] / moved[1], 1, delta=0.001)
+        rows = {(event["pid"], event["tid"]): event["args"]["name"] for event in events
+                if event["name"] == "thread_name"}
+        runs = []  # of slices without a gap
+        for task in sorted((task for task in measured if rows[task["pid"], task["tid"]] == "team"),
+                           key=lambda task: task["ts"]):
+            begin, end = task["ts"], task["ts"] + task["dur"]
+            if runs and begin <= runs[-1][1] + 0.01:
+                runs[-1][1] = max(end, runs[-1][1])
+            else:
+                runs.append([begin, end])
         for event in threads:
-            self.assertTrue(any(task["ts"] <= event["ts"] + 0.01 and
-                                event["ts"] + event["dur"] <= task["ts"] + task["dur"] + 0.01
-                                for task in measured if task["name"] == event["name"]), event)
+            self.assertTrue(any(begin <= event["ts"] + 0.01 and event["ts"] + event["dur"] <= end + 0.01
+                                for begin, end in runs), event)
+        of_row = {}
+        for event in sorted(threads, key=lambda event: event["ts"]):
+            self.assertGreaterEqual(event["ts"] + 0.01, of_row.get(event["tid"], 0), event)
+            of_row[event["tid"]] = event["ts"] + event["dur"]
         # As printed; what goes before the first step is none of them.
         self.assertEqual({event["args"]["step"] for event in measured if event["name"] == "backward"},
                          {step["step"] for step in run.steps})

@@ -29,6 +29,7 @@ protected:
     }
 
     void make(const std::vector<Object>& objects, aio::SimulatedDiskOptions faults = {}) {
+        TearDown();  // what stands on the executor and the disk goes before they do
         executor_ = make_simulated_executor(faults.seed);
         disk_ = std::make_unique<aio::SimulatedDisk>(faults, *executor_);
         open(objects, aio::Leftover::remove);
@@ -58,6 +59,7 @@ protected:
     void TearDown() override {
         store_.reset();
         volume_.reset();
+        device_.reset();
     }
 
     std::span<std::byte> staging() const { return host_.first(kBytes); }
@@ -360,7 +362,6 @@ TEST_F(StoreTest, WhatRunsBesideNeighboursPassesNothingElse) {
                 EXPECT_EQ(at(item) < at(fixed), item < fixed) << item << ", seed " << seed;
         }
         overtaken = overtaken || !std::ranges::is_sorted(ran_);
-        store_.reset();
     }
     EXPECT_TRUE(overtaken);  // else nothing was shown
 }

@@ -55,18 +55,24 @@ void CheckpointRows::note(Row row, std::string_view what, int64_t bytes, int64_t
 
 WorkerRows::WorkerRows(trace::Recording* recording, const NodeTeams& teams)
     : recording_(recording) {
-    for (int worker = 0; recording_ && worker < teams.workers(); ++worker)
-        rows_.push_back(recording_->add_row("team's threads", teams.name_of_worker(worker)));
+    if (!recording_) return;
+    for (size_t i = 0; i < sheets_.size(); ++i) {
+        for (int worker = 0; worker < teams.workers(); ++worker)
+            sheets_[i].rows.push_back(recording_->add_row(
+                "team's threads",
+                teams.name_of_worker(worker) + (i == 0 ? "" : ", of a second task")));
+        sheets_[i].workers.resize(sheets_[i].rows.size());
+    }
 }
 
-void WorkerRows::write(trace::Slice slice, std::span<const Timesheet::Worker> sheet) {
+void WorkerRows::write(trace::Slice slice, const Sheet& sheet) {
     int64_t all = 0;
-    for (const Timesheet::Worker& worker : sheet) all += worker.bodies;
+    for (const Timesheet::Worker& worker : sheet.workers) all += worker.bodies;
     const int64_t bytes = slice.bytes;
-    for (size_t i = 0; i < sheet.size(); ++i) {
-        const Timesheet::Worker& worker = sheet[i];
+    for (size_t i = 0; i < sheet.workers.size(); ++i) {
+        const Timesheet::Worker& worker = sheet.workers[i];
         if (worker.bodies == 0) continue;
-        slice.row = rows_[i];
+        slice.row = sheet.rows[i];
         slice.begin_ns = worker.begin;
         slice.end_ns = worker.end;
         slice.bytes = bytes * worker.bodies / all;

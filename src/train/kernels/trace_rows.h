@@ -1,8 +1,9 @@
 // The rows of a run's trace: what each lane did, and beside it what it should.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <span>
+#include <mutex>
 #include <vector>
 
 #include "ferry/swap.h"
@@ -47,7 +48,8 @@ private:
     std::array<Nanos, 2> since_{};
 };
 
-// Each thread's part of the team lane's tasks.
+// Each thread's part of the team lane's tasks. Of two tasks at once each has rows of its own: a
+// thread works for both in turn, and what is drawn on a row does not overlap.
 class WorkerRows {
 public:
     // Nothing where there is no recording.
@@ -57,19 +59,27 @@ public:
     template <class Work>
     void record(const trace::Slice& about, const Work& work) {
         if (!recording_) return work();
-        std::vector<Timesheet::Worker> sheet(rows_.size());
+        std::unique_lock lock(sheets_[0].in_use, std::try_to_lock);
+        Sheet& sheet = sheets_[lock ? 0 : 1];
+        if (!lock) lock = std::unique_lock(sheet.in_use);
+        std::ranges::fill(sheet.workers, Timesheet::Worker{});
         {
-            const Timesheet noted(sheet);
+            const Timesheet noted(sheet.workers);
             work();
         }
         write(about, sheet);
     }
 
 private:
-    void write(trace::Slice slice, std::span<const Timesheet::Worker> sheet);
+    struct Sheet {
+        std::mutex in_use{};
+        std::vector<trace::RowId> rows{};
+        std::vector<Timesheet::Worker> workers{};
+    };
+    void write(trace::Slice slice, const Sheet& sheet);
 
     trace::Recording* recording_;
-    std::vector<trace::RowId> rows_{};
+    std::array<Sheet, 2> sheets_{};
 };
 
 }  // namespace ferry::train

@@ -1,9 +1,14 @@
 // How fast the optimizer's update goes over memory: the host's, by the team, or the device's own.
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstring>
+#include <latch>
+#include <system_error>
 #include <thread>
 
 #include "base/log.h"
+#include "base/process_limits.h"
 #include "ferry/pinned_mem.h"
 #include "measure.h"
 #include "train/kernels/state_span.h"
@@ -32,8 +37,8 @@ public:
           elements_(std::min(plan.chunk_elements,
                              round_down(bytes / (2 * bytes_of_element(plan)), kTogether))),
           bytes_(elements_ * bytes_of_element(plan)),
-          count_(bytes / bytes_),
-          stride_(round_down(std::ssize(memory) / count_, 64)) {}
+          count_(bytes_ > 0 ? bytes / bytes_ : 0),
+          stride_(count_ > 0 ? round_down(std::ssize(memory) / count_, 64) : 0) {}
     int64_t elements() const { return elements_; }  // of each
     int64_t count() const { return count_; }
     int64_t bytes() const { return count_ * bytes_; }  // of all
@@ -45,6 +50,30 @@ private:
     const std::span<std::byte> memory_;
     const int64_t elements_, bytes_, count_, stride_;
 };
+
+// Seconds of body(0) on this thread and body(1) on another, from when the first of them begins. A
+// small plan's updates take less than it takes to start a thread.
+template <class Body>
+double seconds_of_two(const Body& body) {
+    using Clock = std::chrono::steady_clock;
+    std::array<Clock::time_point, 2> begin, end;
+    std::latch both_run(2);
+    const auto part = [&](int64_t thread) {
+        const auto i = static_cast<size_t>(thread);
+        both_run.arrive_and_wait();
+        begin[i] = Clock::now();
+        body(thread);
+        end[i] = Clock::now();
+    };
+    try {
+        std::jthread other([&] { part(1); });
+        part(0);
+    } catch (const std::system_error& error) {
+        refuse_thread("the second thread of updates that are timed", error.what());
+    }
+    return std::chrono::duration<double>(std::max(end[0], end[1]) - std::min(begin[0], begin[1]))
+        .count();
+}
 
 // Chunks of state with their gradients and weights.
 class ColdUpdates {
@@ -64,11 +93,7 @@ public:
                 update(elements, i, in_place ? i : (i + threads) % chunks);
         };
         const auto pass = [&] {
-            return seconds_of([&] {
-                std::jthread other;
-                if (threads > 1) other = std::jthread([&] { turn(1); });
-                turn(0);
-            });
+            return threads > 1 ? seconds_of_two(turn) : seconds_of([&] { turn(0); });
         };
         pass();
         return std::min({pass(), pass(), pass()}) / static_cast<double>(chunks);
@@ -143,8 +168,9 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
     pinned_mem::Pool pool(machine, own);
     const std::span<std::byte> memory =
         own > std::ssize(buffers) ? pool.reserve("updates", own, teams) : buffers;
-    const Stripes stripes(memory, std::min(wanted, std::ssize(memory)), plan);
-    warn_of_little(stripes.bytes(), wanted);
+    const int64_t bytes = std::min(wanted, std::ssize(memory));
+    const Stripes stripes(memory, bytes, plan);  // whole chunks of it
+    warn_of_little(bytes, wanted);
     const int64_t large = stripes.elements();
     const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
     ColdUpdates updates(teams, scalars, plan, stripes);

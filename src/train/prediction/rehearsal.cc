@@ -158,6 +158,7 @@ public:
         cost::op::run(cost::op::Kernels{}, *call.task, call.at,
                       [&](const auto& operands) { pause(call, part_of(operands)); });
     }
+    bool runs_beside(const swap::Task& task) const override { return updates_.runs_beside(task); }
     std::string describe(const swap::Call& call) const override { return updates_.describe(call); }
 
 private:
