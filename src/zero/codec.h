@@ -95,7 +95,7 @@ std::string codec_target();
 
 // The same bits on a GPU, of memory there: enqueued on a cudaStream_t. Values of int8 and int4 may
 // be of any type: they are widened first, or rounded at last. A part begins at a multiple of 4
-// bytes. What CUDA refuses throws Trouble::internal.
+// bytes. What CUDA refuses throws Trouble::internal, and does_not_fit where memory is short.
 namespace cuda {
 
 // Whether a GPU is there that runs these kernels. False in a build without CUDA, which has none of

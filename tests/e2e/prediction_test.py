@@ -411,6 +411,20 @@ class SavedByAGpuTest(PredictionTest):
         self.assertIn("this model's kernels, by their operations", prediction["assumed"])
         self.assertGreater(slow["compute"]["seconds"], 2 * fast["compute"]["seconds"])
 
+    def test_gpus_send_codes_over_a_slow_network(self):
+        """Each codec that a GPU has, and no groups of a host, which it has not."""
+        ranks = ("--ranks", "4", "--ranks-per-host", "2", "--set", "model.layers=4", "--set", "batch.micro_batches=4")
+        for stage, weights in ((1, ["none"]), (3, ["none", "int8"])):
+            with self.subTest(stage=stage):
+                plan, _, _ = self.plan_by(*ranks, "--network", "1Gbit", "--set", f"zero.stage={stage}")
+                steps = plan["network"]["steps"]
+                self.assertEqual([(one["gradients"], one["weights"], one["ranks_per_host"]) for one in steps],
+                                 [(gradients, of, 1) for of in weights for gradients in ("none", "int8", "int4")])
+                self.assertEqual(plan["network"]["best"], steps[-1])
+                for before, one in zip(steps[:3], steps[1:3]):  # fewer bytes, and the network binds
+                    self.assertLess(one["sent_bytes"], before["sent_bytes"])
+                    self.assertLess(one["seconds"], before["seconds"])
+
     GROUPS = ("--set", "model.layers=4", "--set", "parallel.sequence=2", "--set", "batch.micro_batches=2", "--ranks", "4")
 
     def of_groups(self, **rates):

@@ -2,6 +2,7 @@
 #include <cuda_pipeline.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels.h"
 #include "norm_row.h"
@@ -63,6 +64,42 @@ struct Backward {
     Rotation rotation{};        // of dy, before all else
     int64_t rows_of_group = 0;  // where the same kernel sums the weight's gradient
 };
+
+// A kernel's start costs nothing where it happens while the kernel before still runs, if the GPU
+// can: blocks let the next kernel's come as soon as there is room, and touch no memory before the
+// kernel before them is through.
+__device__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ void wait_for_last() {
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}
+bool may_start_early() {
+    int device = 0, major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return false;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+// Of a kernel that begins with wait_for_last. room: bytes of dynamic shared memory.
+template <class... Parameters, class... Arguments>
+void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int64_t room,
+           cudaStream_t stream, const Arguments&... arguments) {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = static_cast<size_t>(room);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = may_start_early() ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
 
 // The shared memory of a row.
 template <class Norm, int kRow, int kHeld, Lie kLie>
@@ -144,27 +181,9 @@ template <class Norm, int kRow, int kHeld, Lie kLie>
 __global__ void __launch_bounds__(block_of(kRow)) backward_kernel(Norm norm, Backward a) {
     const int64_t i = group_index<kRow>(), n = i < a.runs.count ? a.weight.cols : 0;
     Inputs<Norm, kRow, kHeld, kLie> in;
+    wait_for_last();
     in.fetch(norm, a, i, n);
     backward_row(a, in, n, [](int, const Pack&, const Pack&) {});
-}
-
-// What adds up partial sums is started while those who make them still run, where the GPU can: its
-// launch then costs nothing. They say so as soon as all of them are there, and it waits for them.
-__device__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-__device__ void wait_for_last() {
-#if __CUDA_ARCH__ >= 900
-    cudaGridDependencySynchronize();
-#endif
-}
-bool may_start_early() {
-    int device = 0, major = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return false;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9;
 }
 
 // How the rows of a block that sums the weight's gradient lie: each group has some, one after the
@@ -179,13 +198,20 @@ struct Summing {
     // The next row is under way in shared memory while one is worked on in registers.
     static constexpr int kPlaces = 3 * places_of(kHeld, kLie);
     static constexpr bool kAhead = kPlaces <= 12;
-    static constexpr int64_t kRoom =
-        std::max<int64_t>(kAhead ? block_of(kRow) * kPlaces * 16 : 0,
-                          kGroups > 1 ? block_of(kRow) * kHeld * kPack * 4 : 0);
+    static constexpr int64_t kRowRoom = int64_t{block_of(kRow)} * kPlaces * 16;
+    static constexpr int64_t kRoom = std::max<int64_t>(
+        kAhead ? kRowRoom : 0, kGroups > 1 ? block_of(kRow) * kHeld * kPack * 4 : 0);
     // Behind it, the sums of the bias's gradient: registers have no room for them too.
     static constexpr int64_t kBiasRoom = block_of(kRow) * kHeld * kPack * 4;
+    // Whether whole_sums_kernel does it, which has both rows in shared memory. Layer norms and some
+    // heads are slower by it.
+    template <class Norm>
+    static constexpr bool whole() {
+        return kLie == Lie::whole && kHeld > 2 && !Norm::kBiased;
+    }
     template <class Norm>
     static constexpr int64_t room() {
+        if (whole<Norm>()) return 2 * kRowRoom;
         return kRoom + (Norm::kBiased ? kBiasRoom : 0);
     }
 };
@@ -264,6 +290,7 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
     using S = Summing<kRow, kHeld, kLie>;
     using In = Inputs<Norm, kRow, kHeld, kLie>;
     extern __shared__ uint4 room[];
+    wait_for_last();
     let_next_start();
     const int64_t first = group_index<kRow>() * a.rows_of_group, cols = a.weight.cols;
     const int64_t end = min(first + a.rows_of_group, int64_t{a.runs.count});
@@ -303,6 +330,170 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
     }
 }
 
+// ---------------------------------------------------------------- rows that lie whole
+
+// Packs that all threads of a row have, however long the row: the plan before has room for fewer.
+constexpr int sure_packs(int row, int held) {
+    if (row == 8 || (row == 32 && held == 3)) return 0;
+    return row == 256 ? 2 : held - 1;
+}
+
+template <class AnyView>
+__device__ const char* bf16_at(const AnyView& v, uint32_t row, uint32_t col) {
+    return static_cast<const char*>(v.data) + (row * v.ld + col) * 2;
+}
+// Zeros where nothing is there. Without a branch, as is the store below: what is between branches
+// is under way alone.
+__device__ inline void start_pack(uint4* to, const char* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+#else
+    *to = there ? *reinterpret_cast<const uint4*>(from) : uint4{};
+#endif
+}
+__device__ inline void store_if(bool there, const char* to, const uint4& v) {
+    asm volatile(
+        "{\n.reg .pred there;\nsetp.ne.u32 there, %0, 0;\n"
+        "@there st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(static_cast<uint32_t>(there)),
+        "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+        : "memory");
+}
+__device__ inline Pack wide(const uint4& raw) { return widen_pack({raw, {}}, DType::bf16, kPack); }
+
+// The runs of a group, one after the other, and the next one's packs on their way.
+template <class Norm, int kRow, int kHeld>
+struct WholeRuns {
+    static constexpr int kThreads = block_of(kRow);
+    const Norm& norm;
+    const Backward& a;
+    int64_t end;
+    uint32_t row, col, my_col;
+    bool has[kHeld];
+
+    __device__ WholeRuns(const Norm& n, const Backward& all, int64_t first, int64_t behind)
+        : norm(n), a(all), end(behind) {
+        const Run run = a.runs(first < end ? first : 0);
+        row = static_cast<uint32_t>(run.row), col = static_cast<uint32_t>(run.col);
+        my_col = threadIdx.x % kRow * kPack;
+#pragma unroll
+        for (int k = 0; k < kHeld; ++k)
+            has[k] = k < sure_packs(kRow, kHeld) || my_col + k * kRow * kPack < a.weight.cols;
+    }
+    __device__ void step() {
+        col += static_cast<uint32_t>(a.weight.cols);
+        if (col == static_cast<uint32_t>(a.runs.of_row * a.weight.cols)) col = 0, ++row;
+    }
+    template <class AnyView>
+    __device__ const char* at(const AnyView& v) const {
+        return bf16_at(v, row, col + my_col);
+    }
+    __device__ void start(const ConstView& v, bool there, uint4* to) const {
+        const char* from = at(v);
+#pragma unroll
+        for (int k = 0; k < kHeld; ++k)
+            start_pack(to + k * kThreads, from + k * kRow * kPack * 2, there && has[k]);
+    }
+    // The i-th run is the one stepped to. Its own numbers come back.
+    __device__ Row start(int64_t i, uint4* to) const {
+        const bool there = i < end;
+        start(a.dy, there, to);
+        start(a.x, there, to + kHeld * kThreads);
+        if (a.addend.data != nullptr) start(a.addend, there, to + 2 * kHeld * kThreads);
+        __pipeline_commit();
+        return there ? norm.row(i) : Row{};
+    }
+};
+
+// The same results as backward_sums_kernel's, bit for bit, in 60 % of its instructions: no pack has
+// a branch of its own, and addresses follow from row and column. Both passes over a row read it in
+// shared memory, for registers are full of sums.
+template <class Norm, int kRow, int kHeld>
+__global__ void __launch_bounds__(block_of(kRow), resident(kHeld, Lie::whole) / block_of(kRow))
+    whole_sums_kernel(Norm norm, Backward a) {
+    using S = Summing<kRow, kHeld, Lie::whole>;
+    constexpr int kThreads = block_of(kRow);
+    extern __shared__ uint4 room[];
+    wait_for_last();
+    let_next_start();
+    const int64_t first = group_index<kRow>() * a.rows_of_group, cols = a.weight.cols;
+    WholeRuns<Norm, kRow, kHeld> runs(norm, a, first,
+                                      min(first + a.rows_of_group, int64_t{a.runs.count}));
+    const auto* weights = reinterpret_cast<const uint4*>(bf16_at(a.weight, 0, runs.my_col));
+    const auto weight = [&](int k) { return runs.has[k] ? weights[k * kRow] : uint4{}; };
+    Pack sums[kHeld] = {};
+    uint4* mine = room + threadIdx.x;
+    uint4* others = mine + S::kPlaces * kThreads;
+    Row next = runs.start(first, mine);
+    for (int64_t i = first; i < first + a.rows_of_group; ++i) {  // all threads of a warp together
+        const Row row = next;
+        const bool there = i < runs.end;
+        const char* out = runs.at(a.dx);
+        __pipeline_wait_prior(0);
+        runs.step();
+        next = runs.start(i + 1, others);
+        uint4 d[kHeld], x[kHeld];
+        const auto take = [&](int k) {
+            d[k] = mine[k * kThreads];
+            x[k] = mine[(kHeld + k) * kThreads];
+        };
+        float row_own[Norm::kSums] = {}, levels[Norm::kSums];
+        double totals[Norm::kSums];
+#pragma unroll
+        for (int k = 0; k < kHeld; ++k) {
+            take(k);
+            const Pack dp = wide(d[k]), xp = wide(x[k]);
+            const Pack w = wide(weight(k));
+            float more[Norm::kSums];
+#pragma unroll
+            for (int s = 0; s < Norm::kSums; ++s) more[s] = row_own[s];
+#pragma unroll
+            for (int e = 0; e < kPack; ++e) {
+                sums[k].at[e] = fmaf(Norm::normed(xp.at[e], row), dp.at[e], sums[k].at[e]);
+                Norm::add(w.at[e], dp.at[e], xp.at[e], row, more);
+            }
+#pragma unroll
+            for (int s = 0; s < Norm::kSums; ++s) row_own[s] = runs.has[k] ? more[s] : row_own[s];
+        }
+        // Read again, not kept: what is widened has no room in registers.
+        asm volatile("" ::: "memory");
+        for (int s = 0; s < Norm::kSums; ++s) totals[s] = static_cast<double>(row_own[s]);
+        row_sums<kRow>(totals);
+        if (a.dx.data != nullptr) {
+            Norm::divide(totals, row, a.share, levels);
+#pragma unroll
+            for (int k = 0; k < kHeld; ++k) {
+                take(k);
+                const uint4 before =
+                    a.addend.data != nullptr ? mine[(2 * kHeld + k) * kThreads] : uint4{};
+                const Pack dp = wide(d[k]), bp = wide(before);
+                const Pack w = wide(weight(k));
+                Pack xp = wide(x[k]);
+#pragma unroll
+                for (int e = 0; e < kPack; ++e) {
+                    const float own = Norm::own(w.at[e], dp.at[e], xp.at[e], row, levels);
+                    xp.at[e] = bp.at[e] + own;
+                }
+                store_if(there && runs.has[k], out + k * kRow * kPack * 2, bf16_words(xp));
+            }
+        }
+        std::swap(mine, others);
+    }
+    __pipeline_wait_prior(0);
+    put_sums<kRow, kHeld, Lie::whole>(sums, cols, a.partial + int64_t{blockIdx.x} * cols, room);
+}
+
+template <class Norm, class P>
+auto sums_kernel() {
+    if constexpr (Summing<P::kRow, P::kHeld, P::kLie>::template whole<Norm>()) {
+        return whole_sums_kernel<Norm, P::kRow, P::kHeld>;
+    } else {
+        return backward_sums_kernel<Norm, P::kRow, P::kHeld, P::kLie>;
+    }
+}
+
 // ---------------------------------------------------------------- sums over rows
 
 // The gradients of a pack of columns, summed over rows.
@@ -338,6 +529,7 @@ __global__ void __launch_bounds__(kAcross* kDown)
     partial_kernel(Term term, int64_t rows, int64_t cols, float* partial) {
     constexpr int kWidth = kAcross * kPack;
     __shared__ float room[kDown][kWidth];
+    wait_for_last();
     let_next_start();
     const int x = static_cast<int>(threadIdx.x) % kAcross;
     const int y = static_cast<int>(threadIdx.x) / kAcross;
@@ -376,6 +568,7 @@ __global__ void __launch_bounds__(kColumns* kParts)
     wait_for_last();
     const int64_t col = int64_t{blockIdx.x} * kColumns + threadIdx.x;
     const int64_t run = (blocks + kParts - 1) / kParts, first = threadIdx.y * run;
+    const float was = threadIdx.y == 0 && col < cols ? gradient[col] : 0;
     double sum = 0;
     if (col < cols) {
 #pragma unroll 16
@@ -387,28 +580,20 @@ __global__ void __launch_bounds__(kColumns* kParts)
     if (threadIdx.y != 0 || col >= cols) return;
     double total = 0;
     for (int part = 0; part < kParts; ++part) total += sums[part][threadIdx.x];
-    gradient[col] = static_cast<float>(static_cast<double>(gradient[col]) + total);
+    gradient[col] = static_cast<float>(static_cast<double>(was) + total);
 }
 
 void add_partials(const float* partial, int64_t count, int64_t cols, float* sums,
                   cudaStream_t stream) {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(blocks_for(cols, kColumns));
-    config.blockDim = dim3(kColumns, kParts);
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = may_start_early() ? 1 : 0;
-    cudaLaunchKernelEx(&config, gradient_kernel, partial, count, cols, sums);
+    start(gradient_kernel, blocks_for(cols, kColumns), dim3(kColumns, kParts), 0, stream, partial,
+          count, cols, sums);
 }
 
 template <class Term>
 void add_sums(const Term& term, int64_t rows, int64_t cols, float* partial, float* sums,
               cudaStream_t stream) {
     const dim3 blocks(blocks_for(rows, kSumRows), blocks_for(cols, kAcross * kPack));
-    partial_kernel<<<blocks, kAcross * kDown, 0, stream>>>(term, rows, cols, partial);
+    start(partial_kernel<Term>, blocks, kAcross * kDown, 0, stream, term, rows, cols, partial);
     add_partials(partial, blocks.x, cols, sums, stream);
 }
 
@@ -435,6 +620,7 @@ __global__ void __launch_bounds__(kStripThreads, StripBatch<kWhole>::kBlocks)
     strip_kernel(ConstView x, int64_t packs, int64_t rows, float* partial) {
     using Batch = StripBatch<kWhole>;
     __shared__ float room[kStripDown][kStripPacks * kPack];
+    wait_for_last();
     let_next_start();
     const int across = static_cast<int>(threadIdx.x) % kStripPacks;
     const int down = static_cast<int>(threadIdx.x) / kStripPacks;
@@ -481,8 +667,8 @@ void add_strips(ConstView x, float* partial, float* sums, cudaStream_t stream) {
     const int64_t wanted = std::clamp<int64_t>(kBlocks / strips, 1, ceil_div(x.rows, kLeast));
     const int64_t rows = ceil_div(x.rows, wanted);
     const dim3 blocks(blocks_for(x.rows, rows), static_cast<unsigned>(strips));
-    strip_kernel<kWhole>
-        <<<blocks, kStripThreads, 0, stream>>>(x, ceil_div(all, strips), rows, partial);
+    start(strip_kernel<kWhole>, blocks, kStripThreads, 0, stream, x, ceil_div(all, strips), rows,
+          partial);
     add_partials(partial, blocks.x, x.cols, sums, stream);
 }
 
@@ -517,13 +703,13 @@ void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* b
                 std::max<int64_t>(S::kRowsOfGroup, ceil_div(int64_t{a.runs.count}, kGroupsAtOnce));
             const unsigned blocks = blocks_for(a.runs.count, S::kGroups * a.rows_of_group);
             if (bias_gradient != nullptr) a.bias_partial = a.partial + int64_t{blocks} * n;
-            const auto kernel = backward_sums_kernel<Norm, P::kRow, P::kHeld, P::kLie>;
+            const auto kernel = sums_kernel<Norm, P>();
             constexpr int64_t kRoom = S::template room<Norm>();
             if constexpr (kRoom > 47 * kKiB) {
                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      static_cast<int>(kRoom));
             }
-            kernel<<<blocks, P::kThreads, kRoom, stream>>>(norm, a);
+            start(kernel, blocks, P::kThreads, kRoom, stream, norm, a);
             if (weight_gradient != nullptr)
                 add_partials(a.partial, blocks, n, weight_gradient, stream);
             if (bias_gradient != nullptr)
@@ -534,8 +720,8 @@ void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* b
         if (weight_gradient != nullptr)
             add_sums(term, a.runs.count, n, a.partial, weight_gradient, stream);
         if (a.dx.data != nullptr) {
-            backward_kernel<Norm, P::kRow, P::kHeld, P::kLie>
-                <<<P::blocks(a.runs.count), P::kThreads, 0, stream>>>(norm, a);
+            start(backward_kernel<Norm, P::kRow, P::kHeld, P::kLie>, P::blocks(a.runs.count),
+                  P::kThreads, 0, stream, norm, a);
         }
     });
 }

@@ -7,6 +7,7 @@
 
 #include "cost/operands.h"
 #include "measure.h"
+#include "planner/recorder.h"
 #include "planner/work.h"
 #include "planning_measurements.h"
 #include "step_timeline.h"

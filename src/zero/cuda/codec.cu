@@ -373,7 +373,7 @@ __device__ Place place_of(const Coded& part, int64_t i) {
         place.shift = high ? 4 : 0;
     } else {
         place.codes += i / 8;
-        place.shift = static_cast<int>(i) % 8;
+        place.shift = static_cast<int>(i % 8);
     }
     return place;
 }
@@ -503,12 +503,14 @@ __global__ void __launch_bounds__(kThreads)
 void demand(cudaError_t status, const char* call) {
     // After enqueued work has failed every call says so, and Device::check() names it.
     if (status == cudaSuccess || gpu_work_failed()) return;
-    throw Error(Trouble::internal, {.what = "a codec on the GPU failed",
-                                    .where = call,
-                                    .measured = std::string(cudaGetErrorName(status)) + ", " +
-                                                cudaGetErrorString(status),
-                                    .remedy = "set zero.compress to none, or build for this GPU "
-                                              "(FERRY_CUDA_ARCHITECTURES)"});
+    if (status == cudaErrorMemoryAllocation) throw out_of_gpu_memory(call);
+    throw Error(
+        Trouble::internal,
+        {.what = "a codec on the GPU failed",
+         .where = call,
+         .measured = std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status),
+         .remedy = "set zero.compress.gradients and weights to none, or build "
+                   "for this GPU (FERRY_CUDA_ARCHITECTURES)"});
 }
 void check_launch(const char* kernel) { demand(cudaGetLastError(), kernel); }
 
@@ -651,6 +653,13 @@ bool available() {
 // ---------------------------------------------------------------- beside the compute stream
 
 Beside::Beside(const Codec& codec, DType type) {
+    // First: a build for other GPUs fails here, with nothing to give back.
+    with_kind(codec.kind, type, [&](auto kind, auto element) {
+        cudaFuncAttributes attributes;
+        demand(cudaFuncGetAttributes(&attributes,
+                                     encode_kernel<decltype(kind)::kValue, decltype(element)>),
+               "cudaFuncGetAttributes");
+    });
     int least = 0, most = 0;
     demand(cudaDeviceGetStreamPriorityRange(&least, &most), "cudaDeviceGetStreamPriorityRange");
     cudaStream_t stream = nullptr;
@@ -661,12 +670,6 @@ Beside::Beside(const Codec& codec, DType type) {
     demand(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
            "cudaEventCreateWithFlags");
     event_ = event;
-    with_kind(codec.kind, type, [&](auto kind, auto element) {
-        cudaFuncAttributes attributes;
-        demand(cudaFuncGetAttributes(&attributes,
-                                     encode_kernel<decltype(kind)::kValue, decltype(element)>),
-               "cudaFuncGetAttributes");
-    });
 }
 
 Beside::~Beside() {
