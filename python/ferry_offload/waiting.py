@@ -64,20 +64,22 @@ def settle(futures: list[Future]) -> None:
 def of(transfer: Transfer) -> Generator[Any, None, int]:
     """What `await transfer` walks: a generator, and not a coroutine of its own, of which a small read would feel the cost."""
     loop, number = asyncio.get_running_loop(), transfer._of
+    future = loop.create_future()
+    if not transfer._tell(future):  # it has ended, and its handle may be closed
+        return transfer.result()
     readers = _readers.setdefault(loop, {})
-    if number not in readers:
-        readers[number] = _Reader(loop, transfer)
-    reader, future = readers[number], loop.create_future()
-    reader.awaited.add(future)
     try:
-        if transfer._tell(future):
-            yield from future.__await__()
+        if number not in readers:
+            readers[number] = _Reader(loop, transfer)
+        readers[number].awaited.add(future)
+        yield from future.__await__()
     except BaseException:
         transfer._forget(future)
         raise
     finally:
-        reader.awaited.discard(future)
-        if not reader.awaited:
-            del readers[number]
-            reader.close(loop)
+        if reader := readers.get(number):
+            reader.awaited.discard(future)
+            if not reader.awaited:
+                del readers[number]
+                reader.close(loop)
     return transfer.result()

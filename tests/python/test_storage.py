@@ -202,6 +202,18 @@ def test_one_transfer_may_be_awaited_twice(tmp_path):
         assert asyncio.run(twice(files, files.open(tmp_path / "a"))) == [10] * 3
 
 
+def test_the_result_of_a_transfer_outlives_its_handle(tmp_path):
+    (tmp_path / "a").write_bytes(b"0123456789")
+    with ferry.Files() as files:
+        transfer = files.submit_read(files.open(tmp_path / "a"), bytearray(10))
+        transfer.wait()
+
+    async def wait():
+        return await transfer
+
+    assert asyncio.run(wait()) == 10
+
+
 def test_loops_and_threads_share_one_handle(tmp_path):
     """Each of them also finds what the others wait for, and tells them."""
     (tmp_path / "a").write_bytes(bytes(range(250)) * 400)

@@ -113,6 +113,20 @@ def test_torch_finds_no_address_of_a_gradient_that_left(make, take):
     optimizer.step()
 
 
+def test_torchs_builds_without_cuda_train(make, monkeypatch):
+    """They have not got the call that takes a storage away."""
+    monkeypatch.delattr(torch._C, "_set_storage_access_error_msg")
+    p = torch.nn.Parameter(torch.zeros(4, 3))
+    optimizer = make(OffloadSGD, [p], lr=1.0)
+    (3 * p.sum()).backward()
+    for take in (torch.Tensor.data_ptr, lambda gradient: gradient.untyped_storage(), torch._C._to_dlpack):
+        with pytest.raises(RuntimeError):
+            take(p.grad)
+    assert torch.equal(p.grad.clone(), torch.full((4, 3), 3.0))
+    optimizer.step()
+    assert torch.equal(p.detach(), torch.full((4, 3), -3.0))
+
+
 def test_copies_of_a_gradient_that_left_are_ordinary_tensors(make):
     model = make_model()
     optimizer = make(OffloadAdamW, model)
@@ -179,6 +193,19 @@ def test_a_gradient_that_left_may_be_put_in_anothers_place(make):
     first.grad = gone
     with pytest.raises(ferry.UsageError, match="gone"):
         optimizer.step()
+
+
+def test_gradients_that_left_may_change_places(make):
+    """Each is read before another one is in its place, and who holds one is not given the other."""
+    first, second = (torch.nn.Parameter(torch.zeros(6, 4)) for _ in range(2))
+    optimizer = make(OffloadSGD, [first, second], lr=1.0)
+    (first.sum() + 2 * second.sum()).backward()
+    held = first.grad
+    first.grad, second.grad = second.grad, first.grad
+    optimizer.step()
+    assert torch.equal(first.detach(), torch.full((6, 4), -2.0)) and torch.equal(second.detach(), torch.full((6, 4), -1.0))
+    with pytest.raises(ferry.UsageError, match="gone"):
+        held.clone()
 
 
 @pytest.mark.parametrize("options", [{"keep_grads": True}, {"overlap": False}, {"keep_grads": True, "chunk_elements": 500}])

@@ -7,7 +7,9 @@ import textwrap
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+import ferry_offload as ferry  # noqa: E402
+from ferry_offload.torch import OffloadAdamW  # noqa: E402
 
 PROGRAM = """
 import contextlib, json, os, sys, torch, torch.distributed as dist
@@ -97,3 +99,15 @@ def test_ddp(way, storage, port):
     for report in run(way, storage, port):
         ahead = 0 if way == "ddp in step" else report["updates_committed"] + report["updates_in_step"]
         assert report["steps"] == 4 and report["updates_rolled_back"] == 0 and (report["updates_committed"] > 0) == (ahead > 0)
+
+
+def test_shards_of_the_first_fsdp_are_refused(port):
+    """Each rank would clip by a norm of its own."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    try:
+        sharded = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+        with pytest.raises(ferry.UsageError, match="fully_shard"):
+            OffloadAdamW(sharded.parameters(), max_norm=1.0)
+    finally:
+        torch.distributed.destroy_process_group()

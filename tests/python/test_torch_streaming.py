@@ -315,6 +315,11 @@ def test_the_models_own_state_dict_has_the_blocks_weights(streamed, storage):
     assert stream.stats.nvme_bytes > 0
     with pytest.raises(ferry.UsageError, match="copied"):
         copy.deepcopy(model)
+    with pytest.raises(ferry.UsageError, match="weights="):
+        model.load_state_dict(plain.state_dict())
+    outside = {"head.weight": torch.zeros_like(plain.head.weight)}
+    model.load_state_dict(outside, strict=False)
+    assert not model.head.weight.any()
 
 
 @dataclasses.dataclass
@@ -352,6 +357,25 @@ def test_backward_may_come_by_any_output_of_a_block(streamed):
     assert all(torch.equal(p.detach(), weights[name]) for name, p in plain.named_parameters())
     for optimizer in optimizers:
         optimizer.close()
+
+
+@pytest.mark.parametrize("fails", ["before", "within"])
+def test_a_forward_that_failed_leaves_a_block_as_it_was(streamed, fails):
+    """It may make room for others, and stays while it is used."""
+    model = make_model()
+    if fails == "before":
+        handles = [layer.register_forward_pre_hook(lambda *_: 1 / 0) for layer in model.layers]
+    stream = streamed(model, device_blocks=2)
+    if fails == "within":
+        handles = [layer.up.register_forward_pre_hook(lambda *_: 1 / 0) for layer in model.layers]
+    for layer in model.layers:
+        with pytest.raises(ZeroDivisionError):
+            layer(torch.zeros(1, 32))
+    for handle in handles:
+        handle.remove()
+    assert all(block.users == 0 for block in stream._blocks)
+    with torch.no_grad():
+        assert torch.equal(model(tokens(0)), make_model()(tokens(0)))
 
 
 def test_gradients_of_gradients_are_refused(streamed):

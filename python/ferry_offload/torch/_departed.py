@@ -37,8 +37,7 @@ class DepartedGradient(torch.Tensor):
     def __new__(cls, like: torch.Tensor, home: Home) -> DepartedGradient:
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
-        # Without a storage torch raises this wherever it would give an address away: it would be 0.
-        torch._C._set_storage_access_error_msg(made, _NO_MEMORY)  # type: ignore[attr-defined]
+        _take_storage_away(made)
         made.home = home
         return made
 
@@ -90,6 +89,9 @@ class DepartedGradient(torch.Tensor):
                         remedy="p.grad.clone(), or keep_grads=True")
         return self
 
+    def untyped_storage(self) -> Any:
+        raise RuntimeError(_NO_MEMORY)
+
     def is_shared(self) -> bool:
         return False
 
@@ -114,6 +116,15 @@ class DepartedGradient(torch.Tensor):
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DepartedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+
+def _take_storage_away(made: torch.Tensor) -> None:
+    """Without one torch raises our words wherever it would give an address away: it would be 0. Its builds without CUDA
+    can only refuse an address to write to."""
+    if take := getattr(torch._C, "_set_storage_access_error_msg", None):
+        take(made, _NO_MEMORY)
+    else:
+        torch._C._set_throw_on_mutable_data_ptr(made)
 
 
 def _unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:

@@ -60,6 +60,9 @@ class Record:
         if weights.layout != torch.strided or weights.device.type not in ("cpu", "cuda"):
             raise usage("a parameter lies where no update reaches it", where=self.name,
                         measured=f"{weights.layout} on {weights.device}", limit="dense tensors on CPU or CUDA")
+        if getattr(self.parameter, "_fsdp_flattened", False):
+            raise usage("a parameter is a shard whose common norm with other ranks' is not done", where=self.name,
+                        measured="FullyShardedDataParallel", limit="fully_shard(), or DDP", remedy="fully_shard(model)")
         if torch._debug_has_internal_overlap(weights) == 1:  # type: ignore[attr-defined]
             raise usage("a parameter's elements share memory", where=self.name,
                         measured=f"shape {tuple(weights.shape)}, strides {weights.stride()}", limit="a place for each element",

@@ -400,6 +400,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _with_gradients(self) -> list[Record]:
         """Those with a gradient, which is on its way to the host at least."""
         active = []
+        for r in self._records.values():  # before any of them takes another one
+            gradient = r.parameter.grad
+            if isinstance(gradient, DepartedGradient) and gradient is not r.departed:
+                r.parameter.grad = gradient.clone()
         for r in self._records.values():
             gradient = r.parameter.grad
             if gradient is None:
@@ -412,8 +416,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 continue
             if gradient is not r.departed and r.is_stale():
                 self._withdraw(r)
-                if isinstance(gradient, DepartedGradient):  # another parameter's
-                    gradient = gradient.clone()
+                if r.departed is not None:
+                    r.drop()  # whoever holds it is not to read the gradient that is in its place
                 r.take(gradient, self._transfers, keep=True, watch=self._overlap)  # without it nothing is made ahead
             active.append(r)
         return active

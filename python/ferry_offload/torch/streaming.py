@@ -189,10 +189,12 @@ class StreamedModel:
 
         def before(*_: Any) -> None:
             begun.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-            self._ask(block)
             block.users += 1
+            self._ask(block)
 
         def after(_: Any, __: Any, output: Any) -> None:
+            if not begun:  # an earlier hook of the program's failed
+                return
             block.users -= 1
             first = begun.pop()
             for one in _tensors_in(output):  # backward may come by each of them alone
@@ -203,8 +205,14 @@ class StreamedModel:
             for name, value in self._weights_of(block).items():
                 found[prefix + name[len(block.name) + 1:]] = value
 
+        def loaded(found: dict[str, Any], prefix: str, *_: Any) -> None:
+            if any(prefix + full[len(block.name) + 1:] in found for _, _, full in block.places):
+                raise usage("weights are loaded into a block, where they come and go", where=block.name,
+                            measured="load_state_dict()", remedy="stream_model() another model with weights=")
+
         # A recomputation ends by an exception, once it has all that backward needs.
         self._hooks += [block.module._register_state_dict_hook(saved),
+                        block.module._register_load_state_dict_pre_hook(loaded),
                         block.module.register_forward_pre_hook(before),
                         block.module.register_forward_hook(after, always_call=True)]
 
