@@ -51,7 +51,7 @@ void StepKernels::run(const Call& call) noexcept {
 }
 
 bool StepKernels::runs_beside(const swap::Task& task) const {
-    if (listener_ || teams_.count() > 1 || !cost::is_update(task)) return false;
+    if (listener_ || !updates_take_turns(teams_) || !cost::is_update(task)) return false;
     const auto op = static_cast<Op>(task.op);
     if ((op != Op::update && op != Op::update_speculative) || task.flags != 0) return false;
     return kind_of(plan_.chunks[static_cast<size_t>(task.item)]) != UpdateKind::matrix;

@@ -40,7 +40,7 @@ public:
     StepKernels(const planner::Plan& plan, NodeTeams& teams, const StepModel& model);
     void run(const swap::Call& call) noexcept override;
     // Updates of single elements, while nobody hears of them: a listener wants their order, and a
-    // matrix has the one workspace. The teams of several nodes wait for one caller at a time.
+    // matrix has the one workspace.
     bool runs_beside(const swap::Task& task) const override;
     std::string describe(const swap::Call& call) const override;
 

@@ -86,7 +86,7 @@ public:
     // threads take turns, so that the cores do not wait between two updates.
     double seconds(int64_t elements, bool in_place) {
         const int64_t all = stripes_.count() * (stripes_.elements() / elements);
-        const int64_t threads = teams_.count() == 1 && all >= 4 ? 2 : 1;
+        const int64_t threads = updates_take_turns(teams_) && all >= 4 ? 2 : 1;
         const int64_t chunks = round_down(all, threads);
         const auto turn = [&](int64_t first) {
             for (int64_t i = first; i < chunks; i += threads)
