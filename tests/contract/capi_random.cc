@@ -169,6 +169,18 @@ private:
         const ferry_allocator memory = allocator();
         if (below(4) == 0) options.allocator = &memory;
         made(ferry_store_create(&options, &store), stores_, store);
+        if (options.allocator) with_allocator_.push_back(store);
+    }
+    // What is abandoned stays until the process ends: a few, and none with the program's memory.
+    void close_store() {
+        ferry_store* const store = handle_of(stores_);
+        if (abandoned_ == 3 || !seldom() || std::ranges::count(with_allocator_, store) > 0) {
+            if (holds(ferry_store_destroy(store))) std::erase(stores_, store);
+        } else if (holds(ferry_store_abandon(store))) {
+            ++abandoned_;
+            std::erase(stores_, store);
+            std::erase_if(leases_, [&](const auto& lease) { return lease.first == store; });
+        }
     }
     void lease() {
         ferry_store* const store = handle_of(stores_);
@@ -191,7 +203,7 @@ private:
         const std::array<uint32_t, 3> objects{0, number(), number()};
         switch (below(10)) {
             case 0:
-                return stores_.size() < 2 ? make_store() : closed(stores_, ferry_store_destroy);
+                return stores_.size() < 2 ? make_store() : close_store();
             case 1:
             case 2:
                 holds(ferry_store_register(handle_of(stores_), size(), choice(2),
@@ -503,6 +515,8 @@ private:
     std::vector<ferry_engine*> engines_;
     int64_t taken_ = 0;  // pieces of the program's memory
     std::vector<std::pair<ferry_store*, uint64_t>> leases_;
+    std::vector<ferry_store*> with_allocator_;
+    int abandoned_ = 0;
 };
 
 TEST(CapiRandom, WhatIsWrongIsAStatus) {
