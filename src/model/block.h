@@ -156,7 +156,6 @@ private:
     ops::View qkv_of_tokens() const { return shares() ? b_.all_heads : b_.qkv; }
     ops::View dqkv_of_tokens() const { return shares() ? b_.all_heads : b_.dqkv; }
     ops::View attended_of_tokens() const { return shares() ? b_.all_attended : b_.attended; }
-    ops::View dqkv_of_tokens() const { return shares() ? b_.all_heads : b_.dqkv; }
 
     void attend(ops::ConstView x_in, ops::View x_mid);
     void attention_forward();
