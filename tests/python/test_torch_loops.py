@@ -114,7 +114,7 @@ def test_torch_finds_no_address_of_a_gradient_that_left(make, take):
 
 
 def test_torchs_builds_without_cuda_train(make, monkeypatch):
-    """They have not got the call that takes a storage away."""
+    """They have not got the call that takes a storage away. There a tensor that was given a gradient's data reads NaN."""
     monkeypatch.delattr(torch._C, "_set_storage_access_error_msg")
     p = torch.nn.Parameter(torch.zeros(4, 3))
     optimizer = make(OffloadSGD, [p], lr=1.0)
@@ -122,6 +122,9 @@ def test_torchs_builds_without_cuda_train(make, monkeypatch):
     for take in (torch.Tensor.data_ptr, lambda gradient: gradient.untyped_storage(), torch._C._to_dlpack):
         with pytest.raises(RuntimeError):
             take(p.grad)
+    other = torch.zeros(4, 3)
+    other.data = p.grad
+    assert torch.isnan(other.sum())
     assert torch.equal(p.grad.clone(), torch.full((4, 3), 3.0))
     optimizer.step()
     assert torch.equal(p.detach(), torch.full((4, 3), -3.0))

@@ -35,9 +35,7 @@ class DepartedGradient(torch.Tensor):
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, home: Home) -> DepartedGradient:
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
-        _take_storage_away(made)
+        made = _without_memory(cls, like)
         made.home = home
         return made
 
@@ -118,13 +116,18 @@ class DepartedGradient(torch.Tensor):
         return f"DepartedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
 
-def _take_storage_away(made: torch.Tensor) -> None:
-    """Without one torch raises our words wherever it would give an address away: it would be 0. Its builds without CUDA
-    can only refuse an address to write to."""
+def _without_memory(cls: type, like: torch.Tensor) -> torch.Tensor:
+    """Without storage torch raises our words wherever it would give an address away: it would be 0. Its builds without
+    CUDA have no such call. There one NaN stands for all elements, for whoever gets past the methods of the stand-in."""
     if take := getattr(torch._C, "_set_storage_access_error_msg", None):
+        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
         take(made, _NO_MEMORY)
-    else:
-        torch._C._set_throw_on_mutable_data_ptr(made)
+        return made
+    nothing = torch.full((), math.nan, dtype=like.dtype, device=like.device).expand(like.shape)
+    made = torch.Tensor._make_subclass(cls, nothing)  # type: ignore[attr-defined]
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    return made
 
 
 def _unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
