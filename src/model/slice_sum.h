@@ -34,7 +34,7 @@ public:
 
     // What a rank sends for one: there and back.
     static int64_t bytes(int slices, int64_t rows, int64_t row_bytes) {
-        return 2 * (slices - 1) * ceil_div(rows, int64_t{slices}) * row_bytes;
+        return int64_t{2} * (slices - 1) * ceil_div(rows, int64_t{slices}) * row_bytes;
     }
     static constexpr int64_t kCalls = 2;
 

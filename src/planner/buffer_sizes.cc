@@ -48,6 +48,17 @@ int64_t largest_part(Class c, const Workload& work) {
     return std::max(bytes, of_matrix);
 }
 
+int64_t largest_second_shard(const Workload& work) {
+    const auto most = [&](const model::Layer& layer) {
+        int64_t bytes = 0;
+        for (const zero::ByteRun& run :
+             zero::second_shards(work.partition, layer, work.numerics.compute))
+            bytes = std::max(bytes, run.bytes);
+        return bytes;
+    };
+    return std::max(largest(work, true, most), largest(work, false, most));
+}
+
 int64_t exact_bytes(Class c, const Workload& work) {
     const int64_t elements = work.chunk_elements;
     const int64_t weight = size_of(work.numerics.compute), wire = size_of(work.numerics.wire);
@@ -107,16 +118,8 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return largest_part(c, work);
         case Class::spill_staging:
             return work.cut_elements * 4;
-        case Class::second_staging: {
-            const auto most = [&](const model::Layer& layer) {
-                int64_t bytes = 0;
-                for (const zero::ByteRun& run :
-                     zero::second_shards(work.partition, layer, work.numerics.compute))
-                    bytes = std::max(bytes, run.bytes);
-                return bytes;
-            };
-            return std::max(largest(work, true, most), largest(work, false, most));
-        }
+        case Class::second_staging:
+            return largest_second_shard(work);
     }
     bug("unknown buffer class");
 }
