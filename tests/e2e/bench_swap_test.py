@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 import unittest
 import xml.etree.ElementTree
@@ -131,11 +130,7 @@ class RowsTest(BenchSwapTest):
 
     def on_mount(self, options, *words):
         """On a file system that only this one process sees."""
-        inside = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
-                  'mount -t tmpfs -o "$1" ferry-test "$2"; shift 2; exec "$@"', "sh", options, self.drive]
-        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
-            self.skipTest("cannot mount here")
-        return self.ferry("bench", "swap", self.drive, *words, through=inside)
+        return self.ferry("bench", "swap", self.drive, *words, through=self.on_tmpfs(self.drive, options))
 
     def test_refusals_speak_of_its_options(self):
         options = set(re.findall(r"--[a-z-]+", self.bench("--help").out))
@@ -200,12 +195,9 @@ class RowsTest(BenchSwapTest):
         self.assertLessEqual({"read", "write", "update"}, set(titles))
 
     def test_a_picture_that_cannot_be_written_costs_no_rows(self):
-        script = 'mount -t tmpfs -o size=4k ferry-test "$1"; shift; exec "$@"'
         full = self.path("full")
         os.mkdir(full)
-        through = ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", full]
-        if subprocess.run([*through, "true"], capture_output=True, check=False).returncode:
-            self.skipTest("cannot mount here")
+        through = self.on_tmpfs(full, "size=4k")
         run = self.ferry("bench", "swap", self.drive, *QUICK, "--svg", os.path.join(full, "pass.svg"),
                          through=through)
         self.assertEqual(run.code, IO, run.err)

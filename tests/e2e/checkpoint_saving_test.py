@@ -511,9 +511,7 @@ class SavingTest(Saving):
 
     def test_a_full_disk(self):
         os.makedirs(self.dir_)
-        mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=2M none "$0" && exec "$@"', self.dir_]
-        if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode != 0:
-            self.skipTest("nothing can be mounted here")
+        mount = self.on_tmpfs(self.dir_, "size=2M")
         run = self.train(self.saving(), through=mount)
         self.assertEqual(run.code, IO, run.err)
         self.assertRegex(run.err, r"(?s)no room for the checkpoint of step \d+.*\d+ bytes missing")
@@ -523,9 +521,7 @@ class SavingTest(Saving):
         """The first rank cannot write what the others send: they send it all the same, and training goes on."""
         mpi = self.mpi(2)
         os.makedirs(self.dir_)
-        mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=2M none "$0" && exec "$@"', self.dir_]
-        if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode != 0:
-            self.skipTest("nothing can be mounted here")
+        mount = self.on_tmpfs(self.dir_, "size=2M")
         for placement in (RAM, NVME):
             run = self.train(self.saving(placement, zero__stage=3), through=(*mount, *mpi))
             self.assertEqual(run.code, IO, run.err)
@@ -536,9 +532,7 @@ class SavingTest(Saving):
     def test_a_file_system_without_inodes(self):
         """There are bytes, and no file can be made."""
         os.makedirs(self.dir_)
-        mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64M,nr_inodes=4 none "$0" && exec "$@"', self.dir_]
-        if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode != 0:
-            self.skipTest("nothing can be mounted here")
+        mount = self.on_tmpfs(self.dir_, "size=64M,nr_inodes=4")
         run = self.train(self.saving(), through=mount)
         self.assertEqual(run.code, IO, run.err)
         self.assertIn("No space left on device", run.err)

@@ -17,6 +17,21 @@ def of_family(family, **changes):
 
 
 class Groups(Ranks):
+    def assert_steps_follow(self, several, one):
+        """But for the rounding of sums."""
+        for mine, theirs in zip(several.steps, one.steps):
+            self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
+            self.assertAlmostEqual(mine["gradient_norm"], theirs["gradient_norm"], delta=1e-4 * theirs["gradient_norm"])
+            self.assertEqual((mine["tokens"], mine["targets"]), (theirs["tokens"], theirs["targets"]))
+
+    def assert_follows(self, several, one):
+        self.assert_trained(one)
+        self.assert_trained(several)
+        self.assertAlmostEqual(several.steps[0]["loss"], one.steps[0]["loss"], delta=1e-6)
+        self.assert_steps_follow(several, one)
+        for here, there in zip(several.evaluations, one.evaluations):
+            self.assertAlmostEqual(here["evaluation_loss"], there["evaluation_loss"], delta=1e-5)
+
     def assert_refused(self, number, changes, words):
         """What so many ranks are told of these keys has the words."""
         with self.subTest(ranks=number, **changes):

@@ -26,14 +26,12 @@ class MixesTest(Groups):
                                     "--export", exports[1])
                 for run in (one, whole, staged):
                     self.assert_trained(run)
-                for mine, theirs, alone in zip(staged.steps, whole.steps, one.steps):
+                self.assert_steps_follow(staged, one)
+                for mine, theirs in zip(staged.steps, whole.steps):
                     for key in ("loss", "tokens", "targets"):
                         self.assertEqual(mine[key], theirs[key])
                     self.assertAlmostEqual(mine["gradient_norm"], theirs["gradient_norm"],
                                            delta=1e-12 * theirs["gradient_norm"])
-                    self.assertAlmostEqual(mine["loss"], alone["loss"], delta=1e-5)
-                    self.assertAlmostEqual(mine["gradient_norm"], alone["gradient_norm"], delta=1e-4 * alone["gradient_norm"])
-                    self.assertEqual((mine["tokens"], mine["targets"]), (alone["tokens"], alone["targets"]))
                 for here, there in zip(staged.evaluations, whole.evaluations):
                     self.assertEqual(here["evaluation_loss"], there["evaluation_loss"])
                 files = [pathlib.Path(export) / "model.safetensors" for export in exports]

@@ -1,7 +1,6 @@
 """What several ranks leave together: evaluations, weights, exports and the summary."""
 
 import os
-import subprocess
 import unittest
 
 from harness import IO, USAGE
@@ -56,10 +55,7 @@ class ResultsTest(Ranks):
     def test_weights_that_cannot_be_written_cost_nothing_else(self):
         small = self.path("small")
         os.mkdir(small)
-        mounted = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
-                   'mount -t tmpfs -o size=8k ferry-test "$1"; shift; exec "$@"', "sh", small]
-        if subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
-            self.skipTest("cannot mount tmpfs here")
+        mounted = self.on_tmpfs(small, "size=8k")
         for stage in (0, 3):
             with self.subTest(stage=stage):
                 exported, trace = self.path(f"exported{stage}"), self.path(f"trace{stage}.json")
@@ -78,10 +74,7 @@ class ResultsTest(Ranks):
         small = self.path("small-export")
         os.mkdir(small)
         # Room for the first shard: the second one fails in the midst of what the ranks give.
-        mounted = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
-                   'mount -t tmpfs -o size=160k ferry-test "$1"; shift; exec "$@"', "sh", small]
-        if subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
-            self.skipTest("cannot mount tmpfs here")
+        mounted = self.on_tmpfs(small, "size=160k")
         for stage in (0, 3):
             with self.subTest(stage=stage):
                 weights, trace = self.path(f"beside{stage}.safetensors"), self.path(f"beside{stage}.json")

@@ -2,7 +2,7 @@
 
 import unittest
 
-from groups import Groups, MODELS
+from groups import Groups, of_family
 
 
 class SequenceTest(Groups):
@@ -13,24 +13,12 @@ class SequenceTest(Groups):
                 (4, 4, "gpt2", "heads"), (2, 2, "gpt2", "auto"), (3, 3, "llama", "ring"), (4, 2, "mistral", "ring"),
                 (4, 4, "qwen2", "ring"), (3, 3, "qwen3", "auto"), (4, 4, "gpt2", "ring"), (2, 2, "gpt2", "ring")):
             with self.subTest(ranks=number, shared=shared, family=family, order=order):
-                changes = {"parallel__sequence_order": order, "model": {"path": str(MODELS / family), "dropout": "ignore"}, "steps": 3,
-                           "data__tokens": str(MODELS.parent / "train" / "tokens.bin"), "batch__sequence": 24,
-                           "batch__micro_batch": 2, "batch__micro_batches": 4, "evaluate__micro_batches": 2,
-                           "data__held_back": 0.2}
+                changes = of_family(family, parallel__sequence_order=order)
                 if number == 3:
                     changes["batch__micro_batches"] = 3
                 one = self.train(self.config(**changes))
                 several = self.ranks(number, self.config(parallel__sequence=shared, **changes))
-                self.assert_trained(one)
-                self.assert_trained(several)
-                self.assertAlmostEqual(several.steps[0]["loss"], one.steps[0]["loss"], delta=1e-6)
-                for mine, theirs in zip(several.steps, one.steps):
-                    self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
-                    self.assertAlmostEqual(mine["gradient_norm"], theirs["gradient_norm"],
-                                           delta=1e-4 * theirs["gradient_norm"])
-                    self.assertEqual((mine["tokens"], mine["targets"]), (theirs["tokens"], theirs["targets"]))
-                for here, there in zip(several.evaluations, one.evaluations):
-                    self.assertAlmostEqual(here["evaluation_loss"], there["evaluation_loss"], delta=1e-5)
+                self.assert_follows(several, one)
 
     def test_what_ranks_of_a_sequence_send_is_counted_and_changes_no_bit(self):
         shared = {"parallel__sequence": 2, "batch__sequence": 32}

@@ -18,18 +18,9 @@ class TensorTest(Groups):
                 one = self.train(self.config(**changes), "--export", exports[0], "--weights-out", weights[0])
                 several = self.ranks(number, self.config(parallel__tensor=shared, **changes), "--export", exports[1],
                                      "--weights-out", weights[1])
-                self.assert_trained(one)
-                self.assert_trained(several)
+                self.assert_follows(several, one)
                 self.assertEqual(*map(os.path.getsize, weights))  # whole tensors
                 self.assertEqual(several.summary["ranks"], number)
-                self.assertAlmostEqual(several.steps[0]["loss"], one.steps[0]["loss"], delta=1e-6)
-                for mine, theirs in zip(several.steps, one.steps):
-                    self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
-                    self.assertAlmostEqual(mine["gradient_norm"], theirs["gradient_norm"],
-                                           delta=1e-4 * theirs["gradient_norm"])
-                    self.assertEqual((mine["tokens"], mine["targets"]), (theirs["tokens"], theirs["targets"]))
-                for here, there in zip(several.evaluations, one.evaluations):
-                    self.assertAlmostEqual(here["evaluation_loss"], there["evaluation_loss"], delta=1e-5)
                 sizes = [os.path.getsize(pathlib.Path(export) / "model.safetensors") for export in exports]
                 self.assertEqual(sizes[0], sizes[1])
 
