@@ -19,6 +19,17 @@ namespace op = cost::op;
 namespace {
 // Elements a task of the team: handing it out costs nothing beside them.
 constexpr int64_t kCodedTile = 8 * optim::kLeaf;
+
+// Where a chunk lies in its owner's shard of a segment, and its likes in the other ranks' shards.
+struct PlaceInShards {
+    const model::Segment& segment;
+    int64_t first;
+};
+PlaceInShards place_in_shards(const planner::Plan& plan, const Chunk& chunk) {
+    const model::Segment& segment =
+        zero::segment_of(plan.layers[static_cast<size_t>(chunk.layer)], chunk.first);
+    return {segment, chunk.first - plan.partition.shard(segment, chunk.owner).first};
+}
 }  // namespace
 
 StepKernels::StepKernels(const planner::Plan& plan, NodeTeams& teams, const StepModel& model)
@@ -207,9 +218,7 @@ void StepKernels::kernel(const Call& call, const op::Round<At>& at) {
 void StepKernels::kernel(const Call& call, const op::Cut<At>& at) {
     const Chunk& chunk = chunk_of(call);
     const zero::Partition& partition = plan_.partition;
-    const model::Segment& segment =
-        zero::segment_of(plan_.layers[static_cast<size_t>(chunk.layer)], chunk.first);
-    const int64_t within = chunk.first - partition.shard(segment, chunk.owner).first;
+    const auto [segment, within] = place_in_shards(plan_, chunk);
     if (partition.codecs.gradients.on()) return encode(at, chunk, segment, within);
     const int64_t rows = chunk.count / optim::kLeaf;  // so that every thread has some
     for (int rank = 0; rank < partition.ranks; ++rank) {
@@ -320,9 +329,7 @@ void StepKernels::each_leaf_of_turn(const Chunk& chunk, int ranks, const Body& b
 void StepKernels::kernel(const Call& call, const op::Keep<At>& at) {
     const Chunk& chunk = chunk_of(call);
     const zero::Partition& partition = plan_.partition;
-    const model::Segment& segment =
-        zero::segment_of(plan_.layers[static_cast<size_t>(chunk.layer)], chunk.first);
-    const int64_t within = chunk.first - partition.shard(segment, chunk.owner).first;
+    const auto [segment, within] = place_in_shards(plan_, chunk);
     each_leaf_of_turn(chunk, 1, [&](int, int64_t first) {
         float sum = 0;
         for (int rank = 0; rank < partition.ranks; ++rank) {
