@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "base/cuda_values.h"
 #include "optim/internal.h"
 
 namespace ferry::optim::cuda {
@@ -28,13 +29,6 @@ struct Stored<DType::f16> {
     using Type = __half;
 };
 
-__device__ inline float widen(float value) { return value; }
-__device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ inline float widen(__half value) { return __half2float(value); }
-__device__ inline void narrow(float value, float& to) { to = value; }
-__device__ inline void narrow(float value, __nv_bfloat16& to) { to = __float2bfloat16_rn(value); }
-__device__ inline void narrow(float value, __half& to) { to = __float2half_rn(value); }
-
 // The elements [i, i + kCount) of an array.
 template <int kCount, class T>
 __device__ Pack<T, kCount> load(const T* array, int64_t i) {
@@ -50,7 +44,7 @@ __device__ Pack<float, kCount> load_as_f32(const void* array, int64_t i) {
     using T = typename Stored<kType>::Type;
     const auto raw = load<kCount>(static_cast<const T*>(array), i);
     Pack<float, kCount> values;
-    for (int k = 0; k < kCount; ++k) values.at[k] = widen(raw.at[k]);
+    for (int k = 0; k < kCount; ++k) values.at[k] = widened(raw.at[k]);
     return values;
 }
 template <DType kType, int kCount>

@@ -1,12 +1,11 @@
 // The codecs as kernels (codec.h). Compiled without contraction (cmake/cuda.cmake): every product
 // and every sum is rounded by itself, as the processor's are.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <bit>
 #include <string>
 
+#include "base/cuda_values.h"
 #include "ferry/device.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
@@ -44,26 +43,6 @@ struct Runs {
 struct Quad {
     float at[kQuad];
 };
-
-template <DType kType>
-struct Stored {
-    using Type = float;
-};
-template <>
-struct Stored<DType::bf16> {
-    using Type = __nv_bfloat16;
-};
-template <>
-struct Stored<DType::f16> {
-    using Type = __half;
-};
-
-__device__ float widened(float value) { return value; }
-__device__ float widened(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ float widened(__half value) { return __half2float(value); }
-__device__ void narrow(float value, float& to) { to = value; }
-__device__ void narrow(float value, __nv_bfloat16& to) { to = __float2bfloat16_rn(value); }
-__device__ void narrow(float value, __half& to) { to = __float2half_rn(value); }
 
 template <class T>
 struct alignas(sizeof(T) * kQuad) RawQuad {
