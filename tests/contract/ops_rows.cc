@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "tests/contract/ops_fixture.h"
@@ -228,6 +229,42 @@ TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
             expect_near(sums, sums0, 10);
             EXPECT_TRUE(again.same_bytes(sums));
         }
+    }
+}
+
+// What lies there is not read, and the bits are those of a sum with zeros; of no rows, zeros.
+TEST_P(OpsRows, a_fresh_sum_counts_as_zeros) {
+    for (const auto& [rows, n] : {std::pair{0, 64}, {9, 5}, {130, 128}, {70, 1030}, {4099, 264}}) {
+        SCOPED_TRACE(rows);
+        const Matrix x = Matrix(type(), rows, n, 8).random(1), w = Matrix(type(), 1, n).random(2);
+        const Matrix dy = Matrix(type(), rows, n, 8).random(3);
+        const std::vector<float> stats(static_cast<size_t>(2 * rows), 0.75f);
+        auto scratch = scratch_of(ops().layer_norm_backward_scratch_bytes(rows, n));
+        Matrix dx(type(), rows, n);
+        const auto same = [&](const char* what, const auto& add) {
+            Matrix added = Matrix(DType::f32, 2, n, 0).fill(0), written = added;
+            written.fill(std::numeric_limits<float>::quiet_NaN());
+            const auto sums = [](Matrix& of, int64_t row, bool fresh) {
+                return Accumulator(static_cast<float*>(of.view().row_range(row, 1).data), fresh);
+            };
+            add(sums(added, 0, false), sums(added, 1, false));
+            add(sums(written, 0, true), sums(written, 1, true));
+            EXPECT_TRUE(written.same_bytes(added)) << what;
+        };
+        same("norm", [&](Accumulator one, Accumulator other) {
+            ops().norm_backward(dy.view(), x.view(), w.view(), stats.data(), {}, dx.view(), one,
+                                aligned(scratch));
+            ops().norm_backward(dy.view(), x.view(), w.view(), stats.data(), {}, {}, other,
+                                aligned(scratch));
+        });
+        same("layer norm", [&](Accumulator one, Accumulator other) {
+            ops().layer_norm_backward(dy.view(), x.view(), w.view(), stats.data(), {}, dx.view(),
+                                      one, other, aligned(scratch));
+        });
+        same("rows", [&](Accumulator one, Accumulator other) {
+            ops().sum_rows(x.view(), one, aligned(scratch));
+            ops().sum_rows(dy.view(), other, aligned(scratch));
+        });
     }
 }
 

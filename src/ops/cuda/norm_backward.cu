@@ -563,12 +563,12 @@ __global__ void __launch_bounds__(kAcross* kDown)
 // the partial sums in order, and the first adds the runs in order.
 constexpr int kColumns = 8, kParts = 32;
 __global__ void __launch_bounds__(kColumns* kParts)
-    gradient_kernel(const float* partial, int64_t blocks, int64_t cols, float* gradient) {
+    gradient_kernel(const float* partial, int64_t blocks, int64_t cols, Accumulator gradient) {
     __shared__ double sums[kParts][kColumns];
     wait_for_last();
     const int64_t col = int64_t{blockIdx.x} * kColumns + threadIdx.x;
     const int64_t run = (blocks + kParts - 1) / kParts, first = threadIdx.y * run;
-    const float was = threadIdx.y == 0 && col < cols ? gradient[col] : 0;
+    const float was = threadIdx.y == 0 && col < cols ? gradient.of(col) : 0;
     double sum = 0;
     if (col < cols) {
 #pragma unroll 16
@@ -580,17 +580,22 @@ __global__ void __launch_bounds__(kColumns* kParts)
     if (threadIdx.y != 0 || col >= cols) return;
     double total = 0;
     for (int part = 0; part < kParts; ++part) total += sums[part][threadIdx.x];
-    gradient[col] = static_cast<float>(static_cast<double>(was) + total);
+    gradient.at[col] = static_cast<float>(static_cast<double>(was) + total);
 }
 
-void add_partials(const float* partial, int64_t count, int64_t cols, float* sums,
+void add_partials(const float* partial, int64_t count, int64_t cols, Accumulator sums,
                   cudaStream_t stream) {
     start(gradient_kernel, blocks_for(cols, kColumns), dim3(kColumns, kParts), 0, stream, partial,
           count, cols, sums);
 }
 
+// Of no rows.
+void add_nothing(int64_t cols, Accumulator sums, cudaStream_t stream) {
+    if (sums.asked() && sums.fresh) add_partials(nullptr, 0, cols, sums, stream);
+}
+
 template <class Term>
-void add_sums(const Term& term, int64_t rows, int64_t cols, float* partial, float* sums,
+void add_sums(const Term& term, int64_t rows, int64_t cols, float* partial, Accumulator sums,
               cudaStream_t stream) {
     const dim3 blocks(blocks_for(rows, kSumRows), blocks_for(cols, kAcross * kPack));
     start(partial_kernel<Term>, blocks, kAcross * kDown, 0, stream, term, rows, cols, partial);
@@ -658,7 +663,7 @@ __global__ void __launch_bounds__(kStripThreads, StripBatch<kWhole>::kBlocks)
 
 // All blocks are at work from the start, each with a batch of rows or more.
 template <bool kWhole>
-void add_strips(ConstView x, float* partial, float* sums, cudaStream_t stream) {
+void add_strips(ConstView x, float* partial, Accumulator sums, cudaStream_t stream) {
     using Batch = StripBatch<kWhole>;
     constexpr int64_t kBlocks = int64_t{kMultiprocessors} * Batch::kBlocks;
     constexpr int64_t kLeast = int64_t{Batch::kRows} * kStripDown;
@@ -672,7 +677,7 @@ void add_strips(ConstView x, float* partial, float* sums, cudaStream_t stream) {
     add_partials(partial, blocks.x, x.cols, sums, stream);
 }
 
-void add_rows(ConstView x, float* partial, float* sums, cudaStream_t stream) {
+void add_rows(ConstView x, float* partial, Accumulator sums, cudaStream_t stream) {
     lies_whole(x) && x.cols % kPack == 0 ? add_strips<true>(x, partial, sums, stream)
                                          : add_strips<false>(x, partial, sums, stream);
 }
@@ -687,22 +692,22 @@ bool sums_at_once(int64_t n, unsigned blocks) {
 }
 
 template <class Norm>
-void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* bias_gradient,
-                  cudaStream_t stream) {
+void run_backward(const Norm& norm, Backward a, Accumulator weight_gradient,
+                  Accumulator bias_gradient, cudaStream_t stream) {
     const int64_t n = a.weight.cols;
     const NormTerm<Norm> term{norm, a.dy, a.x, a.runs};
     const Lie lie = lie_of(n, any_wide(a.dy, a.x, a.addend), a.dy, a.x, a.addend, a.weight, a.dx);
     with_plan(n, lie, [&](auto plan) {
         using P = decltype(plan);
         using S = Summing<P::kRow, P::kHeld, P::kLie>;
-        const bool asked = weight_gradient != nullptr || bias_gradient != nullptr;
+        const bool asked = weight_gradient.asked() || bias_gradient.asked();
         if (asked && sums_at_once(n, blocks_for(a.runs.count, S::kRows))) {
             constexpr int64_t kGroupsAtOnce =
                 int64_t{kMultiprocessors} * resident(P::kHeld, P::kLie) / P::kRow;
             a.rows_of_group =
                 std::max<int64_t>(S::kRowsOfGroup, ceil_div(int64_t{a.runs.count}, kGroupsAtOnce));
             const unsigned blocks = blocks_for(a.runs.count, S::kGroups * a.rows_of_group);
-            if (bias_gradient != nullptr) a.bias_partial = a.partial + int64_t{blocks} * n;
+            if (bias_gradient.asked()) a.bias_partial = a.partial + int64_t{blocks} * n;
             const auto kernel = sums_kernel<Norm, P>();
             constexpr int64_t kRoom = S::template room<Norm>();
             if constexpr (kRoom > 47 * kKiB) {
@@ -710,14 +715,14 @@ void run_backward(const Norm& norm, Backward a, float* weight_gradient, float* b
                                      static_cast<int>(kRoom));
             }
             start(kernel, blocks, P::kThreads, kRoom, stream, norm, a);
-            if (weight_gradient != nullptr)
+            if (weight_gradient.asked())
                 add_partials(a.partial, blocks, n, weight_gradient, stream);
-            if (bias_gradient != nullptr)
+            if (bias_gradient.asked())
                 add_partials(a.bias_partial, blocks, n, bias_gradient, stream);
             return;
         }
-        if (bias_gradient != nullptr) add_rows(a.dy, a.partial, bias_gradient, stream);
-        if (weight_gradient != nullptr)
+        if (bias_gradient.asked()) add_rows(a.dy, a.partial, bias_gradient, stream);
+        if (weight_gradient.asked())
             add_sums(term, a.runs.count, n, a.partial, weight_gradient, stream);
         if (a.dx.data != nullptr) {
             start(backward_kernel<Norm, P::kRow, P::kHeld, P::kLie>, P::blocks(a.runs.count),
@@ -741,17 +746,17 @@ Backward backward_of(ConstView dy, ConstView x, ConstView weight, ConstView adde
 }  // namespace
 
 void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd, ConstView addend,
-                   View dx, float* weight_gradient, float* partial, cudaStream_t stream) {
-    if (x.rows == 0) return;
+                   View dx, Accumulator weight_gradient, float* partial, cudaStream_t stream) {
+    if (x.rows == 0) return add_nothing(weight.cols, weight_gradient, stream);
     run_backward(Rms{rstd}, backward_of(dy, x, weight, addend, dx, partial), weight_gradient,
                  nullptr, stream);
     check_launch("norm backward");
 }
 
 bool norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
-                        float* weight_gradient, const Rope& rope, const float* angles,
+                        Accumulator weight_gradient, const Rope& rope, const float* angles,
                         float* partial, cudaStream_t stream) {
-    if (x.rows == 0) return true;
+    if (x.rows == 0) return add_nothing(weight.cols, weight_gradient, stream), true;
     if (!rotates_heads(angles, weight.cols) || !lies_whole(d) || !lies_whole(x) ||
         !lies_whole(weight))
         return false;
@@ -759,23 +764,27 @@ bool norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd
     a.rotation = rotation_of(rope, angles);
     // The sums of few rows are a kernel apart, which turns nothing.
     const unsigned blocks = blocks_for(a.runs.count, Summing<8, 2, Lie::whole>::kRows);
-    if (weight_gradient != nullptr && !sums_at_once(weight.cols, blocks)) return false;
+    if (weight_gradient.asked() && !sums_at_once(weight.cols, blocks)) return false;
     run_backward(Rms{rstd}, a, weight_gradient, nullptr, stream);
     check_launch("norm and rope backward");
     return true;
 }
 
 void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                         ConstView addend, View dx, float* weight_gradient, float* bias_gradient,
-                         float* partial, cudaStream_t stream) {
-    if (x.rows == 0) return;
+                         ConstView addend, View dx, Accumulator weight_gradient,
+                         Accumulator bias_gradient, float* partial, cudaStream_t stream) {
+    if (x.rows == 0) {
+        add_nothing(weight.cols, weight_gradient, stream);
+        return add_nothing(weight.cols, bias_gradient, stream);
+    }
     run_backward(Layered{stats, x.rows}, backward_of(dy, x, weight, addend, dx, partial),
                  weight_gradient, bias_gradient, stream);
     check_launch("layer norm backward");
 }
 
-void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream) {
-    if (x.rows == 0 || x.cols == 0) return;
+void sum_rows(ConstView x, Accumulator sums, float* partial, cudaStream_t stream) {
+    if (x.cols == 0) return;
+    if (x.rows == 0) return add_nothing(x.cols, sums, stream);
     add_rows(x, partial, sums, stream);
     check_launch("sum of rows");
 }
