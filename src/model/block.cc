@@ -1,5 +1,6 @@
 #include "block.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "families.h"
@@ -24,6 +25,7 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
       rope_(rope),
       ops_(ops),
       mask_(mask),
+      memory_(memory),
       layer_(memory.layer()),
       index_(layer_.index),
       sums_(numerics, mask.ranks.slices, ops, index_),
@@ -149,6 +151,7 @@ void Block::defer(std::byte* memory) {
 void Block::add_norms_to(float* norms) {
     for_trained_norms([&](Parameter& parameter) {
         parameter.gradient = norms;
+        parameter.fresh = false;
         norms += room_of_norm(parameter.value.cols);
     });
 }
@@ -303,17 +306,17 @@ void Block::turn_heads_back() {
     if (!shape_.head_norms) {
         return ops_.rope(b_.dqkv.col_range(0, own_.seen()), rope(own_.queries + own_.keys, true));
     }
-    float *of_query = query_norm_.weight.gradient, *of_key = key_norm_.weight.gradient;
+    ops::Accumulator of_query = query_norm_.weight.sums(true), of_key = key_norm_.weight.sums(true);
     if (slices()) {  // of this rank's heads: apart from what they are added to
-        if (of_query) of_query = b_.norm_gradient;
-        if (of_key) of_key = b_.norm_gradient + shape_.head_dim;
+        if (of_query.asked()) of_query = b_.norm_gradient;
+        if (of_key.asked()) of_key = b_.norm_gradient + shape_.head_dim;
         ops_.fill_zero(b_.norm_gradient, 2 * shape_.head_dim * size_of(DType::f32));
     }
     ops_.norm_rope_backward(queries(b_.dqkv), queries(b_.qkv), query_norm_.weight.value,
                             b_.query_rstd, of_query, rope(own_.queries, true), b_.angles, b_.ops);
     ops_.norm_rope_backward(keys(b_.dqkv), keys(b_.qkv), key_norm_.weight.value, b_.key_rstd,
                             of_key, rope(own_.keys, true), b_.angles, b_.ops);
-    if (slices() && (of_query || of_key)) add_up_norms();
+    if (slices() && (of_query.asked() || of_key.asked())) add_up_norms();
 }
 
 // ---------------------------------------------------------------- ranks of a sequence
@@ -531,6 +534,10 @@ void Block::forward(ConstView x_in, View x_out) {
 
 void Block::backward(ConstView x_in, View dx, bool needs_dx) {
     const InputGradients asked = input_gradients_of(layer_, needs_dx);
+    memory_.zero_others(ops_, [this](const Tensor& tensor) {
+        const bool of_heads = tensor.role == Role::query_norm || tensor.role == Role::key_norm;
+        return of_heads && !writes_head_norms() ? 0 : tensor.count;
+    });
     attend(x_in, b_.x_mid);
     for_tiles(dx.rows, [&](int64_t first, int64_t count) {
         mlp_backward(b_.x_mid.row_range(first, count), first, dx.row_range(first, count), asked);
@@ -557,21 +564,22 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, const InputGra
     up_.apply_transposed(ops_, inner, dn, b_.ops);
     if (slices()) add_up(dn, {});
     norm2_.backward(ops_, dn, x_mid, b_.stats2, asked.mid ? ConstView(dx) : ConstView{},
-                    asked.mid ? dx : View{}, b_.ops);
+                    asked.mid ? dx : View{}, first == 0, b_.ops);
 }
 
 // Of a tile whose `active` is what forward gave, and `inner`, where asked for, its gradient.
 void Block::add_mlp_gradients(ConstView dy, int64_t first, const InputGradients& asked) {
-    down_.add_gradient(ops_, dy, tile_of(b_.active, first, dy.rows), b_.ops);
+    down_.add_gradient(ops_, dy, tile_of(b_.active, first, dy.rows), first == 0, b_.ops);
     if (!asked.down) return;
-    up_.add_gradient(ops_, inner_of(first, dy.rows), tile_of(b_.n2, first, dy.rows), b_.ops);
+    up_.add_gradient(ops_, inner_of(first, dy.rows), tile_of(b_.n2, first, dy.rows), first == 0,
+                     b_.ops);
 }
 
 // dx holds d(x_mid) and receives d(x_in).
 void Block::attention_backward(ConstView x_in, View dx, bool needs_dx,
                                const InputGradients& asked) {
     const ConstView dy = slope(dx, b_.dmid, 0);
-    if (!deferring_) output_.add_gradient(ops_, dy, attended_of_tokens(), b_.ops);
+    if (!deferring_) output_.add_gradient(ops_, dy, attended_of_tokens(), true, b_.ops);
     if (!asked.output) return;
     // Where ranks share sequences, all heads' queries, keys and values have left by now.
     const View dattended = shares()
@@ -601,7 +609,7 @@ void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_
         const View n1 = tile_of(b_.n1, first, count), dn1 = b_.dn1.row_range(0, count);
         const View part = dqkv.row_range(first, count), d = dx.row_range(first, count);
         if (dqkv.rows > tile()) norm1_.forward(ops_, x, n1, b_.stats1);  // another tile's is there
-        if (!deferring_) qkv_.add_gradient(ops_, part, n1, b_.ops);
+        if (!deferring_) qkv_.add_gradient(ops_, part, n1, first == 0, b_.ops);
         if (!asked.qkv) return;
         // Dropped keys are kept where their own gradient is still to come.
         const View keys = part.col_range(all_.query, 2 * all_.key);
@@ -613,7 +621,7 @@ void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_
         if (restores) ops_.copy_out(aside, keys);
         if (slices()) add_up(dn1, {});
         norm1_.backward(ops_, dn1, x, b_.stats1, needs_dx ? ConstView(d) : ConstView{},
-                        needs_dx ? d : View{}, b_.ops);
+                        needs_dx ? d : View{}, first == 0, b_.ops);
     });
 }
 
@@ -621,16 +629,19 @@ void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_
 void Block::add_weight_gradients(bool needs_dx, const float* norms) {
     const InputGradients asked = input_gradients_of(layer_, needs_dx);
     const int64_t tokens = numerics_.tokens();
+    memory_.zero_others(ops_, [](const Tensor& tensor) {
+        return std::ranges::find(kNormRoles, tensor.role) != kNormRoles.end() ? 0 : tensor.count;
+    });
     if (asked.down || down_.trains()) {
         for_tiles(tokens, [&](int64_t first, int64_t count) {
             add_mlp_gradients(b_.dout.row_range(first, count), first, asked);
         });
     }
-    if (asked.mid) output_.add_gradient(ops_, b_.dmid, attended_of_tokens(), b_.ops);
+    if (asked.mid) output_.add_gradient(ops_, b_.dmid, attended_of_tokens(), true, b_.ops);
     if (asked.output) {
         for_tiles(tokens, [&](int64_t first, int64_t count) {
             qkv_.add_gradient(ops_, dqkv_of_tokens().row_range(first, count),
-                              b_.n1.row_range(first, count), b_.ops);
+                              b_.n1.row_range(first, count), first == 0, b_.ops);
         });
     }
     if (norms == nullptr) return;

@@ -168,6 +168,7 @@ private:
     void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx,
                       const InputGradients& asked);
     void add_mlp_gradients(ops::ConstView dy, int64_t first, const InputGradients& asked);
+    bool writes_head_norms() const { return !slices() && own_.keys > 0; }
     void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx,
                             const InputGradients& asked);
     void projections_backward(ops::ConstView x_in, ops::View dqkv, ops::View dx, bool needs_dx,
@@ -185,6 +186,7 @@ private:
     const Mask mask_;
     OfSaved<bool> saved_{}, known_{};
     bool deferring_ = false;
+    const LayerMemory memory_;
     const Layer& layer_;
     int64_t index_;  // of the block
     SliceSum sums_;

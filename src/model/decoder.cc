@@ -307,8 +307,8 @@ void Decoder::forward(int64_t block, const void* weights, const void* x_in, void
 }
 
 void Decoder::backward(int64_t block, const void* weights, const void* x_in, void* dx,
-                       bool needs_dx, float* gradient, std::byte* scratch, const SavedMemory& saved,
-                       const Documents& documents) const {
+                       bool needs_dx, ops::Accumulator gradient, std::byte* scratch,
+                       const SavedMemory& saved, const Documents& documents) const {
     const Layer& layer = layers_[static_cast<size_t>(block + 1)];
     if (!needs_dx && layer.trainable_elements == 0) return;
     const LayerMemory memory(layer, numerics_.compute, weights, gradient);
@@ -333,8 +333,8 @@ void Decoder::input_gradients(int64_t block, const void* weights, const void* x_
     pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
 }
 
-void Decoder::weight_gradients(int64_t block, bool needs_dx, float* gradient, std::byte* scratch,
-                               const SavedMemory& saved, std::byte* deferred,
+void Decoder::weight_gradients(int64_t block, bool needs_dx, ops::Accumulator gradient,
+                               std::byte* scratch, const SavedMemory& saved, std::byte* deferred,
                                const float* norms) const {
     const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, nullptr,
                              gradient);
@@ -352,8 +352,9 @@ void Decoder::compute_saved(Saved what, int64_t block, const void* weights, std:
 }
 
 void Decoder::head(const void* weights, const void* embedding, const void* x,
-                   const int32_t* targets, float scale, void* dx, float* gradient,
-                   float* embedding_gradient, double* loss_sum, std::byte* scratch) const {
+                   const int32_t* targets, float scale, void* dx, ops::Accumulator gradient,
+                   ops::Accumulator embedding_gradient, double* loss_sum,
+                   std::byte* scratch) const {
     const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     head_of(weights, gradient, embedding, embedding_gradient, scratch)
         .run({.x = ConstView::of(x, d.type, d.rows, d.cols),
@@ -373,8 +374,8 @@ void Decoder::head_loss(const void* weights, const void* embedding, const void* 
               .logits = logits});
 }
 
-Head Decoder::head_of(const void* weights, float* gradient, const void* embedding,
-                      float* embedding_gradient, std::byte* scratch) const {
+Head Decoder::head_of(const void* weights, ops::Accumulator gradient, const void* embedding,
+                      ops::Accumulator embedding_gradient, std::byte* scratch) const {
     return {shape_,
             numerics_,
             ops_,

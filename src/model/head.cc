@@ -29,6 +29,8 @@ Head::Head(const Shape& shape, const Numerics& numerics, ops::Ops& ops, KernelRa
       ops_(ops),
       ranks_(slices),
       sums_(numerics, slices, ops, shape.layers),
+      own_(own),
+      embedding_(embedding),
       norm_{own(Role::final_norm), own(Role::final_norm_bias), shape.norm_eps},
       table_(shape.tie_embeddings ? Table(embedding, Role::token_table)
                                   : Table(own, Role::head_table)) {}
@@ -117,8 +119,20 @@ BlockExchanges::Group Head::exchanges(const Shape& shape, const Numerics& numeri
 
 void Head::run(const Pass& pass) {
     const int64_t tokens = numerics_.tokens();
+    zero_others();
     for (int64_t first = 0; first < tokens; first += tile())
         run(pass, {first, std::min(tile(), tokens - first)});
+}
+
+// Of a table the rows that are here are written, and of a tied table's layer nothing else.
+void Head::zero_others() {
+    const auto written = [this](const Tensor& tensor) {
+        const bool table = tensor.role == Role::token_table || tensor.role == Role::head_table;
+        if (table) return table_.count * shape_.hidden;
+        return tensor.role == Role::position_table ? 0 : tensor.count;
+    };
+    own_.zero_others(ops_, written);
+    if (shape_.tie_embeddings) embedding_.zero_others(ops_, written);
 }
 
 void Head::run(const Pass& pass, const Tile& tile) {
@@ -137,14 +151,16 @@ void Head::run(const Pass& pass, const Tile& tile) {
                    .a = dlogits,
                    .b = n,
                    .c = View::of(table_.all.gradient, DType::f32, table.rows, table.cols),
-                   .accumulate = true},
+                   .accumulate = true,
+                   .fresh = table_.all.fresh && tile.first == 0},
                   b_.ops);
     }
     if (!into_norm) return;
     ops_.gemm({.form = Form::nn, .a = dlogits, .b = table, .c = dn}, b_.ops);
     if (slices()) sums_.add_up(dn, {}, b_.sums);
     norm_.backward(ops_, dn, x, b_.stats, {},
-                   asked ? pass.dx.row_range(tile.first, tile.tokens) : View{}, b_.ops);
+                   asked ? pass.dx.row_range(tile.first, tile.tokens) : View{}, tile.first == 0,
+                   b_.ops);
 }
 
 // Every rank's logits of a few tokens at a time: none has them all.

@@ -70,6 +70,7 @@ private:
     Buffers cut(Carver& carver) const;
     void cut_slices(Carver& carver, Buffers& b) const;
     int64_t op_scratch_bytes(int64_t vocab, int64_t ld) const;
+    void zero_others();
     void run(const Pass& pass, const Tile& tile);
     void show(const Tile& tile, ops::ConstView logits, const Decoder::LogitsSink& sink);
     void add_loss(const Pass& pass, const Tile& tile, ops::ConstView logits, ops::View dlogits);
@@ -79,6 +80,7 @@ private:
     ops::Ops& ops_;
     KernelRanks* const ranks_;
     SliceSum sums_;
+    const LayerMemory own_, embedding_;
     Norm norm_;
     Table table_;
     Buffers b_{};

@@ -98,7 +98,9 @@ BufferOf<content> Recorder::fetch_accumulator(int64_t layer, bool first_group) {
     BufferOf<content> buffer(
         acquire(is_edge(shape) ? Class::edge_gradient : Class::block_gradient));
     if (first_group) {
-        record<op::Zero>(layer, 0, {.what = buffer}, {.bytes = shape.trainable_elements * 4});
+        // Few of its rows are added to.
+        if (content == Content::gradient && shape.kind == model::LayerKind::embedding)
+            record<op::Zero>(layer, 0, {.what = buffer}, {.bytes = shape.trainable_elements * 4});
         return buffer;
     }
     for (const AccumulatorSpill& spill : plan_.spills_of(layer)) {

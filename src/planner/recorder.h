@@ -167,6 +167,8 @@ public:
     // The layer fetched next. Where ranks gather weights and there is a buffer, its all-gather goes
     // before the exchanges that follow, and so beside the work of this layer.
     void prefetch_weights(int64_t layer);
+    // An accumulator. For the first group nothing is in it: what adds first to a block's or a
+    // head's writes it whole (cost::kFresh), and the embedding's is zero.
     Gradient fetch_gradient(int64_t layer, bool first_group);
     Gradient norms_gradient(int64_t layer);                // of a block's norms alone, zero
     TableGradient fetch_table_gradient(bool first_group);  // tied: the head's part of it

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 
@@ -214,6 +215,11 @@ int64_t bytes_of(const cost::OperandOf& operand, Op op, const Work& work) {
     }
 }
 
+// The head's, and a block's.
+bool adds_to_gradients(Op op) {
+    return op == Op::head || op == Op::backward || op == Op::weight_gradients;
+}
+
 // Recorded with the operands that its row asks for, on its row's lane; and the row's bytes are
 // those of the operands, added up apart from it.
 TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
@@ -232,6 +238,7 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
                           row.item == ItemOf::chunk ? std::ssize(plan.chunks) : plan.micro_batches);
             }
             const Work work = planner::work_of(plan, task);
+            const bool fresh = (task.flags & cost::kFresh) != 0 && adds_to_gradients(op);
             int64_t touched = 0;
             for (size_t i = 0; i < task.places.size(); ++i) {
                 const bool given = task.places[i].kind != swap::Place::Kind::none;
@@ -241,8 +248,10 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
                 }
                 const cost::OperandOf& operand = row.operands[i];
                 EXPECT_TRUE(given || operand.optional || op == Op::agree) << "operand " << i;
-                if (given)
-                    touched += (operand.role == Role::in_out ? 2 : 1) * bytes_of(operand, op, work);
+                const bool gradient = operand.content == Content::gradient ||
+                                      operand.content == Content::table_gradient;
+                const bool both = operand.role == Role::in_out && !(fresh && gradient);
+                if (given) touched += (both ? 2 : 1) * bytes_of(operand, op, work);
             }
             // The bytes that ranks exchange do not follow from a rank's buffers.
             EXPECT_EQ(row.bytes(work), row.lane == Lane::comm ? task.bytes : touched);
@@ -253,6 +262,40 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
         });
     }
     for (const Row& row : cost::operations()) EXPECT_TRUE(seen.contains(row.op)) << row.name;
+}
+
+bool is_given_a_gradient(const Task& task) {
+    const auto& operands = cost::row_of(task).operands;
+    for (size_t i = 0; i < operands.size(); ++i) {
+        const Content content = operands[i].content;
+        if (content != Content::gradient && content != Content::table_gradient) continue;
+        if (task.places[i].kind != swap::Place::Kind::none) return true;
+    }
+    return false;
+}
+
+// In each step one task finds nothing in an accumulator, the first that adds to it, however many
+// groups its micro-batches go in; only the embedding's is filled with zeros first.
+TEST(OperationRows, TheFirstOfAStepWritesAnAccumulator) {
+    for (const Case& of : kCases) {
+        SCOPED_TRACE(&of - kCases.data());
+        const planner::Plan plan = plan_of(of);
+        std::map<int64_t, int64_t> added;
+        const swap::Schedule step = record_step(plan, Previous::none, false);
+        for (const Task& task : step.tasks) {
+            if (task.verb != swap::Verb::kernel) continue;
+            const auto op = static_cast<Op>(task.op);
+            const Work work = planner::work_of(plan, task);
+            if (op == Op::zero && work.layer->kind != model::LayerKind::embedding) {
+                EXPECT_EQ(task.bytes, model::norm_elements(*work.layer) * 4);
+            }
+            const bool defers = op == Op::backward && (task.flags & cost::kDefers) != 0;
+            if (!adds_to_gradients(op) || defers || !is_given_a_gradient(task)) continue;
+            EXPECT_EQ((task.flags & cost::kFresh) != 0, added[task.layer]++ == 0);
+        }
+        EXPECT_GT(added.size(), 0U);
+        for (const auto& [layer, count] : added) EXPECT_EQ(count, plan.micro_batches);
+    }
 }
 
 constexpr double kAttention = 1000, kMlp = 300, kProjections = 70;

@@ -139,8 +139,8 @@ void StepKernels::kernel(const Call& call, const op::Forward<At>& at) {
 void StepKernels::kernel(const Call& call, const op::Head<At>& at) {
     begin_exchanges(call);
     model_.decoder->head(at.weights, at.table, at.x, targets(at.tokens),
-                         states_[call.sequence].gradient_scale, at.dx, at.gradient,
-                         at.table_gradient, loss_sum(call, at.report), at.scratch);
+                         states_[call.sequence].gradient_scale, at.dx, sums(call, at.gradient),
+                         sums(call, at.table_gradient), loss_sum(call, at.report), at.scratch);
 }
 
 void StepKernels::kernel(const Call& call, const op::HeadLoss<At>& at) {
@@ -171,6 +171,10 @@ double* StepKernels::loss_sum(const Call& call, std::byte* report) {
     return reinterpret_cast<double*>(report) + call.task->item;
 }
 
+ops::Accumulator StepKernels::sums(const Call& call, float* gradient) {
+    return {gradient, (call.task->flags & cost::kFresh) != 0};
+}
+
 void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
     begin_exchanges(call);
     const bool needs_dx = (call.task->flags & cost::kNeedsDx) != 0;
@@ -181,8 +185,9 @@ void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
         return model_.decoder->input_gradients(
             call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient, at.scratch,
             {attention, at.mlp, projections}, documents(at.tokens), at.deferred);
-    model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient,
-                             at.scratch, {attention, at.mlp, projections}, documents(at.tokens));
+    model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx,
+                             sums(call, at.gradient), at.scratch, {attention, at.mlp, projections},
+                             documents(at.tokens));
 }
 
 void StepKernels::kernel(const Call& call, const op::WeightGradients<At>& at) {
@@ -191,8 +196,8 @@ void StepKernels::kernel(const Call& call, const op::WeightGradients<At>& at) {
     auto* attention = const_cast<std::byte*>(at.attention);
     auto* mlp = const_cast<std::byte*>(at.mlp);
     auto* deferred = const_cast<std::byte*>(at.deferred);
-    model_.decoder->weight_gradients(call.task->layer - 1, needs_dx, at.gradient, at.scratch,
-                                     {attention, mlp, nullptr}, deferred, at.norms);
+    model_.decoder->weight_gradients(call.task->layer - 1, needs_dx, sums(call, at.gradient),
+                                     at.scratch, {attention, mlp, nullptr}, deferred, at.norms);
 }
 
 void StepKernels::kernel(const Call&, const op::EmbedBackward<At>& at) {

@@ -120,6 +120,7 @@ private:
     model::Documents documents(const int32_t* tokens) const;
     void begin_exchanges(const swap::Call& call);
     static double* loss_sum(const swap::Call& call, std::byte* report);
+    static ops::Accumulator sums(const swap::Call& call, float* gradient);
     void keep(int64_t token, int64_t column, ops::ConstView logits);
     template <cost::Op which>
     void update(const swap::Call& call, const cost::op::Updating<At, which>& at,

@@ -196,18 +196,20 @@ public:
                 SavedOf saved = std::move(own.saved[at(layer * plan_.group_size() + i)]);
                 BufferOf<Content::deferred> deferred;
                 if (defers) deferred = r_.acquire<Content::deferred>();
-                r_.record<op::Backward>(layer, i,
-                                        {.weights = weights,
-                                         .x = x,
-                                         .dx = own.dx[at(i)],
-                                         .gradient = defers ? norms_[at(layer)] : gradient,
-                                         .scratch = scratch_,
-                                         .attention = saved.attention,
-                                         .mlp = saved.mlp,
-                                         .projections = saved.projections,
-                                         .tokens = documents(own, i),
-                                         .deferred = deferred},
-                                        {.flags = flags_of_backward(layer, below, defers)});
+                r_.record<op::Backward>(
+                    layer, i,
+                    {.weights = weights,
+                     .x = x,
+                     .dx = own.dx[at(i)],
+                     .gradient = defers ? norms_[at(layer)] : gradient,
+                     .scratch = scratch_,
+                     .attention = saved.attention,
+                     .mlp = saved.mlp,
+                     .projections = saved.projections,
+                     .tokens = documents(own, i),
+                     .deferred = deferred},
+                    {.flags = flags_of_backward(layer, below, defers,
+                                                trains && !defers && adds_first(group, i))});
                 saved.projections.release();
                 if (defers) deferred_of(group, layer, i) = {std::move(deferred), std::move(saved)};
             }
@@ -300,9 +302,12 @@ private:
     bool saves(int64_t layer, Saved what) const {
         return plan_.layer_plans[at(layer)].saves[at(what)];
     }
-    uint8_t flags_of_backward(int64_t layer, bool below, bool defers) const {
+    // Whether what adds to an accumulator for this micro-batch finds nothing in it.
+    static bool adds_first(const Group& group, int64_t i) { return group.is_first && i == 0; }
+    uint8_t flags_of_backward(int64_t layer, bool below, bool defers, bool fresh) const {
         uint8_t flags = below ? cost::kNeedsDx : 0;
         flags |= defers ? cost::kDefers : 0;
+        flags |= fresh ? cost::kFresh : 0;
         for (const Saved what : model::kAllSaved)
             flags |= saves(layer, what) ? cost::flag_of(what) : 0;
         return flags;
@@ -380,20 +385,23 @@ private:
         const bool trains = trainable(head()), below = plan_.trains_below(head());
         Gradient gradient = trains ? r_.fetch_gradient(head(), group.is_first) : Gradient();
         if (table_trains()) table_gradient_ = r_.fetch_table_gradient(group.is_first);
+        const bool adds = trains || table_trains();
         for (int64_t i = 0; i < group.size; ++i) {
+            const uint8_t fresh = adds && adds_first(group, i) ? cost::kFresh : 0;
             const Input x = std::move(own.x[at(i)]);
             own.dx.push_back(below ? r_.acquire<Content::input_gradient>() : InputGradient());
-            r_.record<op::Head>(head(), group.first + i,
-                                {.weights = weights,
-                                 .table = table,
-                                 .x = x,
-                                 .tokens = own.tokens[at(i)],
-                                 .dx = own.dx.back(),
-                                 .gradient = gradient,
-                                 .table_gradient = table_gradient_,
-                                 .scratch = scratch_,
-                                 .report = report_},
-                                {.flags = below ? cost::kNeedsDx : uint8_t{0}});
+            r_.record<op::Head>(
+                head(), group.first + i,
+                {.weights = weights,
+                 .table = table,
+                 .x = x,
+                 .tokens = own.tokens[at(i)],
+                 .dx = own.dx.back(),
+                 .gradient = gradient,
+                 .table_gradient = table_gradient_,
+                 .scratch = scratch_,
+                 .report = report_},
+                {.flags = static_cast<uint8_t>(fresh | (below ? cost::kNeedsDx : 0))});
         }
         own.x.clear();
         prefetch_for_backward(head() - 1, group);
@@ -466,7 +474,8 @@ private:
                  .attention = its.saved.attention,
                  .mlp = its.saved.mlp,
                  .norms = norms},
-                {.flags = flags_of_backward(layer, plan_.trains_below(layer), true)});
+                {.flags = flags_of_backward(layer, plan_.trains_below(layer), true,
+                                            adds_first(group, i))});
         }
         finish_gradient(layer, group, gradient);
     }
