@@ -214,8 +214,8 @@ enum class SequenceOrder : uint8_t { automatic, heads, ring };
 
 // The order in which stages of a pipeline take micro-batches. one_f_one_b: one goes back for each
 // that goes forward. zero_bubble: the same, but backward leaves weights' gradients, which fill a
-// part of what stages wait (zero-bubble H1). interleaved: the same of several virtual stages on each
-// rank. round_robin: all micro-batches go through one of these before the next.
+// part of what stages wait (zero-bubble H1). interleaved: the same of several virtual stages on
+// each rank. round_robin: all micro-batches go through one of these before the next.
 enum class PipelineSchedule : uint8_t { one_f_one_b, zero_bubble, interleaved, round_robin };
 
 // What several ranks do together beside sharing the state.

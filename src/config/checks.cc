@@ -413,17 +413,17 @@ void check_pipeline(const Config& c, const Given& given) {
              "set it to false, or parallel.pipeline to 1"}});
     const PipelineSchedule schedule = c.parallel.schedule;
     const int64_t each = c.parallel.virtual_stages;
-    const bool one = schedule == PipelineSchedule::one_f_one_b ||
-                     schedule == PipelineSchedule::zero_bubble;
+    const bool one =
+        schedule == PipelineSchedule::one_f_one_b || schedule == PipelineSchedule::zero_bubble;
     const std::string both = "\"" + std::string(word_of(kPipelineSchedules, schedule)) + "\", " +
                              show("virtual_stages", each);
-    demand(given, {{!one || each == 1, "parallel.virtual_stages",
-                    "this parallel.schedule has one run of blocks a stage", both,
-                    "set it to 1, or parallel.schedule to \"interleaved\" or \"round_robin\""},
-                   {schedule != PipelineSchedule::interleaved || each > 1,
-                    "parallel.virtual_stages",
-                    "an interleaved schedule has several runs of blocks a stage", both,
-                    "set it to 2 or more, or parallel.schedule to \"1f1b\""}});
+    demand(given,
+           {{!one || each == 1, "parallel.virtual_stages",
+             "this parallel.schedule has one run of blocks a stage", both,
+             "set it to 1, or parallel.schedule to \"interleaved\" or \"round_robin\""},
+            {schedule != PipelineSchedule::interleaved || each > 1, "parallel.virtual_stages",
+             "an interleaved schedule has several runs of blocks a stage", both,
+             "set it to 2 or more, or parallel.schedule to \"1f1b\""}});
 }
 
 void check_parallel(const Config& c, const Given& given) {

@@ -53,10 +53,10 @@ private:
         order_ = {.groups = groups,
                   .under_way = std::ranges::max(each),
                   .visits_under_way = std::accumulate(each.begin(), each.end(), int64_t{0}),
-                  .kept_by_layer =
-                      stage().under_way_by_layer(groups, std::ssize(work_.layers))};
+                  .kept_by_layer = stage().under_way_by_layer(groups, std::ssize(work_.layers))};
         // Gradients arrive before what goes on has left.
-        if (!stage().all()) order_.passing = std::max<int64_t>(2, zero::held_at_once(stage(), groups));
+        if (!stage().all())
+            order_.passing = std::max<int64_t>(2, zero::held_at_once(stage(), groups));
         return order_;
     }
     // Micro-batches whose inputs a block keeps at the same time.

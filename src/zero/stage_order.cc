@@ -142,40 +142,40 @@ private:
 
 // All passes in the order in which they are made, each at the end of the visit that gives: what a
 // stage takes comes before its own visits that end later. So every stage has the same order.
-std::vector<Turn> turns_by_clock(const Stage& stage, int64_t groups) {
+std::vector<Action> actions_by_clock(const Stage& stage, int64_t groups) {
     const Clock clock(stage, groups);
     const int64_t own = stage.index;
     struct Event {
         int64_t done = 0, stage = 0;
-        Turn turn{};
+        Action action{};
     };
     std::vector<Event> events;
     for (const Visit& visit : clock.visits(own)) {
-        const auto what = [&](Turn::What back, Turn::What forward) {
-            return Turn{visit.back ? back : forward, visit.virtual_stage, visit.group};
+        const auto what = [&](Action::What back, Action::What forward) {
+            return Action{visit.back ? back : forward, visit.virtual_stage, visit.group};
         };
         const auto [other, given] = clock.giver(own, visit);
         if (other >= 0)
             events.push_back({clock.done_at(other, given), other,
-                              what(Turn::What::take_gradients, Turn::What::take_inputs)});
+                              what(Action::What::take_gradients, Action::What::take_inputs)});
         events.push_back(
-            {clock.done_at(own, visit), own, what(Turn::What::backward, Turn::What::forward)});
+            {clock.done_at(own, visit), own, what(Action::What::backward, Action::What::forward)});
     }
     // A stage is done with one visit at a time.
     std::ranges::sort(events, {}, [](const Event& e) { return std::tuple(e.done, e.stage); });
-    std::vector<Turn> turns;
-    for (const Event& event : events) turns.push_back(event.turn);
-    return turns;
+    std::vector<Action> actions;
+    for (const Event& event : events) actions.push_back(event.action);
+    return actions;
 }
 
 // The inputs of the next group arrive beside a backward. Behind each backward comes what an earlier
 // one has left: nobody waits for that, so late it fills what stages wait for each other at the end.
-std::vector<Turn> one_f_one_b(const Stage& stage, int64_t groups) {
-    using enum Turn::What;
+std::vector<Action> one_f_one_b(const Stage& stage, int64_t groups) {
+    using enum Action::What;
     const int64_t under_way = stage.under_way(groups), deferred = stage.deferred(groups);
-    std::vector<Turn> turns;
-    const auto add = [&](Turn::What what, int64_t group) {
-        if (group >= 0 && group < groups) turns.push_back({what, 0, group});
+    std::vector<Action> actions;
+    const auto add = [&](Action::What what, int64_t group) {
+        if (group >= 0 && group < groups) actions.push_back({what, 0, group});
     };
     add(take_inputs, 0);
     for (int64_t g = 0; g < groups + under_way - 1; ++g) {
@@ -187,30 +187,30 @@ std::vector<Turn> one_f_one_b(const Stage& stage, int64_t groups) {
         if (deferred > 0 && back >= 0) add(weight_gradients, back - deferred);
     }
     for (int64_t g = groups - deferred; g < groups; ++g) add(weight_gradients, g);
-    return turns;
+    return actions;
 }
 
 bool is_one_f_one_b(const Stage& stage) { return stage.several.empty() && !stage.round_robin; }
 
 }  // namespace
 
-std::vector<Turn> turns_of(const Stage& stage, int64_t groups) {
-    return is_one_f_one_b(stage) ? one_f_one_b(stage, groups) : turns_by_clock(stage, groups);
+std::vector<Action> actions_of(const Stage& stage, int64_t groups) {
+    return is_one_f_one_b(stage) ? one_f_one_b(stage, groups) : actions_by_clock(stage, groups);
 }
 
 int64_t held_at_once(const Stage& stage, int64_t groups) {
     int64_t held = 0, most = 0;
     const int64_t last = stage.virtual_stages() - 1;
-    for (const Turn& turn : turns_of(stage, groups)) {
-        const bool embeds = stage.is_first() && turn.virtual_stage == 0;
-        const bool has_head = stage.is_last() && turn.virtual_stage == last;
-        using enum Turn::What;
-        if (turn.what == take_inputs) held += embeds ? 0 : 1;
-        if (turn.what == take_gradients) held += has_head ? 0 : 1;
-        if (turn.what == forward && embeds) ++held;
+    for (const Action& action : actions_of(stage, groups)) {
+        const bool embeds = stage.is_first() && action.virtual_stage == 0;
+        const bool has_head = stage.is_last() && action.virtual_stage == last;
+        using enum Action::What;
+        if (action.what == take_inputs) held += embeds ? 0 : 1;
+        if (action.what == take_gradients) held += has_head ? 0 : 1;
+        if (action.what == forward && embeds) ++held;
         most = std::max(most, held);
-        if (turn.what == forward && !has_head) --held;
-        if (turn.what == backward) --held;
+        if (action.what == forward && !has_head) --held;
+        if (action.what == backward) --held;
     }
     return most;
 }

@@ -1,4 +1,5 @@
-// The order in which a stage of a pipeline takes groups of micro-batches through its virtual stages.
+// The order in which a stage of a pipeline takes groups of micro-batches through its virtual
+// stages.
 //
 // - 1F1B: as many groups go forward first as there are stages from here on, then one goes back for
 //   each that goes forward. Where backward is split, weights' gradients come some groups later.
@@ -18,18 +19,19 @@
 namespace ferry::zero {
 
 // What a stage does next with a group of micro-batches in a virtual stage.
-struct Turn {
+struct Action {
     enum class What : uint8_t { take_inputs, forward, take_gradients, backward, weight_gradients };
     What what{};
     int64_t virtual_stage = 0, group = 0;
-    bool operator==(const Turn&) const = default;
+    bool operator==(const Action&) const = default;
 };
 
 // Each group of micro-batches forward and back in each virtual stage. What others send is asked for
-// beside the turn before it is there, and every two stages pass in one order: all stages would take
-// their turns if each pass were made at both ends at once (decision 51).
-std::vector<Turn> turns_of(const Stage& stage, int64_t groups);
-// Groups whose block inputs or gradients a stage holds between two of its turns, or at one, at most.
+// beside the action before it is there, and every two stages pass in one order: all stages would
+// take their actions if each pass were made at both ends at once (decision 51).
+std::vector<Action> actions_of(const Stage& stage, int64_t groups);
+// Groups whose block inputs or gradients a stage holds between two of its actions, or at one, at
+// most.
 int64_t held_at_once(const Stage& stage, int64_t groups);
 
 }  // namespace ferry::zero

@@ -112,8 +112,9 @@ World world_of(const Config& config, int rank, int ranks, int local_ranks) {
     const int of_a_host = config.zero.ranks_per_host;
     const bool hosts = of_a_host > 1 && of_a_host < ranks;
     if (hosts) require_groups("zero.ranks_per_host", "a host", of_a_host, ranks);
-    return {rank,       ranks,      local_ranks,           p.sequence,
-            p.tensor,   p.pipeline, hosts ? of_a_host : 1, p.schedule == PipelineSchedule::round_robin};
+    return {
+        rank,     ranks,      local_ranks,           p.sequence,
+        p.tensor, p.pipeline, hosts ? of_a_host : 1, p.schedule == PipelineSchedule::round_robin};
 }
 
 std::vector<int> World::with_tensors() const { return comm::run_of(rank, tensor); }

@@ -219,9 +219,9 @@ std::string blocks_text(const zero::Stage& stage, int64_t layers) {
         const int64_t first = std::max<int64_t>(of.first, 1) - 1,
                       last = std::min(of.end, layers - 1) - 2;
         one = one && first == last;
-        text += fmt::format("{}{}", text.empty() ? "" : ", ",
-                            first == last ? std::to_string(first)
-                                          : fmt::format("{} to {}", first, last));
+        text += fmt::format(
+            "{}{}", text.empty() ? "" : ", ",
+            first == last ? std::to_string(first) : fmt::format("{} to {}", first, last));
     }
     return fmt::format("block{} {}", one ? "" : "s", text);
 }

@@ -177,8 +177,7 @@ public:
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i) {
             own.dx.push_back(r_.acquire<Content::input_gradient>());
-            r_.take_over(StageLink::next, end, group.first + i, own.dx.back(),
-                         plan_.input_bytes);
+            r_.take_over(StageLink::next, end, group.first + i, own.dx.back(), plan_.input_bytes);
         }
     }
 
@@ -285,9 +284,7 @@ private:
     int64_t first_block(const Group& group) const {
         return std::max<int64_t>(layers_of(group).first, 1);
     }
-    int64_t end_block(const Group& group) const {
-        return std::min(layers_of(group).end, head());
-    }
+    int64_t end_block(const Group& group) const { return std::min(layers_of(group).end, head()); }
     bool embeds(const Group& group) const { return layers_of(group).first == 0; }
     bool has_head(const Group& group) const { return layers_of(group).end == layers(); }
     UnderWay& under_way(const Group& group) {
@@ -534,8 +531,8 @@ private:
     BufferOf<Content::scratch> scratch_;
     BufferOf<Content::report> report_;
     TableGradient table_gradient_;
-    const int64_t slots_;  // of groups under way in a virtual stage
-    std::vector<UnderWay> under_way_;  // [virtual stage, slot]
+    const int64_t slots_;                            // of groups under way in a virtual stage
+    std::vector<UnderWay> under_way_;                // [virtual stage, slot]
     std::vector<std::vector<Deferred>> deferred_{};  // by slot; [layer, micro-batch]
     std::vector<Gradient> norms_;                    // by layer, from the first group to the last
 };
@@ -544,30 +541,30 @@ private:
 
 namespace {
 
-// Groups of micro-batches go through the layers in turn; of a pipeline in the order of its schedule.
-void take_turns(Step& step, const Plan& plan) {
-    using zero::Turn;
-    using enum Turn::What;
+// Groups of micro-batches go through the layers one after another; of a pipeline in the order of
+// its schedule.
+void take_actions(Step& step, const Plan& plan) {
+    using zero::Action;
+    using enum Action::What;
     const int64_t size = plan.group_size(), slots = plan.groups_under_way(),
                   deferred = plan.groups_deferred();
-    const std::vector<Turn> turns = zero::turns_of(plan.partition.stage, plan.groups);
-    const auto is_visit = [](const Turn& turn) {
-        return turn.what == forward || turn.what == backward;
+    const std::vector<Action> actions = zero::actions_of(plan.partition.stage, plan.groups);
+    const auto is_visit = [](const Action& action) {
+        reaction action.what == forward || action.what == backward;
     };
-    for (auto turn = turns.begin(); turn != turns.end(); ++turn) {
-        const int64_t g = turn->group;
-        const auto next = std::find_if(turn + 1, turns.end(), is_visit);
+    for (auto action = actions.begin(); action != actions.end(); ++action) {
+        const int64_t g = action->group;
+        const auto next = std::find_if(action + 1, actions.end(), is_visit);
         const Group group{.first = g * size,
                           .size = size,
                           .is_first = g == 0,
                           .is_last = g == plan.groups - 1,
                           .slot = g % slots,
                           .deferred_slot = g % (deferred + 1),
-                          .virtual_stage = turn->virtual_stage,
-                          .goes_back_next =
-                              next != turns.end() &&
-                              *next == Turn{backward, turn->virtual_stage, g}};
-        switch (turn->what) {
+                          .virtual_stage = action->virtual_stage,
+                          .goes_back_next = next != actions.end() &&
+                                            *next == Action{backward, action->virtual_stage, g}};
+        switch (action->what) {
             case take_inputs:
                 step.take_inputs(group);
                 break;
@@ -594,7 +591,7 @@ void describe_step(Recorder& recorder, Previous previous, bool speculative,
         step.start_report();
         step.end_speculation();
         step.begin();
-        take_turns(step, recorder.plan());
+        take_actions(step, recorder.plan());
         step.send_report();
     }
     recorder.mark_outcome();
