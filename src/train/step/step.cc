@@ -550,7 +550,7 @@ void take_actions(Step& step, const Plan& plan) {
                   deferred = plan.groups_deferred();
     const std::vector<Action> actions = zero::actions_of(plan.partition.stage, plan.groups);
     const auto is_visit = [](const Action& action) {
-        reaction action.what == forward || action.what == backward;
+        return action.what == forward || action.what == backward;
     };
     for (auto action = actions.begin(); action != actions.end(); ++action) {
         const int64_t g = action->group;
