@@ -173,12 +173,13 @@ nlohmann::json kernels_json(const train::StagePrediction& stage) {
 
 void warn_of_bubble(const std::vector<planner::Plan>& plans) {
     const planner::Plan& first = plans.front();
-    if (first.groups >= std::ssize(plans)) return;
+    const bool in_turn = first.partition.stage.round_robin;
+    if ((in_turn ? first.micro_batches : first.groups) >= std::ssize(plans)) return;
     log_warn(fmt::format(
         "{} for {} stages: each stage waits {:.0f} % of a step where all are as fast; raise "
         "batch.micro_batches{}, or lower parallel.pipeline",
         groups_text(first), plans.size(), 100 * train::bubble_of(first),
-        first.group_size() > 1 ? " or swap.groups" : ""));
+        first.group_size() > 1 && !in_turn ? " or swap.groups" : ""));
 }
 
 std::string pipeline_text(const std::vector<planner::Plan>& plans,
