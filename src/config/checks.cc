@@ -411,6 +411,19 @@ void check_pipeline(const Config& c, const Given& given) {
             {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
              "steps of a pipeline are not kept yet", pipeline,
              "set it to false, or parallel.pipeline to 1"}});
+    const PipelineSchedule schedule = c.parallel.schedule;
+    const int64_t each = c.parallel.virtual_stages;
+    const bool one =
+        schedule == PipelineSchedule::one_f_one_b || schedule == PipelineSchedule::zero_bubble;
+    const std::string both = "\"" + std::string(word_of(kPipelineSchedules, schedule)) + "\", " +
+                             show("virtual_stages", each);
+    demand(given,
+           {{!one || each == 1, "parallel.virtual_stages",
+             "this parallel.schedule has one run of blocks a stage", both,
+             "set it to 1, or parallel.schedule to \"interleaved\" or \"round_robin\""},
+            {schedule != PipelineSchedule::interleaved || each > 1, "parallel.virtual_stages",
+             "an interleaved schedule has several runs of blocks a stage", both,
+             "set it to 2 or more, or parallel.schedule to \"1f1b\""}});
 }
 
 void check_parallel(const Config& c, const Given& given) {
@@ -430,6 +443,8 @@ void check_parallel(const Config& c, const Given& given) {
     check_pipeline(c, given);
     if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::one_f_one_b)
         log_warn(given.place_of("parallel.schedule") + " does nothing with one stage");
+    if (c.parallel.pipeline == 1 && c.parallel.virtual_stages > 1)
+        log_warn(given.place_of("parallel.virtual_stages") + " does nothing with one stage");
     const int64_t ranks = int64_t{parts} * c.parallel.tensor;
     if (ranks > 1 && c.swap.save_projections.value_or(0) > 0)
         log_warn(given.place_of("swap.save_projections") +

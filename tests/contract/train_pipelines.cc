@@ -25,6 +25,8 @@ namespace {
 // So many ranks, in so many stages, of which so many share tensors.
 struct Cut {
     int ranks = 1, stages = 1, tensor = 1;
+    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+    int virtual_stages = 1;
     int of_a_stage() const { return ranks / stages; }
     friend void PrintTo(const Cut& cut, std::ostream* out) {
         *out << cut.ranks << "By" << cut.stages << "By" << cut.tensor;
@@ -34,6 +36,9 @@ struct Cut {
 Config staged(Config config, const Cut& cut) {
     config.parallel.pipeline = cut.stages;
     config.parallel.tensor = cut.tensor;
+    if (cut.schedule == PipelineSchedule::one_f_one_b) return config;
+    config.parallel.schedule = cut.schedule;
+    config.parallel.virtual_stages = cut.virtual_stages;
     return config;
 }
 
@@ -183,6 +188,21 @@ TEST_P(Resumed, WithAnotherNumberOfStages) {
     }
 }
 
+// And in another order, with other numbers of virtual stages.
+TEST_P(Resumed, WithOtherVirtualStages) {
+    using enum PipelineSchedule;
+    const TemporaryDirectory of_whole, directory;
+    const Cut whole{1, 1}, interleaved_twice{2, 2, 1, interleaved, 2},
+        in_turn_twice{2, 2, 1, round_robin, 2};
+    const Weights expected = train(config(), whole, "", of_whole.path());
+    ASSERT_EQ(train(on_nvme(), interleaved_twice, "", directory.path()), expected);
+    for (const int64_t step : {1, 4}) expect_same_arrays(at(directory, step), at(of_whole, step));
+    EXPECT_EQ(train(config(), in_turn_twice, at(directory, 2), ""), expected);
+    EXPECT_EQ(train(on_nvme(), {2, 2}, at(directory, 1), ""), expected);
+    EXPECT_EQ(train(config(), {4, 4, 1, round_robin, 1}, at(directory, 3), ""), expected);
+    EXPECT_EQ(train(on_nvme(), in_turn_twice, at(of_whole, 2), ""), expected);
+}
+
 // What ranks that share tensors have written; written again by others it has the same bytes.
 TEST_P(Resumed, WithSlicesOfTensors) {
     Config config = this->config();
@@ -273,7 +293,8 @@ protected:
         }
         const Prediction step = planned->predict(request, plan, only);
         // A block visits a micro-batch forward and back in 4 s.
-        const auto visits = static_cast<double>(plan.micro_batches * 4 / cut.stages);
+        const auto visits =
+            static_cast<double>(plan.micro_batches * config.model.layers / cut.stages);
         const double expected = 4 * visits / (1 - bubble_of(plan));
         EXPECT_NEAR(step.timeline.step_seconds, expected, 1e-3 * expected);
         for (const StagePrediction& stage : step.stages) {
@@ -288,11 +309,14 @@ protected:
 
 // To the byte, of every rank: its memory, and what it passes on in a step.
 TEST_F(Planned, AsTheyRun) {
-    for (const Cut cut : {Cut{2, 2}, Cut{4, 2}, Cut{3, 3}, Cut{4, 2, 2}, Cut{8, 2, 2}}) {
+    using enum PipelineSchedule;
+    for (const Cut cut :
+         {Cut{2, 2}, Cut{4, 2}, Cut{3, 3}, Cut{4, 2, 2}, Cut{8, 2, 2}, Cut{2, 2, 1, interleaved, 2},
+          Cut{2, 2, 1, round_robin, 2}, Cut{4, 2, 2, round_robin, 2}}) {
         for (const bool tight : {false, true}) {
             SCOPED_TRACE(testing::Message() << testing::PrintToString(cut) << " tight " << tight);
             Config config = this->config(true);
-            if (!tight) config.parallel.schedule = PipelineSchedule::zero_bubble;
+            if (!tight) config.parallel.schedule = zero_bubble;
             if (tight) {
                 config.zero.stage = 3;
                 config.budgets.nvme = {{.path = storage_.path(), .size_bytes = 64 * kMiB}};
@@ -395,6 +419,33 @@ TEST_F(Planned, WaitAsTheorySays) {
                 if (HasFailure()) return;
             }
         }
+    }
+}
+
+// And in several virtual stages of one block or more, where the groups divide by the stages or not.
+TEST_F(Planned, WaitInSeveralVirtualStagesAsTheorySays) {
+    using enum PipelineSchedule;
+    struct Case {
+        PipelineSchedule schedule;
+        int stages, virtual_stages;
+        int64_t blocks, micro_batches, groups;
+    };
+    for (const Case& of : {Case{interleaved, 2, 2, 4, 8, 8}, Case{interleaved, 2, 4, 8, 6, 6},
+                           Case{interleaved, 4, 2, 8, 8, 8}, Case{interleaved, 4, 2, 8, 7, 7},
+                           Case{interleaved, 4, 2, 16, 8, 8}, Case{interleaved, 4, 2, 8, 2, 2},
+                           Case{interleaved, 2, 2, 8, 8, 4}, Case{round_robin, 2, 2, 4, 8, 1},
+                           Case{round_robin, 4, 2, 8, 8, 1}, Case{round_robin, 4, 2, 8, 2, 1},
+                           Case{round_robin, 4, 2, 16, 8, 1}, Case{round_robin, 4, 2, 8, 8, 4},
+                           Case{round_robin, 2, 1, 2, 8, 1}}) {
+        SCOPED_TRACE(testing::Message()
+                     << (of.schedule == interleaved ? "interleaved, " : "round robin, ")
+                     << of.stages << " stages, " << of.virtual_stages << " each of " << of.blocks
+                     << " blocks, " << of.groups << " groups of " << of.micro_batches);
+        Config config = this->config(false, of.blocks);
+        config.batch.micro_batches = of.micro_batches;
+        config.swap.groups = of.groups;
+        expect_to_wait_as_theory_says(config,
+                                      {of.stages, of.stages, 1, of.schedule, of.virtual_stages});
     }
 }
 

@@ -130,6 +130,65 @@ TEST_P(Pipelines, GiveTheSameNumbersWhereBackwardIsSplit) {
     expect_equal(run(config, ranks()), in_memory);
 }
 
+// Blocks of several runs for each stage, where the numbers of stages leave two.
+TEST_P(Pipelines, GiveTheSameNumbersInSeveralVirtualStages) {
+    if (GetParam().pipeline > 4) GTEST_SKIP();
+    for (const PipelineSchedule schedule :
+         {PipelineSchedule::interleaved, PipelineSchedule::round_robin}) {
+        SCOPED_TRACE(schedule == PipelineSchedule::interleaved ? "interleaved" : "round robin");
+        Config config = staged();
+        config.clip_norm = 0;
+        config.model.layers = 2 * GetParam().pipeline + 1;
+        config.parallel.schedule = schedule;
+        config.parallel.virtual_stages = 2;
+        compare("in order", config);
+        config.model.tie_embeddings = true;
+        config.batch.micro_batches = GetParam().replicas();
+        compare("tied, one micro-batch", config);
+        config.batch.micro_batches *= 6;
+        config.swap.groups = 3;
+        config.precision = DType::bf16;
+        config.swap.save_attention = config.swap.save_mlp = config.swap.save_projections = 2;
+        compare("three groups of two in bf16, with saved activations", config);
+        config.swap = {};
+        config.batch.micro_batches = 7 * GetParam().replicas();
+        compare("more micro-batches than a multiple of the stages", config);
+        if (HasFailure()) return;
+        config.freeze = {"*embed_tokens*", "*layers.0.*", "*layers.1.*", "*layers.3.*q_proj*"};
+        compare("a tied table and the first blocks frozen", config);
+        const Outcome in_memory = run(config, ranks());
+        config.budgets.nvme = {
+            {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
+        config.budgets.host_bytes = ranks() * 4 * kMiB;
+        config.swap.state_on_nvme = 1;
+        config.swap.speculate = Speculate::all;
+        config.swap.save_inputs = 0;
+        config.io.direct = false;
+        for (const int64_t stage : {0, 1, 3}) {
+            config.zero.stage = stage;
+            expect_equal(run(config, ranks()), in_memory);
+        }
+        if (HasFailure()) return;
+    }
+}
+
+// A run of one block for each visit.
+TEST_P(Pipelines, GiveTheSameNumbersInManyVirtualStages) {
+    if (GetParam().pipeline > 3 || is_quick()) GTEST_SKIP();
+    Config config = staged();
+    config.clip_norm = 0;
+    config.steps = 2;
+    config.model.layers = 4 * GetParam().pipeline;
+    config.parallel.virtual_stages = 4;
+    for (const PipelineSchedule schedule :
+         {PipelineSchedule::interleaved, PipelineSchedule::round_robin}) {
+        config.parallel.schedule = schedule;
+        compare(schedule == PipelineSchedule::interleaved ? "interleaved" : "round robin", config);
+    }
+    config.parallel.virtual_stages = 1;
+    compare("round robin through one", config);
+}
+
 // A clip factor may differ in its last bit, and with it a weight.
 TEST_P(Pipelines, ClipAsRanksThatHaveAllLayers) {
     Config config = staged();

@@ -42,6 +42,16 @@ class PipelineTest(Groups):
         for run in runs:
             self.assert_trained(run)
             self.assertEqual(run.numbers(), runs[0].numbers())
+        for schedule in ("interleaved", "round_robin"):
+            several = {**staged, "model__layers": 4, "parallel__schedule": schedule, "parallel__virtual_stages": 2,
+                       "clip_norm": 0}
+            whole = self.ranks(4, self.config(model__layers=4, parallel__pipeline=2, zero__stage=1, clip_norm=0))
+            for tiers in ({}, tight):
+                with self.subTest(schedule=schedule, tiers=tiers):
+                    run = self.ranks(4, self.config(**several, **tiers))
+                    self.assert_trained(run)
+                    self.assertIn("2 stages: embedding and blocks 0, 2; blocks 1, 3 and head", run.err)
+                    self.assertEqual([step["loss"] for step in run.steps], [step["loss"] for step in whole.steps])
         sent = {one["collective"]: one for one in runs[0].summary["collectives"]}
         # What the first rank passes on: block inputs of its half of the micro-batches.
         config = self.config()
@@ -55,6 +65,12 @@ class PipelineTest(Groups):
                 (3, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 3 ranks", "start 4 ranks")),
                 (1, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 1 rank", "start 2 ranks")),
                 (3, {"parallel__pipeline": 3, "model__layers": 2}, ("3 stages", "2 blocks", "set it to 2 or less")),
+                (2, {"parallel__pipeline": 2, "parallel__virtual_stages": 2},
+                 ("parallel.virtual_stages", "one run of blocks a stage", "interleaved")),
+                (2, {"parallel__pipeline": 2, "parallel__schedule": "interleaved"},
+                 ("parallel.virtual_stages", "several runs of blocks", "set it to 2 or more")),
+                (2, {"parallel__pipeline": 2, "parallel__schedule": "interleaved", "parallel__virtual_stages": 3,
+                     "model__layers": 4}, ("parallel.virtual_stages", "2 stages with 3 each", "4 blocks")),
                 (2, {"parallel__pipeline": 0}, ("parallel.pipeline", "at least 1, at most 4096")),
                 (4, {"parallel__pipeline": 2, "parallel__tensor": 4},
                  ("parallel.pipeline", "groups of 8, 4 ranks", "start 8 ranks", "product divides 4")),
@@ -100,6 +116,28 @@ class PipelineTest(Groups):
         for stage in stages:
             self.assertGreater(stage["compute_seconds"], 0)
             self.assertTrue(0 < stage["waits"] < 1)
+
+    def test_plans_count_the_weights_that_stream(self):
+        """Groups move them each, and their accumulators between; all micro-batches in one group move them once."""
+        def plan(**changes):
+            config = self.config(parallel__pipeline=2, model__layers=4, zero__stage=1, batch__micro_batches=4, **changes)
+            planned = self.ferry("plan", self.command(config)[1], "--ranks", "2", "--json")
+            self.assertEqual(planned.code, 0, planned.err)
+            return json.loads(planned.out)["pipeline"]
+        streams = {"budgets__device": "2MiB", "swap__save_inputs": 0}
+        groups = plan(**streams)
+        turns = plan(parallel__schedule="round_robin", parallel__virtual_stages=2, **streams)
+        self.assertEqual((groups["schedule"], turns["schedule"]), ("1f1b", "round_robin"))
+        self.assertEqual(turns["virtual_stages"], 2)
+        for one in turns["stages"]:
+            self.assertEqual((one["accumulators_down_bytes"], one["accumulators_up_bytes"]), (0, 0))
+        for one in groups["stages"]:
+            self.assertGreater(one["accumulators_down_bytes"], 0)
+            self.assertEqual(one["accumulators_down_bytes"], one["accumulators_up_bytes"])
+        for one, other in zip(groups["stages"], turns["stages"]):
+            self.assertLessEqual(other["weights_up_bytes"], one["weights_up_bytes"])
+        self.assertEqual(set(groups["bubbles"]), {"1f1b", "zero_bubble", "interleaved", "round_robin"})
+        self.assertLess(groups["bubbles"]["interleaved"], groups["bubbles"]["1f1b"])
 
     def test_checkpoints_of_a_pipeline_go_on_with_other_stages(self):
         """The same ranks a stage keep every bit; also from one rank's, and to one."""

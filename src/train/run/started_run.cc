@@ -71,12 +71,13 @@ void log_stages(const std::vector<zero::Stage>& stages, const planner::Plan& pla
                     "waits {:.0f} % of a step where all are as fast",
                     count, text_of(stages, std::ssize(plan.layers)), plan.groups, plan.group_size(),
                     plan.group_size() == 1 ? "" : "es", bubble));
-    if (plan.groups >= count) return;
+    const bool in_turn = plan.partition.stage.round_robin;
+    if ((in_turn ? plan.micro_batches : plan.groups) >= count) return;
     log_warn(
         fmt::format("{} group{} of micro-batches for {} stages: each stage waits {:.0f} % of a "
                     "step; raise batch.micro_batches{}, or lower parallel.pipeline",
                     plan.groups, plan.groups == 1 ? "" : "s", count, bubble,
-                    plan.group_size() > 1 ? " or swap.groups" : ""));
+                    plan.group_size() > 1 && !in_turn ? " or swap.groups" : ""));
 }
 
 void refuse_restored(const Runtime& runtime, const Config& config) {

@@ -24,6 +24,7 @@ struct World {
     int pipeline = 1;  // stages that share the layers: so many runs of neighbours, in their order
     // Neighbours that exchange among themselves first what others need as well; 1: none do.
     int host_ranks = 1;
+    bool round_robin = false;  // all micro-batches go through a virtual stage before the next
     // A stage's ranks. Those that share tensors have the same tokens, and each a slice of the
     // weights. Of ranks with the same slice, neighbours share sequences: they have the same
     // micro-batches, and each a part of them.
