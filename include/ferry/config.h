@@ -214,8 +214,8 @@ enum class SequenceOrder : uint8_t { automatic, heads, ring };
 
 // The order in which stages of a pipeline take micro-batches. one_f_one_b: one goes back for each
 // that goes forward. zero_bubble: the same, but backward leaves weights' gradients, which fill a
-// part of what stages wait (zero-bubble H1).
-enum class PipelineSchedule : uint8_t { one_f_one_b, zero_bubble };
+// part of what stages wait (zero-bubble H1). automatic: the fastest of them, as simulated.
+enum class PipelineSchedule : uint8_t { automatic, one_f_one_b, zero_bubble };
 
 // What several ranks do together beside sharing the state.
 struct ParallelConfig {
@@ -223,7 +223,7 @@ struct ParallelConfig {
     SequenceOrder sequence_order = SequenceOrder::automatic;
     int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
     int pipeline = 1;  // stages of layers, each of as many ranks
-    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+    PipelineSchedule schedule = PipelineSchedule::automatic;
 };
 
 struct NumericsConfig {

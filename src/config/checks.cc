@@ -428,7 +428,8 @@ void check_parallel(const Config& c, const Given& given) {
                     "set it to \"heads\" or \"auto\", or precision to \"bf16\" or \"fp16\""}});
     check_tensor(c, given);
     check_pipeline(c, given);
-    if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::one_f_one_b)
+    if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::automatic &&
+        c.parallel.schedule != PipelineSchedule::one_f_one_b)
         log_warn(given.place_of("parallel.schedule") + " does nothing with one stage");
     const int64_t ranks = int64_t{parts} * c.parallel.tensor;
     if (ranks > 1 && c.swap.save_projections.value_or(0) > 0)

@@ -69,6 +69,48 @@ nlohmann::json kernels_json(const train::StagePrediction& stage) {
     return kernels;
 }
 
+std::string choice_text(const train::ScheduleChoice& choice) {
+    if (choice.offers.empty()) return {};
+    std::string text = fmt::format(
+        "\n  parallel.schedule auto, weighed before anything is measured here:\n  {:<14} {:>10} "
+        "{:>7} {:>12} {:>12} {:>12} {:>12}\n",
+        "schedule", "step, s", "waits", "weights", "device", "host", "NVMe");
+    for (size_t i = 0; i < choice.offers.size(); ++i) {
+        const train::ScheduleOffer& offer = choice.offers[i];
+        text += fmt::format("  {:<14} ", train::name_of(offer.schedule));
+        if (offer.refusal)
+            text += "cannot be: " + one_line(train::why_not(*offer.refusal));
+        else
+            text +=
+                fmt::format("{:>10.4f} {:>6.1f}% {:>12} {:>12} {:>12} {:>12}{}", offer.seconds,
+                            100 * offer.waits, format_bytes(offer.weight_bytes),
+                            format_bytes(offer.device_bytes), format_bytes(offer.host_bytes),
+                            format_bytes(offer.nvme_bytes), i == choice.chosen ? "  taken" : "");
+        text += "\n";
+    }
+    return text +
+           "  each of the stage that has most: what it waits, weights that come to a rank's "
+           "device in a step, its memory\n";
+}
+
+nlohmann::json choice_json(const train::ScheduleChoice& choice) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const train::ScheduleOffer& offer : choice.offers) {
+        nlohmann::json one = {{"schedule", train::name_of(offer.schedule)}};
+        if (offer.refusal)
+            one.update({{"refused", train::why_not(*offer.refusal)}});
+        else
+            one.update({{"step_seconds", offer.seconds},
+                        {"waits", offer.waits},
+                        {"weight_bytes", offer.weight_bytes},
+                        {"device_bytes", offer.device_bytes},
+                        {"host_bytes", offer.host_bytes},
+                        {"nvme_bytes", offer.nvme_bytes}});
+        all.push_back(std::move(one));
+    }
+    return all;
+}
+
 }  // namespace
 
 void warn_of_bubble(const std::vector<planner::Plan>& plans) {
@@ -82,7 +124,8 @@ void warn_of_bubble(const std::vector<planner::Plan>& plans) {
 }
 
 std::string pipeline_text(const std::vector<planner::Plan>& plans,
-                          const train::Prediction* prediction) {
+                          const train::Prediction* prediction,
+                          const train::ScheduleChoice& choice) {
     if (plans.size() == 1) return {};
     const planner::Plan& first = plans.front();
     const int of_a_stage = first.partition.of_run() / first.partition.stage.count;
@@ -98,11 +141,12 @@ std::string pipeline_text(const std::vector<planner::Plan>& plans,
                             layers_of(plan),
                             format_bytes(plan.device_bytes + plan.device_overhead_bytes),
                             format_bytes(plan.host_bytes), format_bytes(plan.nvme_bytes));
-    return text + (prediction ? sent_text(plans, *prediction) : "") + "\n";
+    return text + (prediction ? sent_text(plans, *prediction) : "") + choice_text(choice) + "\n";
 }
 
 nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
-                             const train::Prediction* prediction) {
+                             const train::Prediction* prediction,
+                             const train::ScheduleChoice& choice, PipelineSchedule schedule) {
     nlohmann::json stages = nlohmann::json::array();
     for (size_t s = 0; s < plans.size(); ++s) {
         const planner::Plan& plan = plans[s];
@@ -125,6 +169,8 @@ nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
     }
     const planner::Plan& first = plans.front();
     return {{"stages", stages},
+            {"schedule", train::name_of(choice.offers.empty() ? schedule : choice.schedule())},
+            {"schedules", choice_json(choice)},
             {"bubble", train::bubble_of(first)},
             {"bubbles",
              {{"1f1b", bubble_with(first, false)}, {"zero_bubble", bubble_with(first, true)}}}};

@@ -85,6 +85,7 @@ private:
     void measure();
     UpdateRates update_rates(const optim::Scalars& scalars);
     void predict(const cost::Measurements& measured);
+    PredictedSeconds seconds_of_pipeline(cost::Measurements measured);
     void change_over(Exchanged what);
     const swap::Schedule& next_schedule(bool speculative) const;
     void replay(StepReport& report);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "clipped_share.h"
 #include "comm/comm.h"
@@ -118,10 +119,22 @@ UpdateRates Engine::Run::update_rates(const optim::Scalars& scalars) {
                         staging);
 }
 
+// Of all stages together, by this rank's links and every stage's kernels. The first rank says it.
+PredictedSeconds Engine::Run::seconds_of_pipeline(cost::Measurements measured) {
+    measured.kernels = kernels_of_any(*ranks_, executor_, measured.kernels);
+    if (measured.assumed_flops_per_s == 0)
+        measured.assumed_flops_per_s = planner_->machine().assumed_flops_per_s;
+    PredictedSeconds mine;
+    if (world_.rank == 0)
+        mine = seconds_of_stages(plans_of_stages(stages_), stack_.decoder(), std::move(measured));
+    return gather(*ranks_, executor_, mine, "predicted step").front();
+}
+
 void Engine::Run::predict(const cost::Measurements& measured) {
     planned_ = predict_all(schedules_, plan_, measured);
-    note_predicted(totals_, planned_, share_.budgets, plan_, stack_.decoder(), schedules_,
-                   measured);
+    const PredictedSeconds seconds =
+        world_.pipeline > 1 ? seconds_of_pipeline(measured) : seconds_of(planned_);
+    note_predicted(totals_, seconds, share_.budgets, plan_, stack_.decoder(), schedules_, measured);
     if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, measured);
 }
 

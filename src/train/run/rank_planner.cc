@@ -44,9 +44,18 @@ planner::Plan RankPlanner::expecting(double clipped) const {
     return plan_of(request);
 }
 
+planner::Plan RankPlanner::plan_of(planner::PlanRequest request, const zero::Stage& stage,
+                                   std::optional<int64_t> chunk_elements) const {
+    request.budgets.device_bytes = possible_.budgets.device_bytes;
+    request.swap.chunk_elements = chunk_elements ? chunk_elements : possible_.swap.chunk_elements;
+    zero::Partition partition = partition_;
+    partition.stage = stage;
+    return planner::make_plan(request, zero::layers_of_stage(decoder_.layers(), stage),
+                              decoder_.numerics(), needs_, machine_, partition);
+}
+
 planner::Plan RankPlanner::plan_of(const planner::PlanRequest& request) const {
-    return planner::make_plan(request, zero::layers_of_stage(decoder_.layers(), partition_.stage),
-                              decoder_.numerics(), needs_, machine_, partition_);
+    return plan_of(request, partition_.stage, request.swap.chunk_elements);
 }
 
 }  // namespace ferry::train
