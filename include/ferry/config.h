@@ -215,7 +215,7 @@ enum class SequenceOrder : uint8_t { automatic, heads, ring };
 // The order in which stages of a pipeline take micro-batches. one_f_one_b: one goes back for each
 // that goes forward. zero_bubble: the same, but backward leaves weights' gradients, which fill a
 // part of what stages wait (zero-bubble H1). automatic: the fastest of them, as simulated.
-enum class PipelineSchedule : uint8_t { automatic, one_f_one_b, zero_bubble };
+enum class PipelineSchedule : uint8_t { one_f_one_b, zero_bubble, automatic };
 
 // What several ranks do together beside sharing the state.
 struct ParallelConfig {
