@@ -470,8 +470,12 @@ protected:
     static Config tightened(Config config) {
         config.swap.chunk_elements = 4096;
         config.budgets.device_bytes = 4096;
-        while (!fits(config, PipelineSchedule::one_f_one_b, &config.budgets.device_bytes)) {
+        int64_t &bytes = config.budgets.device_bytes, smallest = bytes;
+        for (int tries = 0; tries < 100; ++tries) {
+            if (fits(config, PipelineSchedule::one_f_one_b, &smallest)) return config;
+            bytes = std::max(bytes + 4096, smallest);
         }
+        ADD_FAILURE() << "nothing fits";
         return config;
     }
     Config tight() const { return tightened(this->config(false, 4)); }
