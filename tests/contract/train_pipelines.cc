@@ -424,7 +424,8 @@ TEST_F(Planned, TakeAsLongAsWhatTheyPass) {
 
 // Where nothing but the blocks' kernels takes time, what fills bubbles is faster.
 TEST_F(Planned, ChooseTheScheduleWithTheShortestStep) {
-    const Config config = this->config(false, 4);
+    Config config = this->config(false, 4);
+    config.budgets.device_bytes = kUnlimited;
     const Cut cut{2, 2};
     const auto planned = predictor(config, cut);
     cost::Measurements fast = planned->planned_by();
@@ -486,6 +487,7 @@ TEST_F(Tight, CountsTheWeightsThatStream) {
     const auto streamed = [&](int64_t groups, bool stays) {
         Config config = this->config(false, 4);
         config.swap.groups = groups;
+        config.budgets.device_bytes = kUnlimited;
         if (!stays) config = tightened(config);
         return predictor(config, {2, 2})->schedules().offers[0].weight_bytes;
     };
