@@ -441,7 +441,8 @@ void check_parallel(const Config& c, const Given& given) {
                     "set it to \"heads\" or \"auto\", or precision to \"bf16\" or \"fp16\""}});
     check_tensor(c, given);
     check_pipeline(c, given);
-    if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::one_f_one_b)
+    if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::automatic &&
+        c.parallel.schedule != PipelineSchedule::one_f_one_b)
         log_warn(given.place_of("parallel.schedule") + " does nothing with one stage");
     if (c.parallel.pipeline == 1 && c.parallel.virtual_stages > 1)
         log_warn(given.place_of("parallel.virtual_stages") + " does nothing with one stage");

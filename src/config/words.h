@@ -55,7 +55,8 @@ constexpr Words<AttentionKernels, 2> kAttentions = {{
 constexpr Words<SequenceOrder, 3> kSequenceOrders = {{
     {SequenceOrder::automatic, "auto"}, {SequenceOrder::heads, "heads"},
     {SequenceOrder::ring, "ring"}}};
-constexpr Words<PipelineSchedule, 4> kPipelineSchedules = {{
+constexpr Words<PipelineSchedule, 5> kPipelineSchedules = {{
+    {PipelineSchedule::automatic, "auto"},
     {PipelineSchedule::one_f_one_b, "1f1b"}, {PipelineSchedule::zero_bubble, "zero_bubble"},
     {PipelineSchedule::interleaved, "interleaved"},
     {PipelineSchedule::round_robin, "round_robin"}}};

@@ -471,6 +471,196 @@ TEST_F(Planned, TakeAsLongAsWhatTheyPass) {
     EXPECT_GT(first.waits, 0.9);
 }
 
+// ---------------------------------------------------------------- which schedule
+
+// Where nothing but the blocks' kernels takes time, what fills bubbles is faster.
+TEST_F(Planned, ChooseTheScheduleWithTheShortestStep) {
+    Config config = this->config(false, 4);
+    config.budgets.device_bytes = kUnlimited;
+    const Cut cut{2, 2};
+    const auto planned = predictor(config, cut);
+    cost::Measurements fast = planned->planned_by();
+    fast.copy_bytes_per_s = fast.dram_bytes_per_s = fast.device_bytes_per_s = 1e18;
+    fast.comm_bytes_per_s = fast.check_bytes_per_s = 1e18;
+    fast.update_overhead_s = fast.comm_overhead_s = 0;
+    fast.computes_on_host = false;
+    planned->choose_schedule(fast);
+    const ScheduleChoice& choice = planned->schedules();
+    ASSERT_EQ(choice.offers.size(), schedules_to_choose(config).size());
+    EXPECT_EQ(choice.schedule(), PipelineSchedule::zero_bubble);
+    const ScheduleOffer &plain = choice.offers[0], &split = choice.offers[1];
+    EXPECT_LT(split.seconds, plain.seconds);
+    EXPECT_LT(split.waits, plain.waits);
+    EXPECT_GT(split.device_bytes, plain.device_bytes);
+    EXPECT_TRUE(planned->plan(request_of(staged(config, cut))).partition.stage.splits_backward);
+    const std::string said = text_of(choice);
+    EXPECT_THAT(said, testing::StartsWith("zero_bubble, the fastest as simulated: 1f1b "));
+    planned->choose_schedule(fast);
+    EXPECT_EQ(text_of(choice), said);
+    // A network that all wait for leaves nothing to fill.
+    cost::Measurements slow = fast;
+    slow.between_stages = {.bytes_per_s = 10, .overhead_s = 0};
+    planned->choose_schedule(slow);
+    EXPECT_EQ(choice.schedule(), PipelineSchedule::one_f_one_b);
+    EXPECT_FALSE(planned->plan(request_of(staged(config, cut))).partition.stage.splits_backward);
+}
+
+// What the last stage leaves of weights' gradients takes device memory that there is not.
+class Tight : public Planned {
+protected:
+    static bool fits(Config config, PipelineSchedule schedule, int64_t* smallest = nullptr) {
+        config.parallel.schedule = schedule;
+        try {
+            predictor(config, {2, 2})->plans(request_of(staged(config, {2, 2})));
+        } catch (const planner::DoesNotFit& refusal) {
+            if (smallest) *smallest = refusal.smallest();
+            return false;
+        }
+        return true;
+    }
+    // As much device memory as both stages need of one group after the other, and no more.
+    static Config tightened(Config config) {
+        config.swap.chunk_elements = 4096;
+        config.budgets.device_bytes = 4096;
+        int64_t &bytes = config.budgets.device_bytes, smallest = bytes;
+        for (int tries = 0; tries < 100; ++tries) {
+            if (fits(config, PipelineSchedule::one_f_one_b, &smallest)) return config;
+            bytes = std::max(bytes + 4096, smallest);
+        }
+        ADD_FAILURE() << "nothing fits";
+        return config;
+    }
+    Config tight() const { return tightened(this->config(false, 4)); }
+};
+
+// Weights that stream come again for each group, and not at all where they stay.
+TEST_F(Tight, CountsTheWeightsThatStream) {
+    const auto streamed = [&](int64_t groups, bool stays) {
+        Config config = this->config(false, 4);
+        config.swap.groups = groups;
+        config.budgets.device_bytes = kUnlimited;
+        if (!stays) config = tightened(config);
+        return predictor(config, {2, 2})->schedules().offers[0].weight_bytes;
+    };
+    EXPECT_GT(streamed(2, false), 0);
+    EXPECT_GT(streamed(8, false), 2 * streamed(2, false));
+    EXPECT_LT(streamed(8, true), streamed(2, false));
+}
+
+TEST_F(Tight, WhatDoesNotFitIsNotChosen) {
+    const Config config = tight();
+    const auto planned = predictor(config, {2, 2});
+    const ScheduleChoice& choice = planned->schedules();
+    EXPECT_EQ(choice.schedule(), PipelineSchedule::one_f_one_b);
+    ASSERT_TRUE(choice.offers[1].refusal);
+    const std::string said = text_of(choice);
+    EXPECT_THAT(said, testing::StartsWith("1f1b, which alone can be: 1f1b "));
+    EXPECT_THAT(said, testing::HasSubstr("; not zero_bubble: "));
+    EXPECT_THAT(said, testing::HasSubstr(" of 2)"));
+}
+
+struct Chosen {
+    bool splits = false;
+    std::vector<double> losses{};
+    uint64_t hash = 0;
+    bool operator==(const Chosen&) const = default;
+};
+// What a rank of each number did, the same of all. `measurements`: a rank's own; may be null.
+Chosen chosen_by(const Config& config, const Cut& cut,
+                 const std::function<const cost::Measurements*(int rank)>& measurements = {}) {
+    std::vector<Chosen> all(static_cast<size_t>(cut.ranks));
+    comm::on_run_ranks(
+        cut.ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+            const int rank = others->rank();
+            Given given{.measurements = measurements ? measurements(rank) : nullptr,
+                        .ranks = std::move(others)};
+            const auto engine = Engine::make(
+                staged(config, cut), train::with({.executor = &executor}, std::move(given)));
+            Chosen& mine = all[static_cast<size_t>(rank)];
+            mine.splits = Inside(*engine).plan().partition.stage.splits_backward;
+            while (engine->last_step() < config.steps) mine.losses.push_back(engine->step().loss);
+            mine.hash = engine->state_hash();
+        });
+    for (const Chosen& one : all) EXPECT_EQ(one, all.front());
+    return all.front();
+}
+
+// Every rank the same, and the bits of either; also where each alone would have chosen otherwise.
+TEST_F(Tight, RanksChooseAsOne) {
+    for (const Cut cut : {Cut{2, 2}, Cut{4, 2}, Cut{4, 4}}) {
+        SCOPED_TRACE(testing::PrintToString(cut));
+        Config config = this->config(false, 4);
+        config.clip_norm = 0;
+        std::vector<Chosen> fixed;
+        for (const PipelineSchedule schedule : schedules_to_choose(config))
+            fixed.push_back(chosen_by(with_schedule(config, schedule), cut));
+        EXPECT_EQ(fixed[0].hash, fixed[1].hash);
+        EXPECT_EQ(fixed[0].losses, fixed[1].losses);
+        cost::Measurements fast = predictor(config, cut)->planned_by(), slow = fast;
+        fast.comm_bytes_per_s = 1e18;
+        fast.comm_overhead_s = 0;
+        slow.between_stages = {.bytes_per_s = 10, .overhead_s = 0};
+        const auto ranks = [&](bool first_is_slow) {
+            return [&, first_is_slow](int rank) {
+                return (rank == 0) == first_is_slow ? &slow : &fast;
+            };
+        };
+        const Chosen by_slow = chosen_by(config, cut, ranks(true));
+        EXPECT_EQ(by_slow, fixed[0]);
+        const Chosen by_fast = chosen_by(config, cut, ranks(false));
+        EXPECT_EQ(by_fast.hash, fixed[0].hash);
+        EXPECT_EQ(by_fast.losses, fixed[0].losses);
+    }
+}
+
+// One stage alone has no room; and where none has for either, all ranks say which.
+TEST_F(Tight, RanksWithoutRoomAreHeard) {
+    Config config = tight();
+    config.clip_norm = 0;
+    const Cut cut{2, 2};
+    const Chosen fixed = chosen_by(with_schedule(config, PipelineSchedule::one_f_one_b), cut);
+    EXPECT_EQ(chosen_by(config, cut), fixed);
+    config.budgets.device_bytes = 4096;
+    comm::on_run_ranks(
+        cut.ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+            try {
+                Engine::make(staged(config, cut),
+                             train::with({.executor = &executor}, {.ranks = std::move(others)}));
+                ADD_FAILURE() << "it fits";
+            } catch (const Error& error) {
+                EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
+                EXPECT_THAT(error.what(), testing::HasSubstr("stage 0 of 2"));
+            }
+        });
+}
+
+// A run predicts the step of all stages, as the plan does.
+TEST_F(Planned, ARunPredictsAllStages) {
+    for (const Cut cut : {Cut{2, 2}, Cut{4, 2}}) {
+        SCOPED_TRACE(testing::PrintToString(cut));
+        Config config = this->config(true, 5);
+        config.swap.speculate = Speculate::off;
+        config.parallel.schedule = PipelineSchedule::one_f_one_b;
+        const auto planned = predictor(config, cut);
+        const planner::PlanRequest request = request_of(staged(config, cut));
+        cost::Measurements measured = planned->assumed(planned->plan(request));
+        measured.between_stages = {.bytes_per_s = 1e6, .overhead_s = 1e-4};
+        planned->plan_by(measured);
+        const planner::Plan plan = planned->plan(request);
+        const double expected_s = planned->predict(request, plan, measured).timeline.step_seconds;
+        comm::on_run_ranks(
+            cut.ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+                const auto engine = Engine::make(
+                    staged(config, cut),
+                    train::with({.executor = &executor},
+                                {.measurements = &measured, .ranks = std::move(others)}));
+                engine->step();
+                engine->measure_bound();
+                EXPECT_NEAR(engine->report().predicted_seconds, expected_s, 1e-9 * expected_s);
+            });
+    }
+}
+
 TEST_F(Planned, WhereAStageDoesNotFitItIsNamed) {
     Config config = this->config(false);
     config.budgets.device_bytes = 4096;

@@ -45,6 +45,7 @@ protected:
         const Layers& layers = GetParam();
         config.parallel = {
             .sequence = layers.sequence, .tensor = layers.tensor, .pipeline = layers.pipeline};
+        config.parallel.schedule = PipelineSchedule::one_f_one_b;
         if (layers.tensor == 1) return config;
         config.model.heads = 8;
         config.model.kv_heads = 4;

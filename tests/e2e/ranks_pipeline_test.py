@@ -36,7 +36,8 @@ class PipelineTest(Groups):
         staged = {"parallel__pipeline": 2, "model__layers": 3, "zero__stage": 1}
         tight = {**self.tight(4), "budgets__host": "8MiB"}
         runs = [self.ranks(4, self.config(**staged, **tiers))
-                for tiers in ({}, {}, tight, {"swap__groups": 3}, {"swap__save_attention": 1},
+                for tiers in ({}, {"parallel__schedule": "1f1b"}, {"parallel__schedule": "1f1b", **tight},
+                              {"swap__groups": 3}, {"swap__save_attention": 1},
                               {"parallel__schedule": "zero_bubble"},
                               {"parallel__schedule": "zero_bubble", "swap__groups": 3, "swap__save_mlp": 2, **tight})]
         for run in runs:
@@ -79,7 +80,7 @@ class PipelineTest(Groups):
                 (2, {"parallel__pipeline": 2, "checkpoint__durable_steps": True, "budgets__nvme": [self.nvme()]},
                  ("checkpoint.durable_steps", "steps of a pipeline"))):
             self.assert_refused(number, changes, words)
-        config = self.config(parallel__pipeline=2, batch__micro_batches=1, steps=1)
+        config = self.config(parallel__pipeline=2, parallel__schedule="1f1b", batch__micro_batches=1, steps=1)
         run = self.ranks(2, config)
         self.assert_trained(run)
         self.assertIn("1 group of micro-batches for 2 stages: each stage waits 50 % of a step", run.err)
@@ -90,7 +91,7 @@ class PipelineTest(Groups):
 
     def test_the_plan_of_a_pipeline_is_that_of_training(self):
         tight = {**self.tight(4), "budgets__host": "8MiB"}
-        config = self.config(parallel__pipeline=2, model__layers=5, zero__stage=1, **tight)
+        config = self.config(parallel__pipeline=2, parallel__schedule="1f1b", model__layers=5, zero__stage=1, **tight)
         run = self.ranks(4, config)
         self.assert_trained(run)
         picture = self.path("step.svg")
@@ -125,7 +126,7 @@ class PipelineTest(Groups):
             self.assertEqual(planned.code, 0, planned.err)
             return json.loads(planned.out)["pipeline"]
         streams = {"budgets__device": "2MiB", "swap__save_inputs": 0}
-        groups = plan(**streams)
+        groups = plan(parallel__schedule="1f1b", **streams)
         turns = plan(parallel__schedule="round_robin", parallel__virtual_stages=2, **streams)
         self.assertEqual((groups["schedule"], turns["schedule"]), ("1f1b", "round_robin"))
         self.assertEqual(turns["virtual_stages"], 2)
@@ -138,6 +139,45 @@ class PipelineTest(Groups):
             self.assertLessEqual(other["weights_up_bytes"], one["weights_up_bytes"])
         self.assertEqual(set(groups["bubbles"]), {"1f1b", "zero_bubble", "interleaved", "round_robin"})
         self.assertLess(groups["bubbles"]["interleaved"], groups["bubbles"]["1f1b"])
+    def test_the_schedule_is_chosen_by_the_plan_and_by_training_alike(self):
+        """Left to ferry: a table of both, and the run takes the same one; where one does not fit it says what is missing."""
+        config = self.config(parallel__pipeline=2, model__layers=4, zero__stage=1)
+
+        def planned(config, *options):
+            run = self.ferry("plan", self.command(config)[1], "--ranks", "2", *options)
+            self.assertEqual(run.code, 0, run.err)
+            return run
+
+        found = json.loads(planned(config, "--json").out)["pipeline"]
+        both = {one["schedule"]: one for one in found["schedules"]}
+        self.assertEqual(list(both), ["1f1b", "zero_bubble", "round_robin"])
+        for one in both.values():
+            self.assertGreater(one["step_seconds"], 0)
+            self.assertTrue(0 < one["waits"] < 1)
+            self.assertGreaterEqual(one["weight_bytes"], 0)
+        self.assertGreater(both["zero_bubble"]["device_bytes"], both["1f1b"]["device_bytes"])
+        fastest = min(one["step_seconds"] for one in found["schedules"])
+        self.assertLessEqual(both[found["schedule"]]["step_seconds"], 1.01 * fastest)
+        text = planned(config, "--no-prediction").out
+        self.assertRegex(text, r"parallel\.schedule auto")
+        self.assertRegex(text, rf"  {found['schedule']} .*  taken\n")
+        run = self.ranks(2, config)
+        self.assert_trained(run)
+        self.assertEqual(run.err.count("parallel.schedule auto takes"), 1)
+        self.assertIn(f"parallel.schedule auto takes {found['schedule']}, ", run.err)
+        # All wait for a slow network, whatever fills their bubbles.
+        slow = json.loads(planned(config, "--json", "--network", "1Kbit").out)["pipeline"]
+        self.assertEqual(slow["schedule"], "1f1b")
+        fixed = json.loads(planned({**config, "parallel": {"pipeline": 2, "schedule": "zero_bubble"}}, "--json",
+                                   "--no-prediction").out)["pipeline"]
+        self.assertEqual((fixed["schedule"], fixed["schedules"]), ("zero_bubble", []))
+        # Between what one and the other need.
+        bytes_between = (both["1f1b"]["device_bytes"] + both["zero_bubble"]["device_bytes"]) // 2
+        tight = {**config, "budgets": {**config.get("budgets", {}), "device": bytes_between}}
+        self.assert_trained(self.ranks(2, tight))
+        small = self.ranks(2, {**config, "budgets": {**config.get("budgets", {}), "device": 4096}})
+        self.assertNotEqual(small.code, 0)
+        self.assertIn("(stage 0 of 2)", small.err)
 
     def test_checkpoints_of_a_pipeline_go_on_with_other_stages(self):
         """The same ranks a stage keep every bit; also from one rank's, and to one."""

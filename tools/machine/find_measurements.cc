@@ -97,7 +97,7 @@ private:
     void find_kernels(train::Predictor& predictor) {
         const MeasurementsOf what = what_is_measured(predictor);
         cost::Measurements known = known_of(file_, what);
-        if (!predictor.covers(plan_, known.kernels)) known.kernels = {};
+        if (!predictor.covers_choice(plan_, known.kernels)) known.kernels = {};
         const bool memory = known.dram_bytes_per_s > 0, copies = known.copy_bytes_per_s > 0,
                    kernels = !known.kernels.seconds.empty();
         const char* links = memory ? "copies" : copies ? "memory" : "memory and copies";
@@ -290,7 +290,7 @@ cost::Measurements known_measurements(const Config& config, const train::RankCou
     if (known.dram_bytes_per_s == 0 || known.copy_bytes_per_s == 0)
         lacks(file, fmt::format("{} with {} threads", what.kernels.device, what.kernels.threads),
               measure_all);
-    if (known.kernels.seconds.empty() || !predictor->covers(plan, known.kernels))
+    if (known.kernels.seconds.empty() || !predictor->covers_choice(plan, known.kernels))
         lacks(file, "this model's kernels", measure_all);
     for (const NvmePath& path : config.budgets.nvme) {
         if (plan.nvme_bytes > 0 && !file.path(path.path)) lacks(file, path.path, measure_all);

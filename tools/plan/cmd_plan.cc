@@ -279,6 +279,8 @@ void run_plan(const PlanOptions& options) {
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto predictor = predictor_for(config, count, machine);
     const std::string planned_by = plan_by(machine, config, *predictor);
+    if (network)
+        predictor->choose_schedule(over(*network, count, config.parallel, predictor->planned_by()));
     const std::vector<planner::Plan> plans = predictor->plans(train::request_of(config));
     const planner::Plan& plan = plans.front();
     warn_of_hosts(plan, count);
@@ -305,7 +307,7 @@ void run_plan(const PlanOptions& options) {
     const int64_t longest = options.longest ? predictor->longest_sequence() : 0;
     if (!options.json) {
         print_plan(plan, config);
-        print("{}", pipeline_text(plans, step));
+        print("{}", pipeline_text(plans, step, predictor->schedules()));
         print("planned by {}\n\n", planned_by);
         if (!tokens_checked)
             print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
@@ -325,7 +327,7 @@ void run_plan(const PlanOptions& options) {
     line["attention"] = to_json(share, config);
     line["slow_operations"] = to_json(slow);
     line["wear"] = to_json(wear);
-    if (plans.size() > 1) line["pipeline"] = pipeline_json(plans, step);
+    if (plans.size() > 1) line["pipeline"] = pipeline_json(plans, step, predictor->schedules());
     if (options.longest) line["longest_sequence"] = longest;
     if (checkpoint) line["checkpoint"] = to_json(*checkpoint);
     if (report) line["prediction"] = to_json(*report);

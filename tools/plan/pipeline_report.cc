@@ -72,6 +72,7 @@ std::vector<Other> in_every_order(const std::vector<planner::Plan>& plans) {
     const int64_t blocks = std::ranges::min(plans, {}, &planner::Plan::blocks).blocks();
     std::vector<Other> found;
     for (const auto& known : kPipelineSchedules) {
+        if (known.value == PipelineSchedule::automatic) continue;
         const Other other = in_order(plans.front(), known.value);
         if (other.virtual_stages <= blocks) found.push_back(other);
     }
@@ -169,6 +170,48 @@ nlohmann::json kernels_json(const train::StagePrediction& stage) {
     return kernels;
 }
 
+std::string choice_text(const train::ScheduleChoice& choice) {
+    if (choice.offers.empty()) return {};
+    std::string text = fmt::format(
+        "\n  parallel.schedule auto, weighed before anything is measured here:\n  {:<14} {:>10} "
+        "{:>7} {:>12} {:>12} {:>12} {:>12}\n",
+        "schedule", "step, s", "waits", "weights", "device", "host", "NVMe");
+    for (size_t i = 0; i < choice.offers.size(); ++i) {
+        const train::ScheduleOffer& offer = choice.offers[i];
+        text += fmt::format("  {:<14} ", train::name_of(offer.schedule));
+        if (offer.refusal)
+            text += "cannot be: " + one_line(train::why_not(*offer.refusal));
+        else
+            text +=
+                fmt::format("{:>10.4f} {:>6.1f}% {:>12} {:>12} {:>12} {:>12}{}", offer.seconds,
+                            100 * offer.waits, format_bytes(offer.weight_bytes),
+                            format_bytes(offer.device_bytes), format_bytes(offer.host_bytes),
+                            format_bytes(offer.nvme_bytes), i == choice.chosen ? "  taken" : "");
+        text += "\n";
+    }
+    return text +
+           "  each of the stage that has most: what it waits, weights that come to a rank's "
+           "device in a step, its memory\n";
+}
+
+nlohmann::json choice_json(const train::ScheduleChoice& choice) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const train::ScheduleOffer& offer : choice.offers) {
+        nlohmann::json one = {{"schedule", train::name_of(offer.schedule)}};
+        if (offer.refusal)
+            one.update({{"refused", train::why_not(*offer.refusal)}});
+        else
+            one.update({{"step_seconds", offer.seconds},
+                        {"waits", offer.waits},
+                        {"weight_bytes", offer.weight_bytes},
+                        {"device_bytes", offer.device_bytes},
+                        {"host_bytes", offer.host_bytes},
+                        {"nvme_bytes", offer.nvme_bytes}});
+        all.push_back(std::move(one));
+    }
+    return all;
+}
+
 }  // namespace
 
 void warn_of_bubble(const std::vector<planner::Plan>& plans) {
@@ -183,7 +226,8 @@ void warn_of_bubble(const std::vector<planner::Plan>& plans) {
 }
 
 std::string pipeline_text(const std::vector<planner::Plan>& plans,
-                          const train::Prediction* prediction) {
+                          const train::Prediction* prediction,
+                          const train::ScheduleChoice& choice) {
     if (plans.size() == 1) return {};
     const planner::Plan& first = plans.front();
     const int of_a_stage = first.partition.of_run() / first.partition.stage.count;
@@ -200,11 +244,12 @@ std::string pipeline_text(const std::vector<planner::Plan>& plans,
                             format_bytes(plan.device_bytes + plan.device_overhead_bytes),
                             format_bytes(plan.host_bytes), format_bytes(plan.nvme_bytes));
     if (prediction) text += sent_text(plans, *prediction) + streamed_text(plans, *prediction);
-    return text + "\n";
+    return text + choice_text(choice) + "\n";
 }
 
 nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
-                             const train::Prediction* prediction) {
+                             const train::Prediction* prediction,
+                             const train::ScheduleChoice& choice) {
     nlohmann::json stages = nlohmann::json::array();
     for (size_t s = 0; s < plans.size(); ++s) {
         const planner::Plan& plan = plans[s];
@@ -236,6 +281,7 @@ nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
     return {{"stages", stages},
             {"schedule", std::string(word_of(kPipelineSchedules, schedule_of(first)))},
             {"virtual_stages", first.partition.stage.virtual_stages()},
+            {"schedules", choice_json(choice)},
             {"bubble", train::bubble_of(first)},
             {"bubbles", bubbles}};
 }

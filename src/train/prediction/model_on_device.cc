@@ -113,7 +113,7 @@ zero::Partition ModelOnDevice::partition_of(const zero::Stage& stage) const {
 
 Plan ModelOnDevice::plan_of(const planner::PlanRequest& request, const zero::Stage& stage,
                             const cost::Measurements& machine) const {
-    return planner::make_plan(request,
+    return planner::make_plan(in_groups(request, stage),
                               zero::layers_of_stage(layers_with(request.state.moment_type), stage),
                               decoder.numerics(), needs, machine, partition_of(stage));
 }

@@ -24,6 +24,7 @@
 #include "planner/request.h"
 #include "planner/work.h"
 #include "planning_measurements.h"
+#include "simulated_stages.h"
 #include "train/setup/from_config.h"
 #include "train/setup/numerics_record.h"
 #include "train/setup/rank_share.h"
@@ -38,19 +39,24 @@ namespace ferry::train {
 
 using planner::Plan;
 
-Predictor::Predictor(std::unique_ptr<ModelOnDevice> model) : model_(std::move(model)) {}
+Predictor::Predictor(std::unique_ptr<ModelOnDevice> model)
+    : model_(std::move(model)), stages_(model_->stages) {}
 
 Predictor::~Predictor() = default;
 
 std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount& count) {
-    return std::unique_ptr<Predictor>(
+    std::unique_ptr<Predictor> found(
         new Predictor(std::make_unique<ModelOnDevice>(config, count, std::nullopt)));
+    found->choose_schedule();
+    return found;
 }
 
 std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount& count,
                                            const AbsentDevice& device) {
-    return std::unique_ptr<Predictor>(
+    std::unique_ptr<Predictor> found(
         new Predictor(std::make_unique<ModelOnDevice>(config, count, device)));
+    found->choose_schedule();
+    return found;
 }
 
 Plan Predictor::plan(const planner::PlanRequest& of_run) const {
@@ -61,36 +67,31 @@ namespace {
 
 // Says which stage it is that does not fit.
 [[noreturn]] void refuse_stage(const planner::DoesNotFit& refusal, const zero::Stage& stage) {
-    Problem problem = refusal.problem();
-    problem.what += fmt::format(" (stage {} of {})", stage.index, stage.count);
-    throw planner::DoesNotFit(std::move(problem), refusal.tier(), refusal.smallest(),
-                              refusal.larger());
+    throw planner::DoesNotFit(of_stage(refusal.problem(), stage), refusal.tier(),
+                              refusal.smallest(), refusal.larger());
 }
 
 }  // namespace
 
-// As RankPlanner does among ranks: by the chunks of the tightest.
 std::vector<Plan> Predictor::plans(const planner::PlanRequest& of_run) const {
+    return plans_in(stages_, of_run);
+}
+
+// As RankPlanner does among ranks: by the chunks of the tightest.
+std::vector<Plan> Predictor::plans_in(std::span<const zero::Stage> stages,
+                                      const planner::PlanRequest& of_run) const {
     planner::PlanRequest request = model_->possible(of_run);
     const cost::Measurements machine =
         planning_measurements(request, known_ ? &*known_ : nullptr, model_->world.local_ranks);
-    const auto plan_of = [&](const zero::Stage& stage) {
+    return plans_of_stages(stages, [&](const zero::Stage& stage, std::optional<int64_t> chunk) {
+        if (chunk) request.swap.chunk_elements = chunk;
         try {
             return model_->plan_of(request, stage, machine);
         } catch (const planner::DoesNotFit& refusal) {
             if (stage.all()) throw;
             refuse_stage(refusal, stage);
         }
-    };
-    std::vector<Plan> found;
-    for (const zero::Stage& stage : model_->stages) found.push_back(plan_of(stage));
-    request.swap.chunk_elements =
-        std::ranges::min_element(found, {}, &Plan::chunk_elements)->chunk_elements;
-    for (size_t s = 0; s < found.size(); ++s) {
-        if (found[s].chunk_elements != request.swap.chunk_elements)
-            found[s] = plan_of(model_->stages[s]);
-    }
-    return found;
+    });
 }
 
 const std::vector<model::Layer>& Predictor::layers() const { return model_->decoder.layers(); }
@@ -108,7 +109,10 @@ Plan Predictor::with_all_layers(const Plan& plan) const {
     return model_->plan_of(request, all, machine);  // no weights live there
 }
 
-void Predictor::plan_by(const cost::Measurements& known) { known_ = known; }
+void Predictor::plan_by(const cost::Measurements& known) {
+    known_ = known;
+    choose_schedule();
+}
 
 cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
     if (model_->absent) {
@@ -118,25 +122,13 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
                                                "bench --all --config CONFIG --save FILE"});
     }
     const Config& config = model_->config;
-    // Nothing is stored: the paths are the run's.
-    const RankShare share{.budgets = config.budgets, .threads = model_->share().threads};
-    TierStack stack({.config = config,
-                     .share = share,
-                     .executor = *model_->executor,
-                     .device = *model_->device,
-                     .machine = model_->own_machine(),
-                     .ranks = model_->world.ranks},
-                    TierStack::Model{model_->decoder.shape(), model_->decoder.numerics(),
-                                     model_->decoder.layers()});
-    Plan buffers = plan.partition.stage.all()
-                       ? this->plan(request_of_buffers(request_of(config), plan))
-                       : with_all_layers(plan);
-    buffers.host_bytes = buffers.io_bytes;
-    stack.plan(std::move(buffers));
+    const RankShare share = share_to_measure();
+    std::unique_ptr<TierStack> opened = stack_of(
+        plan.partition.stage.all() ? this->plan(request_of_buffers(request_of(config), plan))
+                                   : with_all_layers(plan),
+        share);
+    TierStack& stack = *opened;
     const Plan& sample = stack.plan();
-    stack.reserve({.host_budget_bytes = sample.host_bytes, .name = "staging"});
-    stack.open({.buffers_alone = true});
-    stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     const optim::Scalars scalars = optim::scalars_of(elements_hyper_of(config), 1, 1.0);
     const int64_t working = memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited;
     const auto left_now = [&] {
@@ -155,6 +147,8 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
         found.momentum_bytes_per_s = time_momentum(bench, left_now());
     }
     stack.store().drain();  // throws what went wrong
+    opened.reset();         // its memory is free for the next
+    time_others(found);
     if (model_->world.local_ranks == 1) found.memory_of = cost::Of::host;
     return found;
 }
@@ -222,6 +216,7 @@ Predictor::Length Predictor::length_of(int64_t sequence) const {
     try {
         Predictor other(std::make_unique<ModelOnDevice>(config, count(), absent));
         other.known_ = known_;
+        other.choose_schedule();
         other.plan(request_of(config));
         return Length::fits;
     } catch (const ops::LengthRefused&) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,15 @@
 #include "planner/planner.h"
 #include "planner/request.h"
 #include "prediction.h"
+#include "schedule_choice.h"
+#include "train/setup/rank_share.h"
 #include "train/step/step.h"
+#include "zero/zero.h"
 
 namespace ferry::train {
 
 struct ModelOnDevice;
+class TierStack;
 
 // The step and the end of a search for the longest sequence, in tokens.
 constexpr int64_t kSequenceUnit = 1024, kSequenceMost = int64_t{1} << 20;
@@ -41,8 +46,15 @@ public:
     Predictor& operator=(const Predictor&) = delete;
 
     // `known`: measurements of the machine, as far as there are any. Later plans are weighed with
-    // them, earlier ones were with the defaults.
+    // them, earlier ones were with the defaults; a schedule that is ferry's choice is chosen anew.
     void plan_by(const cost::Measurements& known);
+    // The same by measurements of one rank, for the schedule alone.
+    void choose_schedule(const cost::Measurements& of_a_rank);
+    // One rank's, by which plans are weighed.
+    cost::Measurements planned_by() const;
+    // How the schedule of a pipeline was chosen, for the budgets of the configuration; no offers
+    // where there was no choice.
+    const ScheduleChoice& schedules() const { return choice_; }
     // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
     // knobs, state and micro-batches. Throws does_not_fit.
     planner::Plan plan(const planner::PlanRequest& request) const;
@@ -60,6 +72,8 @@ public:
                        Exchanged what = Exchanged::gradients) const;
     // Whether a step of this plan can be predicted by these times.
     bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const;
+    // And of the schedules that were chosen from.
+    bool covers_choice(const planner::Plan& plan, const cost::KernelTimes& times) const;
     // The things that the kernels' times depend on.
     cost::KernelsOf kernels_of() const;
     std::string device_text() const;
@@ -87,6 +101,16 @@ private:
     explicit Predictor(std::unique_ptr<ModelOnDevice> model);
     enum class Length : uint8_t { too_short, fits, too_long };
     Length length_of(int64_t sequence) const;
+    void choose_schedule() { choose_schedule(planned_by()); }
+    std::vector<planner::Plan> plans_in(std::span<const zero::Stage> stages,
+                                        const planner::PlanRequest& request) const;
+    std::vector<zero::Stage> stages_in(PipelineSchedule schedule) const;
+    // The first stage's plans, of what fits and was not chosen.
+    std::vector<planner::Plan> plans_not_chosen() const;
+    RankShare share_to_measure() const;
+    // Opened, of buffers alone. The share outlives it.
+    std::unique_ptr<TierStack> stack_of(planner::Plan buffers, const RankShare& share);
+    void time_others(cost::Measurements& found);
     // With the kernels of all stages, of a plan of one of them.
     planner::Plan with_all_layers(const planner::Plan& plan) const;
     Prediction predict_one(const planner::PlanRequest& request, const planner::Plan& plan,
@@ -96,6 +120,8 @@ private:
 
     const std::unique_ptr<ModelOnDevice> model_;
     std::optional<cost::Measurements> known_{};
+    ScheduleChoice choice_{};
+    std::vector<zero::Stage> stages_;
 };
 
 }  // namespace ferry::train

@@ -79,6 +79,10 @@ protected:
         CheckpointRows checkpoint;
     };
 
+    // Of a pipeline: the plan of a rank of each of these stages, as they make them themselves. They
+    // are those of the run, or, before there is a plan, of a schedule that it may have.
+    std::vector<planner::Plan> plans_of_stages(std::span<const zero::Stage> stages) const;
+
     const std::shared_ptr<ComputeContext> context_;
     comm::Communicator* const ranks_;  // null: there is only this one
     const World world_;
@@ -100,8 +104,8 @@ protected:
     const model::Numerics numerics_;
     const std::unique_ptr<Batches> loader_;
     const std::vector<model::Layer> layers_;  // of the whole model
-    const std::vector<zero::Stage> stages_;   // of which this rank has one
-    const zero::Partition partition_;
+    std::vector<zero::Stage> stages_;         // of which this rank has one; from make_plan() on
+    zero::Partition partition_;               // the same
     const std::string checkpoint_identity_;
     // The model's config.json, where checkpoints are written: the model's directory may be gone
     // by then.
@@ -119,6 +123,7 @@ protected:
     TierStack stack_;
     const planner::Plan& plan_ = stack_.plan();
     std::optional<RankPlanner> planner_{};
+    std::vector<int> sharers_of_hosts_{};  // of a pipeline: by rank, how many share its host
     std::optional<StateIo> state_{};
     std::optional<MomentumIo> momentum_{};  // where momentum is exchanged, sooner or later
     // Made once: the table of products that it names may change while the run goes on.
@@ -133,6 +138,9 @@ private:
     std::unique_ptr<LoadedWeights> first_weights_of(const Config& config,
                                                     const Runtime& runtime) const;
     void make_plan(const Runtime& runtime);
+    void take_stages(PipelineSchedule schedule);
+    std::optional<Error> refusal_of(const planner::PlanRequest& request) const;
+    void choose_schedule(const planner::PlanRequest& request);
     void require_same_start() const;
     void require_matching_exchanges() const;
     void refuse_of_pipeline(const Runtime& runtime) const;

@@ -112,9 +112,7 @@ World world_of(const Config& config, int rank, int ranks, int local_ranks) {
     const int of_a_host = config.zero.ranks_per_host;
     const bool hosts = of_a_host > 1 && of_a_host < ranks;
     if (hosts) require_groups("zero.ranks_per_host", "a host", of_a_host, ranks);
-    return {
-        rank,     ranks,      local_ranks,           p.sequence,
-        p.tensor, p.pipeline, hosts ? of_a_host : 1, p.schedule == PipelineSchedule::round_robin};
+    return {rank, ranks, local_ranks, p.sequence, p.tensor, p.pipeline, hosts ? of_a_host : 1};
 }
 
 std::vector<int> World::with_tensors() const { return comm::run_of(rank, tensor); }
@@ -135,14 +133,16 @@ planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
     if (world.ranks == 1) return request;
     check_batch(request.micro_batches, request.swap.groups, world);
     request.micro_batches /= world.replicas();
-    // The more groups a pipeline has, the shorter are its bubbles; all stages have as many. In
-    // turn all micro-batches go through a virtual stage together.
-    if (world.pipeline > 1 && !request.swap.groups)
-        request.swap.groups = world.round_robin ? 1 : request.micro_batches;
     request.budgets = budgets_of_rank(std::move(request.budgets), world);
     request.sharers = world.local_ranks;
     // It would write before all ranks have the durable step before.
     if (request.durable) request.swap.speculate = Speculate::off;
+    return request;
+}
+
+planner::PlanRequest in_groups(planner::PlanRequest request, const zero::Stage& stage) {
+    if (stage.count > 1 && !request.swap.groups)
+        request.swap.groups = stage.round_robin ? 1 : request.micro_batches;
     return request;
 }
 

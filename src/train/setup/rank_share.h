@@ -13,6 +13,7 @@
 #include "model/model.h"
 #include "planner/request.h"
 #include "topology/topology.h"
+#include "zero/zero.h"
 
 namespace ferry::train {
 
@@ -24,7 +25,6 @@ struct World {
     int pipeline = 1;  // stages that share the layers: so many runs of neighbours, in their order
     // Neighbours that exchange among themselves first what others need as well; 1: none do.
     int host_ranks = 1;
-    bool round_robin = false;  // all micro-batches go through a virtual stage before the next
     // A stage's ranks. Those that share tensors have the same tokens, and each a slice of the
     // weights. Of ranks with the same slice, neighbours share sequences: they have the same
     // micro-batches, and each a part of them.
@@ -62,6 +62,9 @@ struct RankShare {
 RankShare share_of(const Config& config, const World& world);
 // The same of what a plan of the whole run is asked for. Throws usage as well.
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);
+// Where nothing says how many groups a stage of a pipeline takes: each micro-batch is one, for then
+// the bubbles are shortest; in round robin all are one, which goes through a virtual stage whole.
+planner::PlanRequest in_groups(planner::PlanRequest request, const zero::Stage& stage);
 // Where the configuration asks for speculation that ranks do not do.
 void warn_of_speculation(const Config& config, const World& world);
 // The rank whose directory below a path of the configuration this could be; none: it is nobody's.
