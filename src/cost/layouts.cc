@@ -211,37 +211,44 @@ private:
                (4 * static_cast<double>(m_.hidden) + 2 * queries + 2 * keys + inner);
     }
 
-    // Block inputs of groups between their forward and their backward, with what zero bubble keeps
-    // beside them, of the stage that has most.
-    double under_way_bytes() const {
-        const double inputs = blocks() * group_size() * input_bytes();
+    // Block inputs of groups between their forward and their backward, of the stage that has most.
+    double input_groups() const {
         switch (found_.order) {
             case Order::one_f_one_b:
-                return std::min(stages(), groups()) * inputs;
             case Order::zero_bubble:
-                return with_factors(inputs);
+                return std::min(stages(), groups());
             case Order::interleaved:
                 // Of P V virtual stages as many as 1F1B has of stages, and P - 1 more until the
                 // first comes back (Narayanan et al., Efficient Large-Scale Language Model
                 // Training, 2021).
-                return std::min(stages() + (stages() - 1) / virtual_stages(), groups()) * inputs;
+                return std::min(stages() + (stages() - 1) / virtual_stages(), groups());
             case Order::round_robin:
-                return groups() * inputs;
+                return groups();
         }
         bug("no such order");
     }
-    // Stage s has inputs of P - s groups, and factors of s + 1 (Qi et al., Zero Bubble Pipeline
-    // Parallelism, 2023: H1). The sum is largest at an end, or where there are no more groups.
-    double with_factors(double inputs) const {
+
+    // What the stages of zero bubble have under way: stage s inputs of P - s groups, and factors of
+    // s + 1, which stay on its device (Qi et al., Zero Bubble Pipeline Parallelism, 2023: H1). The
+    // sum is largest at an end, or where there are no more groups.
+    struct UnderWay {
+        double inputs = 0, factors = 0;  // the most of each
+        double both = 0;                 // of a stage
+    };
+    UnderWay under_way() const {
+        const double inputs = blocks() * group_size() * input_bytes();
+        UnderWay most{.inputs = input_groups() * inputs};
+        most.both = most.inputs;
+        if (found_.order != Order::zero_bubble) return most;
         const int64_t last = found_.pipeline - 1;
         const double factors = blocks() * group_size() * factor_bytes();
-        double most = 0;
         for (const int64_t s : {int64_t{0}, last, std::min(found_.groups - 1, last),
                                 std::max<int64_t>(found_.pipeline - found_.groups, 0)}) {
             const auto forward = static_cast<double>(std::min(found_.pipeline - s, found_.groups)),
                        left = static_cast<double>(std::min(s + 1, found_.groups));
             const double kept = s == 0 ? factors / blocks() : left * factors;
-            most = std::max(most, forward * inputs + kept);
+            most.factors = std::max(most.factors, kept);
+            most.both = std::max(most.both, forward * inputs + kept);
         }
         return most;
     }
@@ -268,11 +275,12 @@ private:
         (found_.weights_stay ? found_.device_bytes : found_.host_bytes) += kept() * width();
         // Accumulators are in the host between two groups, whole on every rank.
         if (found_.groups > 1) found_.host_bytes += elements() * 4;
-        const double inputs = under_way_bytes();
-        if (inputs <= c_.device_bytes - found_.device_bytes) {
-            found_.device_bytes += inputs;
+        const UnderWay most = under_way();
+        if (most.both <= c_.device_bytes - found_.device_bytes) {
+            found_.device_bytes += most.both;
         } else {
-            found_.host_bytes += inputs;
+            found_.device_bytes += most.factors;
+            found_.host_bytes += most.inputs;
             const double all = micro_batches() * blocks() * input_bytes();
             out_bytes_ += all;
             in_bytes_ += all;

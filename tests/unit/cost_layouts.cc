@@ -246,6 +246,14 @@ TEST(Layouts, OfZeroBubbleAreFasterAndTakeFactors) {
         EXPECT_LE(split.seconds, plain.seconds) << groups;
         EXPECT_GT(split.device_bytes + split.host_bytes, plain.device_bytes + plain.host_bytes);
     }
+    // Factors stay on the device.
+    Cluster small = cluster;
+    small.device_bytes = 20e9;
+    const Layout away =
+        layout_of(model, small,
+                  {.pipeline = 8, .order = Order::zero_bubble, .micro_batches = 64, .groups = 64});
+    EXPECT_GT(away.copied_bytes, 0);
+    EXPECT_GT(away.device_bytes, 8 * 4 * 16 * 2048.0 * 4096 * 2);
     // The last stage: inputs of one group, factors of eight. A token's are four widths, queries
     // twice, keys and values once, the MLP's three.
     const Layout of{.pipeline = 8, .micro_batches = 64, .groups = 64};

@@ -250,7 +250,7 @@ std::string refusal_of(const PlanOptions& options, const std::vector<std::string
     try {
         load_config(options.config, keys);
     } catch (const Error& error) {
-        why = fmt::format("{}: {}", error.problem().where, error.problem().what);
+        why = error.problem().what;
     }
     set_log_sink(nullptr);
     return why;
