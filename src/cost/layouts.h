@@ -93,7 +93,7 @@ struct Layout {
 
 // The arithmetic's seconds of recorded steps of GPUs over those that they took: the least and the
 // most of them (bench/results/layouts.json). None of these shared tensors or layers.
-inline constexpr double kArithmeticLeast = 0.8845, kArithmeticMost = 1.2352;
+inline constexpr double kArithmeticLeast = 0.8844, kArithmeticMost = 1.2351;
 
 // Bytes a second that reach one of so many ranks, of which its host has `here`: from those one
 // after the other at the one rate, from all others at the other.
