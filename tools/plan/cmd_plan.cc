@@ -239,9 +239,27 @@ void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
                     tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
 }
 
+// What refuses the configuration with these keys more; "": nothing. It has been warned of already.
+std::string refusal_of(const PlanOptions& options, const std::vector<std::string>& more) {
+    static constexpr LogSink kNowhere{.line = [](LogLevel, std::string_view) {}};
+    std::vector<std::string> keys = options.overrides.keys;
+    keys.insert(keys.end(), more.begin(), more.end());
+    if (!options.gpu.empty()) keys.emplace_back("device=cuda");
+    set_log_sink(&kNowhere);
+    std::string why;
+    try {
+        load_config(options.config, keys);
+    } catch (const Error& error) {
+        why = error.problem().what;
+    }
+    set_log_sink(nullptr);
+    return why;
+}
+
 void run_layouts(const PlanOptions& options, const Config& config) {
-    const LayoutsReport report =
-        layouts_report(config, count_of(options), options.gpu, network_of(options));
+    const LayoutsReport report = layouts_report(
+        config, count_of(options), options.gpu, network_of(options),
+        [&](const std::vector<std::string>& more) { return refusal_of(options, more); });
     print("{}", options.json ? json_line(to_json(report)) : text_of(report));
 }
 
@@ -372,8 +390,8 @@ void add_plan_command(CLI::App& app) {
         ->needs(network);
     CLI::Option* layouts = command->add_flag(
         "--layouts", options->layouts,
-        "nothing but the best ways for so many ranks to share tensors, layers and state, by "
-        "arithmetic");
+        "nothing but the best ways for so many ranks to share tensors, sequences, layers and "
+        "state, by arithmetic");
     command
         ->add_option("--gpu", options->gpu,
                      "the GPU that --layouts reckons with: a100, h100 or h200")

@@ -16,7 +16,6 @@ void warn_of_bubble(const std::vector<planner::Plan>& plans);
 // the configuration leaves that to ferry.
 std::string pipeline_text(const std::vector<planner::Plan>& plans,
                           const train::Prediction* prediction, const train::ScheduleChoice& choice);
-// `schedule`: the configuration's, which is the plans' where nothing was chosen.
 nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
                              const train::Prediction* prediction,
                              const train::ScheduleChoice& choice);
