@@ -188,7 +188,7 @@ def predicted(options, settings, link):
     """Seconds of a step by codec, and by whether ranks exchange within their hosts first."""
     threads = threads_of_host(options, settings)
     words = [options.ferry, "plan", str(CONFIG), "--json", "--ranks", str(options.ranks),
-             "--ranks-per-host", str(options.ranks_per_host),
+             "--ranks-per-host", str(options.ranks_per_host), "--ranks-here", str(options.ranks),
              "--network", f"{link.mbit:.3f}Mbit", "--network-latency", f"{link.latency * 1e6:.3f}us",
              *words_of(settings, [*options.settings, f"threads={threads}"])]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -81,6 +81,22 @@ cost::Measurements known_of(const std::optional<MachineFile>& file, const Measur
     return {.threads = what.kernels.threads, .computes_on_host = what.kernels.on_host()};
 }
 
+// Of ranks that were timed at the same time; empty: one alone.
+std::string at_once_text(const train::Predictor& predictor, int ranks) {
+    const int asked = predictor.at_once(), threads = predictor.threads(), cores = predictor.cores();
+    if (asked == 1) return {};
+    std::string text = fmt::format("{} rank{} of {} thread{}", ranks, ranks == 1 ? "" : "s",
+                                   threads, threads == 1 ? "" : "s");
+    if (ranks < asked)
+        text += fmt::format(" of the {} that share this machine: it holds no more", asked);
+    if (ranks * threads > cores)
+        text += fmt::format(
+            ", which take turns on its {} core{}: with a core for each thread a "
+            "step is shorter",
+            cores, cores == 1 ? "" : "s");
+    return text;
+}
+
 class Finder {
 public:
     Finder(const Config& config, const planner::Plan& plan, const std::optional<MachineFile>& file)
@@ -113,6 +129,8 @@ private:
             found_.measurements.product_flops_per_s = measured.product_flops_per_s;
         }
         found_.measurements = cost::known_or(std::move(found_.measurements), measured);
+        found_.measurements.at_once = measured.at_once;
+        found_.at_once = at_once_text(predictor, measured.at_once);
     }
 
     void assume(const train::Predictor& predictor, const MeasurementsOf& what,

@@ -24,6 +24,7 @@
 #include "planner/request.h"
 #include "planner/work.h"
 #include "planning_measurements.h"
+#include "together.h"
 #include "train/setup/from_config.h"
 #include "train/setup/numerics_record.h"
 #include "train/setup/rank_share.h"
@@ -110,6 +111,85 @@ Plan Predictor::with_all_layers(const Plan& plan) const {
 
 void Predictor::plan_by(const cost::Measurements& known) { known_ = known; }
 
+namespace {
+
+// What a rank of this machine has while it is measured: of the same plan, on its part of the cores.
+class MeasuredRank {
+public:
+    // The first rank's executor and device are the model's own. `buffers`: a plan of nothing else.
+    MeasuredRank(ModelOnDevice& model, int rank, Plan buffers)
+        : model_(model),
+          share_{.budgets = model.config.budgets, .threads = model.share().threads},
+          own_executor_(rank > 0 ? make_thread_executor() : nullptr),
+          executor_(own_executor_ ? *own_executor_ : *model.executor),
+          own_device_(rank > 0 ? Device::open(DeviceKind::cpu, executor_) : nullptr),
+          stack_({.config = model.config,
+                  .share = share_,  // nothing is stored: the paths are the run's
+                  .executor = executor_,
+                  .device = own_device_ ? *own_device_ : *model.device,
+                  .machine = model.own_machine(rank),
+                  .ranks = model.world.ranks},
+                 TierStack::Model{model.decoder.shape(), model.decoder.numerics(),
+                                  model.decoder.layers()}) {
+        buffers.host_bytes = buffers.io_bytes;
+        stack_.plan(std::move(buffers));
+        stack_.reserve({.host_budget_bytes = stack_.plan().host_bytes, .name = "staging"});
+        stack_.open({.buffers_alone = true});
+        stack_.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
+    }
+
+    cost::Measurements measure(int64_t working_bytes, Together& together) {
+        const Plan& sample = stack_.plan();
+        const optim::Scalars scalars = optim::scalars_of(elements_hyper_of(model_.config), 1, 1.0);
+        const Bench bench = stack_.bench();
+        cost::Measurements found = take_measurements(
+            record_step(sample, Previous::not_speculative, false), bench, stack_.teams(), scalars,
+            stack_.arena(), model_.decoder.shape().vocab,
+            [&] {
+                return time_updates(stack_.teams(), left_now(), scalars, sample, working_bytes,
+                                    staging_buffers(sample, stack_.arena()), together);
+            },
+            together);
+        if (sample.has_feedback()) {
+            found.kernels.seconds.merge(
+                time_kernels(kernels_of_momentum(sample), bench, together).seconds);
+            found.momentum_bytes_per_s = time_momentum(bench, left_now(), together);
+            agree_on_slowest(together, found);
+        }
+        stack_.store().drain();  // throws what went wrong
+        return found;
+    }
+
+private:
+    // Of budgets.host a rank has its part.
+    Topology left_now() {
+        BudgetConfig mine = model_.config.budgets;
+        if (mine.host_bytes != kUnlimited) mine.host_bytes /= model_.here;
+        return as_left_now(stack_.machine(), left_of_budget(mine, stack_.pool().reserved_bytes()));
+    }
+
+    ModelOnDevice& model_;
+    const RankShare share_;
+    const std::unique_ptr<Executor> own_executor_;
+    Executor& executor_;
+    const std::unique_ptr<Device> own_device_;
+    TierStack stack_;
+};
+
+// As many ranks as compute here at once, as far as buffers of such a plan leave half of the
+// machine's memory, and no more of them than take a few turns on its cores.
+int measured_at_once(const ModelOnDevice& model, int threads, const Plan& buffers) {
+    constexpr int kTurns = 4;
+    const Topology machine = machine_for(model.config);
+    const int64_t each = buffers.io_bytes + buffers.device_bytes + buffers.device_overhead_bytes;
+    const int64_t fit = machine.memory_left_bytes / 2 / std::max<int64_t>(each, 1);
+    const int64_t turns = ceil_div(int64_t{kTurns} * machine.cores(), int64_t{threads});
+    return static_cast<int>(
+        std::clamp<int64_t>(model.at_once(), 1, std::max<int64_t>(std::min(fit, turns), 1)));
+}
+
+}  // namespace
+
 cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
     if (model_->absent) {
         throw Error(Trouble::usage, {.what = "there is no such device here to measure",
@@ -117,47 +197,24 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
                                      .remedy = "measure on the machine that has it: ferry "
                                                "bench --all --config CONFIG --save FILE"});
     }
-    const Config& config = model_->config;
-    // Nothing is stored: the paths are the run's.
-    const RankShare share{.budgets = config.budgets, .threads = model_->share().threads};
-    TierStack stack({.config = config,
-                     .share = share,
-                     .executor = *model_->executor,
-                     .device = *model_->device,
-                     .machine = model_->own_machine(),
-                     .ranks = model_->world.ranks},
-                    TierStack::Model{model_->decoder.shape(), model_->decoder.numerics(),
-                                     model_->decoder.layers()});
-    Plan buffers = plan.partition.stage.all()
-                       ? this->plan(request_of_buffers(request_of(config), plan))
-                       : with_all_layers(plan);
-    buffers.host_bytes = buffers.io_bytes;
-    stack.plan(std::move(buffers));
-    const Plan& sample = stack.plan();
-    stack.reserve({.host_budget_bytes = sample.host_bytes, .name = "staging"});
-    stack.open({.buffers_alone = true});
-    stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-    const optim::Scalars scalars = optim::scalars_of(elements_hyper_of(config), 1, 1.0);
+    const Plan buffers = plan.partition.stage.all()
+                             ? this->plan(request_of_buffers(request_of(model_->config), plan))
+                             : with_all_layers(plan);
     const int64_t working = memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited;
-    const auto left_now = [&] {
-        return as_left_now(stack.machine(),
-                           left_of_budget(config.budgets, stack.pool().reserved_bytes()));
-    };
-    cost::Measurements found = take_measurements(
-        record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
-        scalars, stack.arena(), model_->decoder.shape().vocab, [&] {
-            return time_updates(stack.teams(), left_now(), scalars, sample, working,
-                                staging_buffers(sample, stack.arena()));
-        });
-    if (sample.has_feedback()) {
-        const Bench bench = stack.bench();
-        found.kernels.seconds.merge(time_kernels(kernels_of_momentum(sample), bench).seconds);
-        found.momentum_bytes_per_s = time_momentum(bench, left_now());
-    }
-    stack.store().drain();  // throws what went wrong
-    if (model_->world.local_ranks == 1) found.memory_of = cost::Of::host;
+    const int at_once = measured_at_once(*model_, threads(), buffers);
+    cost::Measurements found;
+    ThreadsTogether(at_once).each([&](int rank, Together& together) {
+        MeasuredRank one(*model_, rank, buffers);
+        cost::Measurements mine = one.measure(working, together);
+        if (rank == 0) found = std::move(mine);
+    });
+    found.at_once = at_once;
+    if (model_->here == 1) found.memory_of = cost::Of::host;
     return found;
 }
+
+int Predictor::at_once() const { return model_->at_once(); }
+int Predictor::cores() const { return machine_for(model_->config).cores(); }
 
 bool Predictor::covers(const Plan& plan, const cost::KernelTimes& times) const {
     if (!plan.partition.stage.all()) return covers(with_all_layers(plan), times);
@@ -174,7 +231,8 @@ cost::KernelsOf Predictor::kernels_of() const {
                                         : library_text(*model_->device, model_->config,
                                                        ops::table_of(*model_->ops)),
             .threads = threads(),
-            .under_load = device_text() != cost::KernelsOf::kHost};
+            .under_load = device_text() != cost::KernelsOf::kHost,
+            .at_once = model_->at_once()};
 }
 
 std::string Predictor::device_text() const {
@@ -192,7 +250,7 @@ ParallelConfig Predictor::groups() const { return model_->config.parallel; }
 int Predictor::ranks_per_host() const { return model_->config.zero.ranks_per_host; }
 
 RankCount Predictor::count() const {
-    return {model_->world.ranks, model_->world.local_ranks, model_->gpu};
+    return {model_->world.ranks, model_->world.local_ranks, model_->gpu, model_->here};
 }
 
 cost::Measurements Predictor::assumed(const Plan& plan) const {

@@ -52,7 +52,10 @@ public:
     const std::vector<model::Layer>& layers() const;  // of the whole model
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
-    // or as a large model does. Once; blocks for seconds. Throws Error.
+    // or as a large model does. On processors all ranks of this machine run at once, by threads
+    // with buffers of their own, and the slowest is what is found; fewer (Measurements::at_once)
+    // where half of this machine's memory does not hold so many, or they would take more than a
+    // few turns on its cores. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
     cost::Measurements measure(const planner::Plan& plan, Memory memory);
     Prediction predict(const planner::PlanRequest& request, const planner::Plan& plan,
@@ -70,6 +73,8 @@ public:
     RankCount count() const;
     ParallelConfig groups() const;
     int ranks_per_host() const;  // that exchange among themselves first; 1: none do
+    // Ranks that compute on this machine's processors at the same time; beside a GPU 1.
+    int at_once() const;
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
     cost::Measurements assumed(const planner::Plan& plan) const;
@@ -77,6 +82,7 @@ public:
     cost::Measurements with_assumed_kernels(cost::Measurements known,
                                             const planner::Plan& plan) const;
     int threads() const;
+    int cores() const;  // of this machine, which those ranks share
     // The longest batch.sequence, in multiples of kSequenceUnit, whose plan fits the budgets with
     // all else as it is, and that the model and its attention take. They must take the
     // configuration's own. 0: none does; kSequenceMost: or longer. Throws what plan() throws, but

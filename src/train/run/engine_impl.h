@@ -83,7 +83,7 @@ private:
     Unwritten unwritten(const Saving& saving) const;
 
     void measure();
-    UpdateRates update_rates(const optim::Scalars& scalars);
+    UpdateRates update_rates(const optim::Scalars& scalars, Together& together);
     void predict(const cost::Measurements& measured);
     void change_over(Exchanged what);
     const swap::Schedule& next_schedule(bool speculative) const;
