@@ -22,7 +22,6 @@ struct KernelsOf {
     std::string libraries{};  // and the operations' own versions
     int threads = 1;
     bool under_load = false;  // at the clock that a GPU holds under the step's own load
-    int at_once = 1;  // ranks that computed on the host meanwhile, each with as many threads
     bool operator==(const KernelsOf&) const = default;
     bool on_host() const { return device == kHost; }
     static constexpr std::string_view kHost = "cpu";  // the architecture that is no GPU's
@@ -44,15 +43,13 @@ struct Measurements {
     double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
     // Seconds of a core for the same, checks left out: much where processors copy it (tmpfs).
     double cores_per_nvme_byte = 0;
-    Of storage_of = Of::host;      // nvme_bytes_per_s
-    double dram_bytes_per_s = 0;   // as the optimizer's update reaches alone
-    double update_overhead_s = 0;  // each update's, however small: its threads have to meet
-    double out_of_place = 0;       // seconds of an update to a fresh slot, of one in place
-    double check_bytes_per_s = 0;  // one thread's rate
-    int threads = 1;               // threads of the team
-    Of memory_of = Of::host;       // dram_bytes_per_s
-    // Ranks of the host that measured kernels, copies and memory at the same time.
-    int at_once = 1;
+    Of storage_of = Of::host;            // nvme_bytes_per_s
+    double dram_bytes_per_s = 0;         // as the optimizer's update reaches alone
+    double update_overhead_s = 0;        // each update's, however small: its threads have to meet
+    double out_of_place = 0;             // seconds of an update to a fresh slot, of one in place
+    double check_bytes_per_s = 0;        // one thread's rate
+    int threads = 1;                     // threads of the team
+    Of memory_of = Of::host;             // dram_bytes_per_s
     double momentum_bytes_per_s = 0;     // of what codes momentum; 0: as updates
     double device_bytes_per_s = 0;       // updates that the device makes in its memory
     double device_copy_bytes_per_s = 0;  // a copy within it, reads and writes counted

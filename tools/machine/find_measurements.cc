@@ -119,6 +119,7 @@ private:
         const char* links = memory ? "copies" : copies ? "memory" : "memory and copies";
         if (!predictor.is_here()) return assume(predictor, what, std::move(known), links);
         found_.measurements = std::move(known);
+        found_.ranks_at_once = what.at_once;
         if (memory && copies && kernels) return;
         const cost::Measurements measured =
             predictor.measure(plan_, train::Predictor::Memory::of_plan);
@@ -129,8 +130,8 @@ private:
             found_.measurements.product_flops_per_s = measured.product_flops_per_s;
         }
         found_.measurements = cost::known_or(std::move(found_.measurements), measured);
-        found_.measurements.at_once = measured.at_once;
-        found_.at_once = at_once_text(predictor, measured.at_once);
+        found_.ranks_at_once = predictor.measured_at_once();
+        found_.at_once = at_once_text(predictor, found_.ranks_at_once);
     }
 
     void assume(const train::Predictor& predictor, const MeasurementsOf& what,
@@ -234,6 +235,7 @@ MeasurementsOf what_is_measured(const train::Predictor& predictor) {
     const cost::KernelsOf kernels = predictor.kernels_of();
     return {.kernels = kernels,
             .count = predictor.count(),
+            .at_once = predictor.at_once(),
             .groups = predictor.groups(),
             .ranks_per_host = predictor.ranks_per_host(),
             .by = kernels.on_host() ? "mpi" : "nccl",

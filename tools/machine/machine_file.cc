@@ -197,10 +197,11 @@ json key_of_device(const std::string& device, int at_once) {
     return {{"device", device}, {kRanksAtOnce, at_once}};
 }
 
-json key_of(const cost::KernelsOf& of) {
+json key_of_kernels(const MeasurementsOf& what) {
+    const cost::KernelsOf& of = what.kernels;
     return {{"model", of.model},         {"compute", of.compute}, {"device", of.device},
             {"libraries", of.libraries}, {"threads", of.threads}, {"under_load", of.under_load},
-            {kRanksAtOnce, of.at_once}};
+            {kRanksAtOnce, what.at_once}};
 }
 
 json key_of_ranks(const MeasurementsOf& what) {
@@ -324,8 +325,7 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
                        const Measurements& measured) {
     json content = read_file(file, true);
     const char* of = measured.memory_of == cost::Of::host ? kOfHost : kOfRank;
-    const int at_once = measured.at_once;
-    replace(content["memory"], key_of_memory(what.kernels.threads, of, at_once),
+    replace(content["memory"], key_of_memory(what.kernels.threads, of, what.at_once),
             json_of(kMemory, measured));
     json device = json_of(kDevice, measured);
     if (measured.device_copy_bytes_per_s > 0)
@@ -334,7 +334,7 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
         device["memory_bytes"] = what.device_bytes;
         device["overhead_bytes"] = what.needs.overhead;
     }
-    replace(content["devices"], key_of_device(what.kernels.device, at_once), device);
+    replace(content["devices"], key_of_device(what.kernels.device, what.at_once), device);
     json times = json::array();
     for (const auto& [kind, seconds] : measured.kernels.seconds) {
         times.push_back({{"kernel", cost::name_of(static_cast<cost::Op>(kind[0]))},
@@ -353,9 +353,7 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
         const double seconds = measured.kernels.saved_s[at(result)];
         if (seconds > 0) kernels[key_of(result)] = seconds;
     }
-    cost::KernelsOf timed = what.kernels;
-    timed.at_once = at_once;
-    if (!times.empty()) replace(content["kernels"], key_of(timed), kernels);
+    if (!times.empty()) replace(content["kernels"], key_of_kernels(what), kernels);
     write_whole("--save", file, text_of(content));
 }
 
@@ -419,8 +417,7 @@ public:
     Measurements read(const MeasurementsOf& what) {
         found_.threads = what.kernels.threads;
         found_.computes_on_host = what.kernels.on_host();
-        const int at_once = what.kernels.at_once;
-        found_.at_once = at_once;
+        const int at_once = what.at_once;
         read_memory(what.kernels.threads, at_once, what.count.on_a_host);
         const json* device =
             entry(content_, "devices", key_of_device(what.kernels.device, at_once));
@@ -432,7 +429,7 @@ public:
                 found_.device_copy_bytes_per_s = positive(file_, *device, where, kCopyWithin);
         }
         if (what.count.ranks > 1) read_ranks(what);
-        const json* kernels = entry(content_, "kernels", key_of(what.kernels));
+        const json* kernels = entry(content_, "kernels", key_of_kernels(what));
         if (kernels) read_kernels(*kernels);
         if (kernels && kernels->contains(kMomentum))
             found_.momentum_bytes_per_s = positive(file_, *kernels, "kernels", kMomentum);

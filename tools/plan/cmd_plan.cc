@@ -357,7 +357,7 @@ void add_plan_command(CLI::App& app) {
         command
             ->add_option("--ranks-here", options->count.here,
                          "how many ranks compute on this machine at the same time, where it stands "
-                         "for several hosts (default: those of one)")
+                         "for several hosts (default, and at the least: those of one)")
             ->check(CLI::Range(1, 1 << 10));
     CLI::Option* svg =
         command->add_option("--svg", options->svg, "write the step's timeline to this file (SVG)");

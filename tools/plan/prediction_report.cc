@@ -137,7 +137,7 @@ nlohmann::json to_json(const PredictionReport& report) {
             {"timeline", timeline},
             {"what_if", answers},
             {"measured", measured},
-            {"ranks_at_once", report.found.measurements.at_once},
+            {"ranks_at_once", report.found.ranks_at_once},
             {"timed_at_once", report.found.at_once},
             {"assumed", report.found.assumed}};
 }

@@ -186,7 +186,7 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
         own > std::ssize(buffers) ? pool.reserve("updates", own, teams) : buffers;
     const int64_t bytes = std::min(wanted, std::ssize(memory));
     const Stripes stripes(memory, bytes, plan);  // whole chunks of it
-    warn_of_little(bytes, wanted);
+    if (together.speaks()) warn_of_little(bytes, wanted);
     const int64_t large = stripes.elements();
     const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
     ColdUpdates updates(teams, scalars, plan, stripes);

@@ -178,7 +178,7 @@ private:
 
 // As many ranks as compute here at once, as far as buffers of such a plan leave half of the
 // machine's memory, and no more of them than take a few turns on its cores.
-int measured_at_once(const ModelOnDevice& model, int threads, const Plan& buffers) {
+int how_many_at_once(const ModelOnDevice& model, int threads, const Plan& buffers) {
     constexpr int kTurns = 4;
     const Topology machine = machine_for(model.config);
     const int64_t each = buffers.io_bytes + buffers.device_bytes + buffers.device_overhead_bytes;
@@ -201,14 +201,13 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
                              ? this->plan(request_of_buffers(request_of(model_->config), plan))
                              : with_all_layers(plan);
     const int64_t working = memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited;
-    const int at_once = measured_at_once(*model_, threads(), buffers);
+    measured_at_once_ = how_many_at_once(*model_, threads(), buffers);
     cost::Measurements found;
-    ThreadsTogether(at_once).each([&](int rank, Together& together) {
+    ThreadsTogether(measured_at_once_).each([&](int rank, Together& together) {
         MeasuredRank one(*model_, rank, buffers);
         cost::Measurements mine = one.measure(working, together);
         if (rank == 0) found = std::move(mine);
     });
-    found.at_once = at_once;
     if (model_->here == 1) found.memory_of = cost::Of::host;
     return found;
 }
@@ -231,8 +230,7 @@ cost::KernelsOf Predictor::kernels_of() const {
                                         : library_text(*model_->device, model_->config,
                                                        ops::table_of(*model_->ops)),
             .threads = threads(),
-            .under_load = device_text() != cost::KernelsOf::kHost,
-            .at_once = model_->at_once()};
+            .under_load = device_text() != cost::KernelsOf::kHost};
 }
 
 std::string Predictor::device_text() const {

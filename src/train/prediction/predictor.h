@@ -53,7 +53,7 @@ public:
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
     // or as a large model does. On processors all ranks of this machine run at once, by threads
-    // with buffers of their own, and the slowest is what is found; fewer (Measurements::at_once)
+    // with buffers of their own, and the slowest is what is found; fewer (measured_at_once())
     // where half of this machine's memory does not hold so many, or they would take more than a
     // few turns on its cores. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
@@ -75,6 +75,7 @@ public:
     int ranks_per_host() const;  // that exchange among themselves first; 1: none do
     // Ranks that compute on this machine's processors at the same time; beside a GPU 1.
     int at_once() const;
+    int measured_at_once() const { return measured_at_once_; }  // as many as measure() ran
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
     cost::Measurements assumed(const planner::Plan& plan) const;
@@ -102,6 +103,7 @@ private:
 
     const std::unique_ptr<ModelOnDevice> model_;
     std::optional<cost::Measurements> known_{};
+    int measured_at_once_ = 1;
 };
 
 }  // namespace ferry::train

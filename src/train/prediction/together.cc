@@ -82,6 +82,7 @@ class ThreadsTogether::End final : public Together {
 public:
     End(ThreadsTogether& all, int index) : all_(all), index_(static_cast<size_t>(index)) {}
     int size() const noexcept override { return all_.size_; }
+    bool speaks() const noexcept override { return index_ == 0; }
 
     void run(const Work& work, const Work& load) override {
         {

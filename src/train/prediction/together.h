@@ -22,6 +22,8 @@ class Together {
 public:
     virtual ~Together() = default;
     virtual int size() const noexcept = 0;
+    // Whether this one logs what all of this process have to say.
+    virtual bool speaks() const noexcept { return true; }
 
     using Work = std::function<void()>;
     // All begin `work` at once. Who has ended its own goes on with `load`, which is short, until
