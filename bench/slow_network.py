@@ -185,7 +185,8 @@ def threads_of_host(options, settings):
 
 
 def predicted(options, settings, link):
-    """Seconds of a step by codec, and by whether ranks exchange within their hosts first."""
+    """Seconds of a step by codec, and by whether ranks exchange within their hosts first. All ranks compute on this machine,
+    which stands for their hosts, so the plan times so many at once."""
     threads = threads_of_host(options, settings)
     words = [options.ferry, "plan", str(CONFIG), "--json", "--ranks", str(options.ranks),
              "--ranks-per-host", str(options.ranks_per_host), "--ranks-here", str(options.ranks),

@@ -1,8 +1,8 @@
 #include "measure.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "base/median.h"
