@@ -373,6 +373,12 @@ void add_plan_command(CLI::App& app) {
         ->add_option("--ranks-per-host", options->count.on_a_host,
                      "how many of them share a host (default: all)")
         ->check(CLI::Range(1, 1 << 16));
+    CLI::Option* here =
+        command
+            ->add_option("--ranks-here", options->count.here,
+                         "how many ranks compute on this machine at the same time, where it stands "
+                         "for several hosts (default, and at the least: those of one)")
+            ->check(CLI::Range(1, 1 << 10));
     CLI::Option* svg =
         command->add_option("--svg", options->svg, "write the step's timeline to this file (SVG)");
     CLI::Option* pattern_svg =
@@ -405,7 +411,7 @@ void add_plan_command(CLI::App& app) {
     CLI::Option* schedule = command->add_flag("--schedule", options->schedule,
                                               "the learning rate over the steps as well");
     // It plans no single layout, and its rates are those of a device or a data sheet.
-    for (CLI::Option* other : {machine, svg, pattern_svg, longest, schedule})
+    for (CLI::Option* other : {machine, here, svg, pattern_svg, longest, schedule})
         layouts->excludes(other);
     command->add_flag("--json", options->json,
                       "one JSON object; with --schedule the rates of at most 10,000 steps, evenly "

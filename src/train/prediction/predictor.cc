@@ -16,6 +16,7 @@
 #include "ferry/config.h"
 #include "ferry/units.h"
 #include "measure.h"
+#include "measured_rank.h"
 #include "model/model.h"
 #include "model_on_device.h"
 #include "ops/patterns.h"
@@ -25,6 +26,7 @@
 #include "planner/work.h"
 #include "planning_measurements.h"
 #include "simulated_stages.h"
+#include "together.h"
 #include "train/setup/from_config.h"
 #include "train/setup/numerics_record.h"
 #include "train/setup/rank_share.h"
@@ -114,6 +116,22 @@ void Predictor::plan_by(const cost::Measurements& known) {
     choose_schedule();
 }
 
+namespace {
+
+// As many ranks as compute here at once, as far as buffers of such a plan leave half of the
+// machine's memory, and no more of them than take a few turns on its cores.
+int how_many_at_once(const ModelOnDevice& model, int threads, const Plan& buffers) {
+    constexpr int kTurns = 4;
+    const Topology machine = machine_for(model.config);
+    const int64_t each = buffers.io_bytes + buffers.device_bytes + buffers.device_overhead_bytes;
+    const int64_t fit = machine.memory_left_bytes / 2 / std::max<int64_t>(each, 1);
+    const int64_t turns = ceil_div(int64_t{kTurns} * machine.cores(), int64_t{threads});
+    return static_cast<int>(
+        std::clamp<int64_t>(model.at_once(), 1, std::max<int64_t>(std::min(fit, turns), 1)));
+}
+
+}  // namespace
+
 cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
     if (model_->absent) {
         throw Error(Trouble::usage, {.what = "there is no such device here to measure",
@@ -121,37 +139,23 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
                                      .remedy = "measure on the machine that has it: ferry "
                                                "bench --all --config CONFIG --save FILE"});
     }
-    const Config& config = model_->config;
-    const RankShare share = share_to_measure();
-    std::unique_ptr<TierStack> opened = stack_of(
-        plan.partition.stage.all() ? this->plan(request_of_buffers(request_of(config), plan))
-                                   : with_all_layers(plan),
-        share);
-    TierStack& stack = *opened;
-    const Plan& sample = stack.plan();
-    const optim::Scalars scalars = optim::scalars_of(elements_hyper_of(config), 1, 1.0);
+    const Plan buffers = plan.partition.stage.all()
+                             ? this->plan(request_of_buffers(request_of(model_->config), plan))
+                             : with_all_layers(plan);
     const int64_t working = memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited;
-    const auto left_now = [&] {
-        return as_left_now(stack.machine(),
-                           left_of_budget(config.budgets, stack.pool().reserved_bytes()));
-    };
-    cost::Measurements found = take_measurements(
-        record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
-        scalars, stack.arena(), model_->decoder.shape().vocab, [&] {
-            return time_updates(stack.teams(), left_now(), scalars, sample, working,
-                                staging_buffers(sample, stack.arena()));
-        });
-    if (sample.has_feedback()) {
-        const Bench bench = stack.bench();
-        found.kernels.seconds.merge(time_kernels(kernels_of_momentum(sample), bench).seconds);
-        found.momentum_bytes_per_s = time_momentum(bench, left_now());
-    }
-    stack.store().drain();  // throws what went wrong
-    opened.reset();         // its memory is free for the next
-    time_others(found);
-    if (model_->world.local_ranks == 1) found.memory_of = cost::Of::host;
+    measured_at_once_ = how_many_at_once(*model_, threads(), buffers);
+    cost::Measurements found;
+    ThreadsTogether(measured_at_once_).each([&](int rank, Together& together) {
+        MeasuredRank one(*model_, rank, buffers);
+        cost::Measurements mine = one.measure(working, together);
+        if (rank == 0) found = std::move(mine);
+    });
+    if (model_->here == 1) found.memory_of = cost::Of::host;
     return found;
 }
+
+int Predictor::at_once() const { return model_->at_once(); }
+int Predictor::cores() const { return machine_for(model_->config).cores(); }
 
 bool Predictor::covers(const Plan& plan, const cost::KernelTimes& times) const {
     if (!plan.partition.stage.all()) return covers(with_all_layers(plan), times);
@@ -186,7 +190,7 @@ ParallelConfig Predictor::groups() const { return model_->config.parallel; }
 int Predictor::ranks_per_host() const { return model_->config.zero.ranks_per_host; }
 
 RankCount Predictor::count() const {
-    return {model_->world.ranks, model_->world.local_ranks, model_->gpu};
+    return {model_->world.ranks, model_->world.local_ranks, model_->gpu, model_->here};
 }
 
 cost::Measurements Predictor::assumed(const Plan& plan) const {

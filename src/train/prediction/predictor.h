@@ -64,7 +64,10 @@ public:
     const std::vector<model::Layer>& layers() const;  // of the whole model
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
-    // or as a large model does. Once; blocks for seconds. Throws Error.
+    // or as a large model does. On processors all ranks of this machine run at once, by threads
+    // with buffers of their own, and the slowest is what is found; fewer (measured_at_once())
+    // where half of this machine's memory does not hold so many, or they would take more than a
+    // few turns on its cores. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
     cost::Measurements measure(const planner::Plan& plan, Memory memory);
     Prediction predict(const planner::PlanRequest& request, const planner::Plan& plan,
@@ -84,6 +87,9 @@ public:
     RankCount count() const;
     ParallelConfig groups() const;
     int ranks_per_host() const;  // that exchange among themselves first; 1: none do
+    // Ranks that compute on this machine's processors at the same time; beside a GPU 1.
+    int at_once() const;
+    int measured_at_once() const { return measured_at_once_; }  // as many as measure() ran
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
     cost::Measurements assumed(const planner::Plan& plan) const;
@@ -91,6 +97,7 @@ public:
     cost::Measurements with_assumed_kernels(cost::Measurements known,
                                             const planner::Plan& plan) const;
     int threads() const;
+    int cores() const;  // of this machine, which those ranks share
     // The longest batch.sequence, in multiples of kSequenceUnit, whose plan fits the budgets with
     // all else as it is, and that the model and its attention take. They must take the
     // configuration's own. 0: none does; kSequenceMost: or longer. Throws what plan() throws, but
@@ -107,10 +114,6 @@ private:
     std::vector<zero::Stage> stages_in(PipelineSchedule schedule) const;
     // The first stage's plans, of what fits and was not chosen.
     std::vector<planner::Plan> plans_not_chosen() const;
-    RankShare share_to_measure() const;
-    // Opened, of buffers alone. The share outlives it.
-    std::unique_ptr<TierStack> stack_of(planner::Plan buffers, const RankShare& share);
-    void time_others(cost::Measurements& found);
     // With the kernels of all stages, of a plan of one of them.
     planner::Plan with_all_layers(const planner::Plan& plan) const;
     Prediction predict_one(const planner::PlanRequest& request, const planner::Plan& plan,
@@ -122,6 +125,7 @@ private:
     std::optional<cost::Measurements> known_{};
     ScheduleChoice choice_{};
     std::vector<zero::Stage> stages_;
+    int measured_at_once_ = 1;
 };
 
 }  // namespace ferry::train

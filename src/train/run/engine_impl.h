@@ -83,7 +83,7 @@ private:
     Unwritten unwritten(const Saving& saving) const;
 
     void measure();
-    UpdateRates update_rates(const optim::Scalars& scalars);
+    UpdateRates update_rates(const optim::Scalars& scalars, Together& together);
     void predict(const cost::Measurements& alone);
     cost::Measurements with_kernels_of_all(cost::Measurements measured);
     PredictedSeconds seconds_of_pipeline(const cost::Measurements& measured);

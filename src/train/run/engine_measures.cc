@@ -97,9 +97,10 @@ void Engine::Run::measure() {
     const trace::Recording::Pause pause(recording_);
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     const optim::Scalars scalars = judge_->scalars({}, 1.0)[0];
-    cost::Measurements measured =
-        take_measurements(schedules_.steady(), stack_.bench(), stack_.teams(), scalars,
-                          stack_.arena(), shape_.vocab, [&] { return update_rates(scalars); });
+    const std::unique_ptr<Together> together = this->together();
+    cost::Measurements measured = take_measurements(
+        schedules_.steady(), stack_.bench(), stack_.teams(), scalars, stack_.arena(), shape_.vocab,
+        [&] { return update_rates(scalars, *together); }, *together);
     time_storage(config_, plan_, store(), executor_, measured);
     comm::Communicator* const timed = world_.pipeline > 1 ? sharers_ : ranks_;
     if (timed) time_gathers(stack_.bench(), *timed, measured);
@@ -109,14 +110,17 @@ void Engine::Run::measure() {
 }
 
 // In what is left beside the run; or as before the state was filled, where that was in more memory.
-UpdateRates Engine::Run::update_rates(const optim::Scalars& scalars) {
+UpdateRates Engine::Run::update_rates(const optim::Scalars& scalars, Together& together) {
     const Topology machine = as_left_now(
         stack_.machine(), left_of_budget(share_.budgets, stack_.pool().reserved_bytes()));
     const std::span<std::byte> staging = staging_buffers(plan_, stack_.arena());
     const int64_t now = std::max(std::ssize(staging), machine.memory_left_bytes);
-    if (rates_before_fill_ && now < rates_before_fill_->memory_bytes) return *rates_before_fill_;
+    if (rates_before_fill_ && now < rates_before_fill_->memory_bytes) {
+        together.run({}, {});
+        return *rates_before_fill_;
+    }
     return time_updates(stack_.teams(), machine, scalars, plan_, footprint_of_updates(plan_),
-                        staging);
+                        staging, together);
 }
 
 // With the kernels of every stage, and those that nobody has timed by arithmetic.

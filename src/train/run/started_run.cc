@@ -429,12 +429,18 @@ int64_t StartedRun::memory_for_reading() const {
                     train::memory_for_reading(plan_, share_.budgets, stack_.machine(), device_));
 }
 
+std::unique_ptr<Together> StartedRun::together() const {
+    if (ranks_ && device_.kind() == DeviceKind::cpu)
+        return std::make_unique<RanksTogether>(*ranks_, executor_);
+    return std::make_unique<Alone>();
+}
+
 // While host memory is reserved and holds nothing.
 void StartedRun::time_before_fill(const Runtime& runtime) {
     const bool measures = runtime.given && runtime.given->measures_bound && !measurements_;
     if (!measures || executor_.simulated()) return;
     rates_before_fill_ = time_updates_before_fill(
-        stack_, share_.budgets, optim::scalars_of(elements_hyper_of(config_), 1, 1.0));
+        stack_, share_.budgets, optim::scalars_of(elements_hyper_of(config_), 1, 1.0), *together());
     stack_.start_up().done("updates, timed in host memory", rates_before_fill_->memory_bytes);
 }
 

@@ -61,6 +61,10 @@ protected:
     // Whether ranks have exchanged momentum after so many updates.
     bool has_errors(int64_t moment_updates) const;
 
+    // Those that measure with this rank: where processors compute, all ranks at once, since they
+    // share them. Beside a GPU each measures alone.
+    std::unique_ptr<Together> together() const;
+
     KernelExchanges kernel_exchanges() const { return {of_sequences_.get(), of_tensors_.get()}; }
 
     swap::Store& store() const { return stack_.store(); }
