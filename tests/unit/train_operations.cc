@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "model/gradients.h"
 #include "planner/recorder.h"
@@ -424,6 +427,65 @@ TEST(CodesOfMomentum, PassThroughHostMemoryBesideAGpu) {
         EXPECT_EQ(down, 0) << "stage " << stage;
         of.on_gpu = false;
         EXPECT_FALSE(plan_of(of).stages_codes());
+    }
+}
+
+// In the order of the record, what each task of a turn finds is what the one before it left.
+TEST(CodesOfMomentum, OfATurnGoFromTaskToTask) {
+    enum class Is : uint8_t { none, made, arrived, merged, gathered };
+    using At = std::pair<swap::Place::Kind, int64_t>;
+    const auto at = [](const swap::Place& place, int64_t behind = 0) {
+        return At{place.kind, place.offset + behind};
+    };
+    for (const bool on_gpu : {false, true}) {
+        const planner::Plan plan = plan_of({.stage = 3,
+                                            .ranks = 3,
+                                            .codecs = {.momentum = {CodecKind::sign, 64}},
+                                            .on_gpu = on_gpu});
+        std::map<At, std::pair<Is, int32_t>> holds;
+        int turns = 0;
+        const swap::Schedule step =
+            record_step(plan, Previous::not_speculative, false, Exchanged::momentum);
+        for (const Task& task : step.tasks) {
+            const auto& [first, second, third] =
+                std::tie(task.places[0], task.places[1], task.places[2]);
+            if (task.verb == swap::Verb::copy) {
+                const auto found = holds.find(at(first));
+                if (found != holds.end()) holds[at(second)] = found->second;
+                continue;
+            }
+            if (task.verb != swap::Verb::kernel || task.item < 0) continue;
+            const auto chunk = static_cast<size_t>(task.item);
+            const auto is = [&](Is what) { return std::pair(what, task.item); };
+            const auto mine = [&] {
+                return plan.partition.rank *
+                       plan.partition.codecs.momentum.bytes(plan.chunks[chunk].count);
+            };
+            switch (static_cast<Op>(task.op)) {
+                case Op::compress:
+                    holds[at(third)] = is(Is::made);
+                    break;
+                case Op::exchange_momentum:
+                    EXPECT_EQ(holds[at(first)], is(Is::made));
+                    holds[at(second)] = is(Is::arrived);
+                    break;
+                case Op::merge:
+                    EXPECT_EQ(holds[at(first)], is(Is::arrived));
+                    holds[at(third, mine())] = is(Is::merged);
+                    break;
+                case Op::gather_momentum:
+                    EXPECT_EQ(holds[at(first, mine())], is(Is::merged));
+                    holds[at(first)] = is(Is::gathered);
+                    break;
+                case Op::average:
+                    EXPECT_EQ(holds[at(first)], is(Is::gathered));
+                    ++turns;
+                    break;
+                default:
+                    break;
+            }
+        }
+        EXPECT_GT(turns, 2);
     }
 }
 
