@@ -361,9 +361,7 @@ void check_hosts(const Config& c, const Given& given) {
              each, "set zero.ranks_per_host, or secondary_shard to none"}});
     if (z.ranks_per_host == 1) return;
     const bool slices = c.parallel.tensor > 1, stages = c.parallel.pipeline > 1;
-    demand(given, {{c.device == DeviceKind::cpu, key, "ranks of GPUs make no groups of a host yet",
-                    "device cuda", "set it to 1, or device to cpu"},
-                   {!slices, key, "ranks that share tensors make no groups of a host yet",
+    demand(given, {{!slices, key, "ranks that share tensors make no groups of a host yet",
                     show("parallel.tensor", int64_t{c.parallel.tensor}),
                     "set it to 1, or parallel.tensor to 1"},
                    {!stages, key, "stages of a pipeline make no groups of a host yet",
@@ -535,10 +533,7 @@ void check_momentum(const Config& c, const Given& given) {
     const CodecKind gradients = c.zero.compress.gradients;
     demand(
         given,
-        {{c.device == DeviceKind::cpu, key,
-          "momentum is coded in host memory, and GPUs exchange their own", "device cuda",
-          "set device to cpu, or optimizer.method to \"adamw\""},
-         {o.moments == MomentType::f32, "optimizer.moments",
+        {{o.moments == MomentType::f32, "optimizer.moments",
           its + " exchanges its first moment in fp32's place, and keeps it so",
           "moments " + std::string(word_of(kMoments, o.moments)), "set it to fp32"},
          {gradients == CodecKind::none, "zero.compress.gradients",

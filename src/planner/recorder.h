@@ -264,6 +264,14 @@ private:
     void receive_oldest();
     void gather_gradient(int64_t chunk, const BufferOf<Content::wire>& wire);
     struct Turn;  // whose momentum is under way
+    template <Content content>
+    BufferOf<content> codes_of_team();
+    BufferOf<Content::parts> codes_to_ranks(const Chunk& chunk, BufferOf<Content::parts> made);
+    template <Content content>
+    BufferOf<content> codes_from_ranks(const Chunk& chunk, BufferOf<content> arrived);
+    void copy_codes(const Chunk& chunk, swap::Lane lane, const AssignedBuffer& from,
+                    const AssignedBuffer& to, const zero::ByteRun& run);
+    int64_t bytes_of_turn(const Chunk& chunk) const;  // of codes, all ranks' parts
     Turn fetch_turn(int64_t chunk);
     Turn compress(int64_t chunk);
     void merge(Turn& turn);

@@ -185,12 +185,12 @@ Config Ranks::tight(Config config, int ranks) const {
         {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
     const bool keeps = config.zero.secondary_shard != SecondShard::none;
     config.budgets.host_bytes = ranks * (keeps ? 700 : 500) * kKiB;
-    if (config.device == DeviceKind::cuda) {
-        config.budgets.host_bytes = ranks * 64 * kMiB;
-        config.swap.state_on_nvme = 1;
-    }
     if (optim::sends_momentum(config.optimizer.method)) {  // three turns' momentum pass
         config.budgets.host_bytes = ranks * 900 * kKiB;
+        config.swap.state_on_nvme = 1;
+    }
+    if (config.device == DeviceKind::cuda) {
+        config.budgets.host_bytes = ranks * 64 * kMiB;
         config.swap.state_on_nvme = 1;
     }
     config.swap.speculate = Speculate::all;

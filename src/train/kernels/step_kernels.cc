@@ -255,12 +255,19 @@ void StepKernels::encode_on_gpu(const op::Cut<At>& at, const Chunk& chunk,
                                 const model::Segment& segment, int64_t within) {
     const zero::Partition& partition = plan_.partition;
     const zero::Codec& codec = partition.codecs.gradients;
-    FERRY_CHECK(!partition.two_levels(), "GPUs make no groups of a host");
-    const zero::cuda::Several ranks{.count = partition.ranks,
-                                    .values_apart = partition.shard_elements(segment),
-                                    .parts_apart = codec.bytes(chunk.count)};
-    zero::cuda::encode(codec, DType::f32, at.gradient + partition.shard(segment, 0).first + within,
-                       chunk.count, {at.parts, chunk.count}, 0, ranks, compute_stream());
+    // Parts that follow each other are of ranks as far apart: of neighbours, or of those that stand
+    // alike in their hosts.
+    const int apart = partition.two_levels() ? partition.hosts.each : 1;
+    const int64_t bytes = codec.bytes(chunk.count);
+    const zero::cuda::Several ranks{.count = partition.ranks / apart,
+                                    .values_apart = apart * partition.shard_elements(segment),
+                                    .parts_apart = bytes};
+    for (int rank = 0; rank < apart; ++rank) {
+        const zero::Part first{at.parts + partition.part_for(rank) * bytes, chunk.count};
+        zero::cuda::encode(codec, DType::f32,
+                           at.gradient + partition.shard(segment, rank).first + within, chunk.count,
+                           first, 0, ranks, compute_stream());
+    }
 }
 
 // Of each host: what its ranks sent, added in their order, and coded again.
@@ -269,6 +276,10 @@ void StepKernels::kernel(const Call& call, const op::Combine<At>& at) {
     const zero::Partition& partition = plan_.partition;
     const zero::Codec& codec = partition.codecs.gradients;
     const int hosts = partition.host_count();
+    if (on_gpu()) {
+        return zero::cuda::combine(codec, at.parts, partition.hosts.each, hosts, chunk.count,
+                                   at.combined, compute_stream());
+    }
     const auto part = [&](int index) { return index * codec.bytes(chunk.count); };
     each_leaf_of_turn(chunk, hosts, [&](int host, int64_t first) {
         std::array<float, optim::kLeaf> sum;
@@ -335,6 +346,11 @@ void StepKernels::kernel(const Call& call, const op::Keep<At>& at) {
     const Chunk& chunk = chunk_of(call);
     const zero::Partition& partition = plan_.partition;
     const auto [segment, within] = place_in_shards(plan_, chunk);
+    if (on_gpu()) {
+        return zero::cuda::keep(at.gradient + partition.shard(segment, 0).first + within,
+                                partition.ranks, partition.shard_elements(segment), chunk.count,
+                                plan_.wire, at.parts, at.leaves, compute_stream());
+    }
     each_leaf_of_turn(chunk, 1, [&](int, int64_t first) {
         float sum = 0;
         for (int rank = 0; rank < partition.ranks; ++rank) {

@@ -183,7 +183,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, share_.evaluation_micro_batches);
     if (ranks_) require_matching_exchanges();
-    stack_.warm(schedules_.steady(), judge_->scalars({}, 1.0));  // of zeros
+    stack_.warm(schedules_.of_all_kernels(), judge_->scalars({}, 1.0));  // of zeros
     stack_.fill([&] { first_contents(runtime); });
 }
 

@@ -121,6 +121,13 @@ void Schedules::record_by_momentum(const planner::Plan& plan) {
     }
 }
 
+swap::Schedule Schedules::of_all_kernels() const {
+    swap::Schedule all = steady();
+    const auto& others = step_by_momentum(Previous::none).tasks;
+    all.tasks.insert(all.tasks.end(), others.begin(), others.end());
+    return all;
+}
+
 std::vector<const swap::Schedule*> Schedules::all() const {
     std::vector<const swap::Schedule*> found{&evaluation};
     for (const auto& step : steps) found.push_back(step.data());
