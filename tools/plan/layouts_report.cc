@@ -78,14 +78,6 @@ double parameters_of(const cost::ModelSizes& model) {
            (model.tied ? 1 : 2) * model.table_elements;
 }
 
-// What refuses the best layout.
-std::string why_not_yet(const LayoutsReport& report) {
-    const cost::Layout& best = report.layouts.front();
-    if (report.device != DeviceKind::cpu && best.tensor * best.pipeline > 1)
-        return "ranks of GPUs share neither tensors nor layers";
-    return "";
-}
-
 }  // namespace
 
 LayoutsReport layouts_report(const Config& config, const train::RankCount& count,
@@ -99,7 +91,6 @@ LayoutsReport layouts_report(const Config& config, const train::RankCount& count
     LayoutsReport report{
         .model = train::model_sizes(config),
         .cluster = cluster_of(config, count, gpu, network),
-        .device = gpu.empty() ? config.device : DeviceKind::cuda,
         .rates = gpu.empty() ? "default rates of its device" : "data sheet of an " + gpu};
     report.layouts = cost::best_layouts(report.model, report.cluster, kShown);
     if (!report.layouts.empty()) return report;
@@ -169,8 +160,7 @@ std::string text_of(const LayoutsReport& report) {
         "batch.micro_batches={}\n",
         best.tensor, best.pipeline, best.zero_stage, best.micro_batch,
         best.micro_batches * best.replicas);
-    const std::string why_not = why_not_yet(report);
-    return why_not.empty() ? text : text + "  ferry does not run it yet: " + why_not + "\n";
+    return text;
 }
 
 nlohmann::json to_json(const LayoutsReport& report) {

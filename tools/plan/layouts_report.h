@@ -15,7 +15,6 @@ namespace ferry::tools {
 struct LayoutsReport {
     cost::ModelSizes model{};
     cost::Cluster cluster{};
-    DeviceKind device = DeviceKind::cpu;
     std::string rates{};  // whose they are
     std::vector<cost::Layout> layouts{};
 };
