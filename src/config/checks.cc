@@ -380,9 +380,7 @@ void check_tensor(const Config& c, const Given& given) {
     const bool elements = method != optim::Method::muon && !optim::sends_momentum(method);
     demand(
         given,
-        {{c.device == DeviceKind::cpu, "parallel.tensor", "GPUs do not share tensors yet",
-          "device cuda", "set it to 1, or device to cpu"},
-         {elements, "optimizer.method",
+        {{elements, "optimizer.method",
           "it needs whole matrices or exchanges of its own, and the ranks have slices",
           std::string(word_of(kMethods, method)) + ", " + tensor,
           "set optimizer.method to \"adamw\", or parallel.tensor to 1"},
@@ -400,9 +398,7 @@ void check_pipeline(const Config& c, const Given& given) {
     const std::string pipeline = show("parallel.pipeline", int64_t{c.parallel.pipeline});
     const optim::Method method = c.optimizer.method;
     demand(given,
-           {{c.device == DeviceKind::cpu, "parallel.pipeline", "GPUs do not form pipelines yet",
-             "device cuda", "set it to 1, or device to cpu"},
-            {method != optim::Method::muon && !optim::sends_momentum(method), "optimizer.method",
+           {{method != optim::Method::muon && !optim::sends_momentum(method), "optimizer.method",
              "a pipeline's stages do not have its matrices or exchanges yet",
              std::string(word_of(kMethods, method)) + ", " + pipeline,
              "set optimizer.method to \"adamw\", or parallel.pipeline to 1"},

@@ -147,6 +147,11 @@ int64_t Projection::scratch_bytes(const ops::Ops& ops, int64_t tokens, DType out
         most = std::max({most, ops.gemm_scratch_bytes(forward(part, x, y, y)),
                          ops.gemm_scratch_bytes(backward(part, dy, x, x)),
                          ops.gemm_scratch_bytes(gradient(part, dy, x, false))});
+        if (!adds_bias_) {  // the rank that does needs the same plan
+            Gemm with_bias = forward(part, x, y, y);
+            with_bias.bias = part.bias.value;
+            most = std::max(most, ops.gemm_scratch_bytes(with_bias));
+        }
         if (part.bias.exists())
             most = std::max(most, ops.norm_backward_scratch_bytes(tokens, part.outputs));
     }

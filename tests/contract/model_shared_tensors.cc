@@ -1,4 +1,5 @@
-// Decoders that have a slice of each tensor, one a thread: together they are the whole one.
+// Decoders that have a slice of each tensor, one a thread: together they are the whole one. On a
+// GPU too, which all of them share.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 
 #include "base/random.h"
 #include "model/model.h"
+#include "tests/support/mirrored_ops.h"
 
 namespace ferry::model {
 namespace {
@@ -103,9 +105,9 @@ struct Found {
 
 class OneRank {
 public:
-    OneRank(const Shape& slice, const Numerics& numerics, std::vector<Layer> layers, Values weights,
-            KernelRanks* ranks)
-        : ops_(ops::make_reference_ops()),
+    OneRank(std::unique_ptr<ops::Ops> ops, const Shape& slice, const Numerics& numerics,
+            std::vector<Layer> layers, Values weights, KernelRanks* ranks)
+        : ops_(std::move(ops)),
           decoder_(slice, numerics, std::move(layers), *ops_, {.slices = ranks}),
           weights_(std::move(weights)) {}
 
@@ -162,8 +164,16 @@ private:
     const Values weights_;
 };
 
-class SharedTensors : public testing::TestWithParam<std::tuple<Case, int>> {
+class SharedTensors : public testing::TestWithParam<std::tuple<Case, int, DeviceKind>> {
 protected:
+    void SetUp() override {
+        if (!ops()) GTEST_SKIP() << "no GPU, or built without CUDA";
+    }
+    static bool on_gpu() { return std::get<2>(GetParam()) == DeviceKind::cuda; }
+    static std::unique_ptr<ops::Ops> ops() {
+        std::string why;
+        return on_gpu() ? ops::make_mirrored_ops(why) : ops::make_reference_ops();
+    }
     static constexpr int64_t kSequence = 7, kSequences = 2;
     const Case& of() const { return std::get<0>(GetParam()); }
     int ranks() const { return std::get<1>(GetParam()); }
@@ -190,11 +200,14 @@ TEST_P(SharedTensors, GiveTheLossLogitsAndGradientsOfOne) {
         tokens.push_back(static_cast<int32_t>((i * i * 5 + i) % shape.vocab));
         targets.push_back(i % 4 == 2 ? -1 : static_cast<int32_t>((i * 11 + 3) % shape.vocab));
     }
-    const Found one = OneRank(shape, numerics(1, 0), whole, weights, nullptr).step(tokens, targets);
+    const Found one =
+        OneRank(ops(), shape, numerics(1, 0), whole, weights, nullptr).step(tokens, targets);
     Meeting meeting(ranks());
     std::vector<Found> found(static_cast<size_t>(ranks()));
     std::vector<std::vector<Layer>> sliced;
     for (int rank = 0; rank < ranks(); ++rank) sliced.push_back(layers(ranks(), rank));
+    std::vector<std::unique_ptr<ops::Ops>> theirs;
+    for (int rank = 0; rank < ranks(); ++rank) theirs.push_back(ops());
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks(); ++rank) {
         threads.emplace_back([&, rank] {
@@ -206,20 +219,22 @@ TEST_P(SharedTensors, GiveTheLossLogitsAndGradientsOfOne) {
                              [&](size_t at, size_t from) { values[at] = weights[l][from]; });
             }
             MeetingRank its(meeting, rank);
-            OneRank run(slice_of(shape, {ranks(), rank}), numerics(ranks(), rank), own,
+            OneRank run(std::move(theirs[static_cast<size_t>(rank)]),
+                        slice_of(shape, {ranks(), rank}), numerics(ranks(), rank), own,
                         std::move(slices), &its);
             found[static_cast<size_t>(rank)] = run.step(tokens, targets);
         });
     }
     for (std::thread& thread : threads) thread.join();
+    const double rounding = on_gpu() ? 1e-4 : 1e-5;
     for (int rank = 0; rank < ranks(); ++rank) {
         SCOPED_TRACE(testing::Message() << "rank " << rank);
         const Found& its = found[static_cast<size_t>(rank)];
         EXPECT_EQ(its.loss, found[0].loss);
         EXPECT_EQ(its.evaluated, its.loss);
-        EXPECT_NEAR(its.loss, one.loss, 1e-5 * one.loss);
+        EXPECT_NEAR(its.loss, one.loss, rounding * one.loss);
         for (size_t i = 0; i < one.logits.size(); ++i)
-            ASSERT_NEAR(its.logits[i], one.logits[i], 1e-4) << i;
+            ASSERT_NEAR(its.logits[i], one.logits[i], 10 * rounding) << i;
         for (size_t l = 0; l < whole.size(); ++l) {
             double apart = 0, all = 0;
             for_elements(sliced[static_cast<size_t>(rank)][l], whole[l], true,
@@ -228,7 +243,7 @@ TEST_P(SharedTensors, GiveTheLossLogitsAndGradientsOfOne) {
                              apart += (a - b) * (a - b);
                              all += b * b;
                          });
-            EXPECT_LE(std::sqrt(apart), 1e-5 * std::sqrt(all)) << "layer " << l;
+            EXPECT_LE(std::sqrt(apart), rounding * std::sqrt(all)) << "layer " << l;
         }
     }
 }
@@ -272,10 +287,11 @@ INSTANTIATE_TEST_SUITE_P(
                                      Case{"tiles", qwen(), {}, 3, 4},
                                      Case{"frozen", llama(), {"*lm_head*", "*.1.*norm*"}},
                                      Case{"frozen_table", gpt2(), {"*wte*"}}),
-                     testing::Values(2, 4)),
+                     testing::Values(2, 4), testing::Values(DeviceKind::cpu, DeviceKind::cuda)),
     [](const auto& one) {
         return std::string(std::get<0>(one.param).name) + "_on_" +
-               std::to_string(std::get<1>(one.param));
+               std::to_string(std::get<1>(one.param)) + "_" +
+               std::string(name_of(std::get<2>(one.param)));
     });
 
 }  // namespace

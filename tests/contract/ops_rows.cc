@@ -713,6 +713,20 @@ TEST_P(OpsRows, sum_of_the_ranks_pieces_is_the_oracle_s_bits) {
     }
 }
 
+// Of ranks that share tensors the last ones add fewer rows than there is room for.
+TEST_P(OpsRows, sum_of_pieces_with_room_behind_them_is_the_oracle_s_bits) {
+    for (const auto& [count, room] : {std::pair{7, 21}, {4096, 4100}, {9001, 12345}}) {
+        const Matrix pieces = Matrix(type(), 3, room).random(1, 3);
+        const ops::ConstView own = pieces.view().col_range(0, count);
+        Matrix wire(type(), 1, count), wire0 = wire;
+        std::vector<float> leaves(static_cast<size_t>(ceil_div(count, 4096))), leaves0 = leaves;
+        ops().sum_gradient(own, wire.view().data, leaves.data());
+        oracle().sum_gradient(own, wire0.view().data, leaves0.data());
+        EXPECT_TRUE(wire.same_bytes(wire0));
+        EXPECT_EQ(leaves, leaves0);
+    }
+}
+
 // A sum in another order, or one that is rounded on its way, gives another value.
 TEST_P(OpsRows, ranks_pieces_are_added_in_order_and_rounded_once) {
     const float big = type() == DType::f32 ? 0x1p25F : 0x1p13F;

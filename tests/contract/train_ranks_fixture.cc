@@ -52,10 +52,17 @@ Outcome train(Engine& engine, const Config& config) {
     return outcome;
 }
 
-Outcome alone(Config config) {
+std::unique_ptr<Engine> engine_alone(Config config, Executor& executor) {
     config.parallel = {};
+    Runtime runtime{.executor = &executor};
+    // Its own GPU, for the process's life: what comes first may be a run of several ranks.
+    if (config.device == DeviceKind::cuda) runtime.gpu = comm::launched_rank();
+    return Engine::make(config, std::move(runtime));
+}
+
+Outcome alone(const Config& config) {
     const auto executor = make_thread_executor();
-    return train(*Engine::make(config, {.executor = executor.get()}), config);
+    return train(*engine_alone(config, *executor), config);
 }
 
 void expect_equal(const Outcome& a, const Outcome& b) {
