@@ -6,7 +6,9 @@
 #include "step.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
+#include <vector>
 
 #include "planner/recorder.h"
 #include "zero/stage_order.h"
@@ -53,6 +55,7 @@ public:
           report_(recorder.acquire<Content::report>()),
           slots_(plan_.groups_under_way()),
           under_way_(at(slots_ * stage().virtual_stages())),
+          arrived_(at(stage().virtual_stages())),
           norms_(plan_.layers.size()) {
         const size_t visits = plan_.layers.size() * at(plan_.group_size());
         for (UnderWay& group : under_way_) group.saved.resize(visits);
@@ -114,11 +117,11 @@ public:
     // The first blocks' inputs, where the stage before makes them.
     void take_inputs(const Group& group) {
         if (embeds(group)) return;
-        UnderWay& own = under_way(group);
+        std::vector<Input>& x = arrived_[at(group.virtual_stage)].emplace_back();
         for (int64_t i = 0; i < group.size; ++i) {
-            own.x.push_back(r_.acquire<Content::input>());
-            r_.take_over(StageLink::previous, layers_of(group).first - 1, group.first + i,
-                         own.x.back(), plan_.input_bytes);
+            x.push_back(r_.acquire<Content::input>());
+            r_.take_over(StageLink::previous, layers_of(group).first - 1, group.first + i, x.back(),
+                         plan_.input_bytes);
         }
     }
 
@@ -126,7 +129,7 @@ public:
         UnderWay& own = under_way(group);
         load_tokens(group, false);
         if (group.is_first) finish_updates_to(0);
-        if (embeds(group)) embed(group);
+        start_inputs(group);
         for (int64_t layer = first_block(group); layer < end_block(group); ++layer) {
             if (group.is_first) finish_updates_to(layer);
             const Weights weights = first_weights(layer, group);
@@ -244,7 +247,7 @@ public:
             const Group group{.size = micro_batches, .virtual_stage = v};
             load_tokens(group, true);
             take_inputs(group);
-            if (embeds(group)) embed(group);
+            start_inputs(group);
             evaluate_blocks(group);
             if (has_head(group))
                 evaluate_head(group);
@@ -358,6 +361,14 @@ private:
         const bool needed = embeds(group) || has_head(group) || plan_.documents;
         for (int64_t i = 0; needed && i < group.size; ++i)
             own.tokens.push_back(r_.load_tokens(group.first + i, evaluation));
+    }
+
+    // The first blocks' inputs: those that have arrived, in the groups' order, or the embedding's.
+    void start_inputs(const Group& group) {
+        if (embeds(group)) return embed(group);
+        auto& arrived = arrived_[at(group.virtual_stage)];
+        under_way(group).x = std::move(arrived.front());
+        arrived.pop_front();
     }
 
     void embed(const Group& group) {
@@ -540,8 +551,10 @@ private:
     BufferOf<Content::scratch> scratch_;
     BufferOf<Content::report> report_;
     TableGradient table_gradient_;
-    const int64_t slots_;                            // of groups under way in a virtual stage
-    std::vector<UnderWay> under_way_;                // [virtual stage, slot]
+    const int64_t slots_;              // of groups under way in a virtual stage
+    std::vector<UnderWay> under_way_;  // [virtual stage, slot]
+    // By virtual stage, and groups in their order: inputs that the stage before has given.
+    std::vector<std::deque<std::vector<Input>>> arrived_;
     std::vector<std::vector<Deferred>> deferred_{};  // by slot; [layer, micro-batch]
     std::vector<Gradient> norms_;                    // by layer, from the first group to the last
 };
