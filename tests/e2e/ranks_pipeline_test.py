@@ -139,6 +139,7 @@ class PipelineTest(Groups):
             self.assertLessEqual(other["weights_up_bytes"], one["weights_up_bytes"])
         self.assertEqual(set(groups["bubbles"]), {"1f1b", "zero_bubble", "interleaved", "round_robin"})
         self.assertLess(groups["bubbles"]["interleaved"], groups["bubbles"]["1f1b"])
+
     def test_the_schedule_is_chosen_by_the_plan_and_by_training_alike(self):
         """Left to ferry: a table of both, and the run takes the same one; where one does not fit it says what is missing."""
         config = self.config(parallel__pipeline=2, model__layers=4, zero__stage=1)
@@ -165,6 +166,12 @@ class PipelineTest(Groups):
         self.assert_trained(run)
         self.assertEqual(run.err.count("parallel.schedule auto takes"), 1)
         self.assertIn(f"parallel.schedule auto takes {found['schedule']}, ", run.err)
+        # A machine file has the kernels of every schedule, so that a run that chooses can go by it.
+        machine = self.path("chosen-by.json")
+        saved = self.ferry("bench", "--all", "--config", self.command(config)[1], "--save", machine, "--ranks", "2")
+        self.assertEqual(saved.code, 0, saved.err)
+        again = json.loads(planned(config, "--json", "--machine", machine).out)
+        self.assertFalse([what for what in again["prediction"]["measured"] if "kernels" in what])
         # All wait for a slow network, whatever fills their bubbles.
         slow = json.loads(planned(config, "--json", "--network", "1Kbit").out)["pipeline"]
         self.assertEqual(slow["schedule"], "1f1b")

@@ -150,6 +150,19 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
         cost::Measurements mine = one.measure(working, together);
         if (rank == 0) found = std::move(mine);
     });
+    // And the kernels of the schedules that were not chosen, but for those that are timed by now:
+    // whoever has these measurements can choose by them.
+    for (const Plan& other : plans_not_chosen()) {
+        const Plan of_other = with_all_layers(other);
+        const cost::KernelTimes known = found.kernels;
+        const int at_once =
+            std::min(measured_at_once_, how_many_at_once(*model_, threads(), of_other));
+        ThreadsTogether(at_once).each([&](int rank, Together& together) {
+            cost::KernelTimes missing =
+                MeasuredRank(*model_, rank, of_other).measure_missing(known, together);
+            if (rank == 0) found.kernels.seconds.merge(missing.seconds);
+        });
+    }
     if (model_->here == 1) found.memory_of = cost::Of::host;
     return found;
 }
