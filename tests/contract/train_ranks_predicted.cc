@@ -121,11 +121,14 @@ TEST_F(Ranks, MeasureTogether) {
 
 // One process stands for the ranks of a host, and finds what they would.
 TEST_F(Ranks, AreTimedAtOnceByAPlan) {
-    Config config = this->config();
-    if (comm::ranks_launched() > 0 || config.device != DeviceKind::cpu) GTEST_SKIP() << "alone";
-    config.threads = 4;
-    for (const bool staged : {false, true}) {
-        config.parallel.pipeline = staged ? 2 : 1;
+    Config plain = this->config();
+    if (comm::ranks_launched() > 0 || plain.device != DeviceKind::cpu) GTEST_SKIP() << "alone";
+    plain.threads = 4;
+    Config staged = plain, momentum = plain;
+    staged.parallel.pipeline = 2;
+    momentum.optimizer.method = optim::Method::onebit_adam;
+    momentum.optimizer.freeze_step = 1;
+    for (const Config& config : {plain, staged, momentum}) {
         const auto predictor = Predictor::make(config, {.ranks = 2, .on_a_host = 2, .here = 3});
         const planner::Plan plan = predictor->plan(request_of(config));
         const cost::Measurements found = predictor->measure(plan, Predictor::Memory::of_plan);
@@ -133,6 +136,7 @@ TEST_F(Ranks, AreTimedAtOnceByAPlan) {
         EXPECT_EQ(predictor->measured_at_once(), 3);
         EXPECT_EQ(found.memory_of, cost::Of::rank);
         EXPECT_GT(found.dram_bytes_per_s, 0);
+        EXPECT_EQ(found.momentum_bytes_per_s > 0, plan.has_feedback());
         EXPECT_TRUE(predictor->covers(plan, found.kernels));
         EXPECT_GT(predictor->predict(request_of(config), plan, found).timeline.step_seconds, 0);
     }

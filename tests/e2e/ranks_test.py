@@ -3,7 +3,7 @@
 import unittest
 
 from harness import in_quick
-from ranks import Ranks
+from ranks import ENVIRONMENT, MPIRUN, Ranks
 
 
 class RanksTest(Ranks):
@@ -45,6 +45,15 @@ class RanksTest(Ranks):
         skipped = [step["skipped"] for step in runs[0][0]]
         self.assertIn(True, skipped)
         self.assertIn(False, skipped)
+
+    def test_ranks_measure_at_the_same_time(self):
+        for number, stages in ((2, 1), (4, 1), (4, 2)):
+            with self.subTest(ranks=number, stages=stages):
+                config = self.config(parallel__pipeline=stages)
+                words = [word for word in self.command(config) if word != "--no-bound"]
+                run = self.ferry(*words, through=[*MPIRUN, "-n", str(number)], env=ENVIRONMENT)
+                self.assert_trained(run)
+                self.assertGreater(run.summary["predicted_seconds"], 0)
 
     def test_more_ranks_follow_one(self):
         one = self.train(self.config())
