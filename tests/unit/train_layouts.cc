@@ -42,8 +42,8 @@ Config config_of(const Ways& of) {
     config.parallel.tensor = of.tensor;
     config.parallel.sequence = of.sequence;
     config.parallel.pipeline = of.pipeline;
-    if (of.splits) config.parallel.schedule = PipelineSchedule::zero_bubble;
-    if (of.pipeline == 1) config.parallel.schedule = PipelineSchedule::one_f_one_b;
+    config.parallel.schedule =
+        of.splits ? PipelineSchedule::zero_bubble : PipelineSchedule::one_f_one_b;
     if (of.pipeline > 1) config.swap.groups = of.groups;
     return config;
 }
