@@ -269,6 +269,8 @@ private:
         const double of_block = 2 * static_cast<double>(block_), edge = static_cast<double>(edge_);
         found_.device_bytes = (kWorkingWhole + kWorkingDivided / slices()) * stream_bytes() +
                               (of_block + edge) * (width() + 4);
+        // A group's at the layer where it is; between stages what arrives and what leaves.
+        found_.device_bytes += (found_.pipeline > 1 ? 2 : 1) * group_size() * input_bytes();
         const double state = own() * m_.element.state_and_gradient();
         found_.state_bytes = static_cast<int64_t>(state);
         home(found_.state) += state;

@@ -42,10 +42,14 @@ Config config_of(const Ways& of) {
     config.parallel.tensor = of.tensor;
     config.parallel.sequence = of.sequence;
     config.parallel.pipeline = of.pipeline;
-    if (of.splits) config.parallel.schedule = PipelineSchedule::zero_bubble;
-    if (of.pipeline == 1) config.parallel.schedule = PipelineSchedule::one_f_one_b;
+    config.parallel.schedule =
+        of.splits ? PipelineSchedule::zero_bubble : PipelineSchedule::one_f_one_b;
     if (of.pipeline > 1) config.swap.groups = of.groups;
     return config;
+}
+
+bool divides_rows(const planner::Plan& plan) {
+    return plan.partition.slices > 1 && plan.input_bytes < plan.tokens * 4096 * 2;
 }
 
 // The exact plans of all stages, and the arithmetic's layout.
@@ -56,6 +60,7 @@ struct Both {
           plans(predictor->plans(request_of(config))),
           model(model_sizes(config)),
           measured(predictor->assumed(plans.front())) {
+        model.shares_rows = divides_rows(plans.front());
         layout =
             cost::weigh(model,
                         {.ranks = of.ranks(),
@@ -89,7 +94,7 @@ struct Both {
     const Config config;
     const std::unique_ptr<Predictor> predictor;
     const std::vector<planner::Plan> plans;
-    const cost::ModelSizes model;
+    cost::ModelSizes model;
     const cost::Measurements measured;
     cost::Layout layout{};
 };
@@ -174,9 +179,7 @@ TEST(Layouts, HaveTheBytesOfTheExactPlan) {
 
 // cost::kSharesRows is what the kernels do.
 TEST(Layouts, DivideTheRowsOfTheResidualStreamAsKernelsDo) {
-    const Both both({.tensor = 2});
-    const bool divided = both.plans.front().input_bytes < 2048 * 4096 * 2;
-    EXPECT_EQ(cost::kSharesRows, divided);
+    EXPECT_EQ(cost::kSharesRows, divides_rows(Both({.tensor = 2}).plans.front()));
 }
 
 TEST(Layouts, WaitAsSchedulesDo) {
