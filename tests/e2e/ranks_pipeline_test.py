@@ -66,7 +66,7 @@ class PipelineTest(Groups):
                 (3, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 3 ranks", "start 4 ranks")),
                 (1, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 1 rank", "start 2 ranks")),
                 (3, {"parallel__pipeline": 3, "model__layers": 2}, ("3 stages", "2 blocks", "set it to 2 or less")),
-                (2, {"parallel__pipeline": 2, "parallel__virtual_stages": 2},
+                (2, {"parallel__pipeline": 2, "parallel__schedule": "1f1b", "parallel__virtual_stages": 2},
                  ("parallel.virtual_stages", "one run of blocks a stage", "interleaved")),
                 (2, {"parallel__pipeline": 2, "parallel__schedule": "interleaved"},
                  ("parallel.virtual_stages", "several runs of blocks", "set it to 2 or more")),
