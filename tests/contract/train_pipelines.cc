@@ -435,7 +435,7 @@ TEST_F(Planned, WaitInSeveralVirtualStagesAsTheorySays) {
                            Case{interleaved, 4, 2, 16, 8, 8}, Case{interleaved, 4, 2, 8, 2, 2},
                            Case{interleaved, 2, 2, 8, 8, 4}, Case{round_robin, 2, 2, 4, 8, 1},
                            Case{round_robin, 4, 2, 8, 8, 1}, Case{round_robin, 4, 2, 8, 2, 1},
-                           Case{round_robin, 4, 2, 16, 8, 1}, Case{round_robin, 4, 2, 8, 8, 4},
+                           Case{round_robin, 4, 2, 16, 8, 1}, Case{round_robin, 4, 2, 8, 8, 8},
                            Case{round_robin, 2, 1, 2, 8, 1}}) {
         SCOPED_TRACE(testing::Message()
                      << (of.schedule == interleaved ? "interleaved, " : "round robin, ")

@@ -568,9 +568,11 @@ namespace {
 void take_actions(Step& step, const Plan& plan) {
     using zero::Action;
     using enum Action::What;
-    const int64_t size = plan.group_size(), slots = plan.groups_under_way(),
-                  deferred = plan.groups_deferred();
-    const std::vector<Action> actions = zero::actions_of(plan.partition.stage, plan.groups);
+    const int64_t size = plan.group_size(), deferred = plan.groups_deferred();
+    const zero::Stage& stage = plan.partition.stage;
+    // A virtual stage keeps inputs of as many groups as are under way in it.
+    const std::vector<int64_t> slots = stage.under_way_of_each(plan.groups);
+    const std::vector<Action> actions = zero::actions_of(stage, plan.groups);
     const auto is_visit = [](const Action& action) {
         return action.what == forward || action.what == backward;
     };
@@ -581,7 +583,7 @@ void take_actions(Step& step, const Plan& plan) {
                           .size = size,
                           .is_first = g == 0,
                           .is_last = g == plan.groups - 1,
-                          .slot = g % slots,
+                          .slot = g % slots[static_cast<size_t>(action->virtual_stage)],
                           .deferred_slot = g % (deferred + 1),
                           .virtual_stage = action->virtual_stage,
                           .goes_back_next = next != actions.end() &&
