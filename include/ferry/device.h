@@ -62,7 +62,8 @@ public:
     virtual int64_t overhead_bytes() const = 0;
     virtual int64_t free_bytes()
         const = 0;  // that reserve() could give now; the CPU device knows no limit
-    // Once: the arena, every byte zero. Throws does_not_fit.
+    // The arena, every byte zero; again: another one in its place, which is freed before. Throws
+    // does_not_fit.
     virtual void reserve(int64_t bytes) = 0;
     // The arena: the planner assigns offsets in it, nothing allocates from it while running.
     virtual std::span<std::byte> memory() noexcept = 0;

@@ -77,15 +77,13 @@ public:
         : compute_(executor, "compute"), h2d_(executor, "h2d"), d2h_(executor, "d2h") {
         streams_ = {&compute_, &h2d_, &d2h_};
     }
-    ~CpuDevice() override {
-        if (base_ != nullptr) ::munmap(base_, static_cast<size_t>(bytes_));
-    }
+    ~CpuDevice() override { free_arena(); }
 
     int64_t overhead_bytes() const override { return 0; }
     int64_t free_bytes() const override { return std::numeric_limits<int64_t>::max(); }
 
     void reserve(int64_t bytes) override {
-        FERRY_CHECK(base_ == nullptr, "the arena is reserved once");
+        free_arena();
         bytes_ = round_up(std::max<int64_t>(bytes, 1), 4096);
         void* base = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -112,6 +110,11 @@ public:
     void check() override {}
 
 private:
+    void free_arena() noexcept {
+        if (base_ != nullptr) ::munmap(base_, static_cast<size_t>(bytes_));
+        base_ = nullptr;
+    }
+
     int64_t bytes_ = 0;
     void* base_ = nullptr;
     CpuStream compute_, h2d_, d2h_;

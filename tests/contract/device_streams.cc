@@ -149,6 +149,20 @@ TEST_P(DeviceContract, ManySignalsOnAllStreams) {
     EXPECT_NO_THROW(device_->check());
 }
 
+TEST_P(DeviceContract, AnotherArenaTakesThePlaceOfTheLast) {
+    Stream& down = device_->stream(StreamKind::d2h);
+    std::vector<std::byte> seen(2 * kMiB, std::byte{1});
+    down.copy(device_->memory().data(), seen.data(), kMiB);
+    down.signal(counter_);
+    wait_for(1);
+    device_->reserve(2 * kMiB);
+    ASSERT_GE(device_->memory().size(), seen.size());
+    down.copy(seen.data(), device_->memory().data(), 2 * kMiB);
+    down.signal(counter_);
+    wait_for(2);
+    EXPECT_EQ(std::ranges::count(seen, std::byte{0}), std::ssize(seen));
+}
+
 TEST_P(DeviceContract, AnArenaThatDoesNotFitIsRefused) {
     const auto other = Device::open(GetParam(), *executor_);
     EXPECT_THROW(other->reserve(int64_t{1} << 50), Error);

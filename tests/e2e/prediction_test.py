@@ -536,7 +536,7 @@ class MachineTest(PredictionTest):
     def test_what_is_saved(self):
         self.assertEqual(self.saved.code, 0, self.saved.err)
         rows = [row["name"] for row in json.loads(self.saved.out)["rows"]]
-        for part in ("update of the optimizer", "kernel: forward, block", "kernel: zero, head, ", "mixed"):
+        for part in ("update of the optimizer", "kernel: forward, block", "kernel: zero, embedding, ", "mixed"):
             self.assertTrue(any(part in row for row in rows), (part, rows))
         self.assertEqual(set(self.content),
                          {"ferry_machine", "paths", "memory", "devices", "kernels"})

@@ -521,7 +521,7 @@ class ComputePeersTest(unittest.TestCase):
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
         (folder / "child.py").write_text(program)
-        options = argparse.Namespace(steps=3, warmup=1, tiny=True, side_seconds=side_seconds)
+        options = argparse.Namespace(steps=3, warmup=1, tiny=True, profile=False, side_seconds=side_seconds)
         shape = argparse.Namespace(name="0.5b", directory=folder, options=options, sequences=2, sequence=64, tokens=128)
         with unittest.mock.patch.object(compute, "CHILD", folder / "child.py"):
             peers = compute.Peers(shape, ["eager", "compiled", "layers"], folder / "gate", 1)
@@ -568,7 +568,7 @@ say({"ready": 1.5, "failures": {"compiled": "no such kernel"}})
 for side in map(str.strip, sys.stdin):
     for step, seconds in enumerate((4, 0.5, 0.25), 1):
         say({"step": step, "seconds": seconds, "loss": 9.5})
-    say({"end": side, "checkpointing": side == "layers"})
+    say({"end": side, "checkpointing": side == "layers", "kernels": {}})
 """
 
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <utility>
 
 #include "base/log.h"
 #include "cuda_stream.h"
@@ -142,7 +143,7 @@ public:
     int64_t free_bytes() const override { return free_now(); }
 
     void reserve(int64_t bytes) override {
-        FERRY_CHECK(base_ == nullptr, "the arena is reserved once");
+        cudaFree(std::exchange(base_, nullptr));
         const int64_t wanted = round_up(std::max<int64_t>(bytes, 1), 2 * kMiB);
         const int64_t free = free_now();
         const cudaError_t status = cudaMalloc(&base_, static_cast<size_t>(wanted));
