@@ -410,15 +410,18 @@ class SavedByAGpuTest(PredictionTest):
         self.assertGreater(slow["compute"]["seconds"], 2 * fast["compute"]["seconds"])
 
     def test_gpus_send_codes_over_a_slow_network(self):
-        """Each codec that a GPU has, and no groups of a host, which it has not."""
+        """Each codec, alone and in groups of a host."""
         ranks = ("--ranks", "4", "--ranks-per-host", "2", "--set", "model.layers=4", "--set", "batch.micro_batches=4")
         for stage, weights in ((1, ["none"]), (3, ["none", "int8"])):
             with self.subTest(stage=stage):
                 plan, _, _ = self.plan_by(*ranks, "--network", "1Gbit", "--set", f"zero.stage={stage}")
-                steps = plan["network"]["steps"]
-                self.assertEqual([(one["gradients"], one["weights"], one["ranks_per_host"]) for one in steps],
-                                 [(gradients, of, 1) for of in weights for gradients in ("none", "int8", "int4")])
-                self.assertEqual(plan["network"]["best"], steps[-1])
+                every = plan["network"]["steps"]
+                self.assertEqual(plan["network"]["best"], min(every, key=lambda one: one["seconds"]))
+                steps = [one for one in every if one["ranks_per_host"] == 1]
+                self.assertEqual([(one["gradients"], one["weights"]) for one in steps],
+                                 [(gradients, of) for of in weights for gradients in ("none", "int8", "int4")])
+                grouped = {(one["gradients"], one["weights"]) for one in every if one["ranks_per_host"] == 2}
+                self.assertLessEqual({("int8", "none"), ("int4", "none")}, grouped)
                 for before, one in zip(steps[:3], steps[1:3]):  # fewer bytes, and the network binds
                     self.assertLess(one["sent_bytes"], before["sent_bytes"])
                     self.assertLess(one["seconds"], before["seconds"])

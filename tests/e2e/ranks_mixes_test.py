@@ -48,7 +48,7 @@ class MixesTest(Groups):
             self.assert_trained(run)
             self.assertEqual(run.numbers(), runs[0].numbers())
         self.assertLess(min(step["clip_factor"] for step in runs[0].steps), 1)
-        config = self.config(**mixed, zero__stage=3)
+        config = self.config(**mixed, zero__stage=3, parallel__schedule="1f1b")
         plan = self.ferry("plan", self.command(config)[1], "--ranks", "8", "--json")
         self.assertEqual(plan.code, 0, plan.err)
         warned = "each of 2 groups of micro-batches gathers its stage's weights again"
