@@ -9,6 +9,7 @@ cubed, measured by ferry in the same run.
 
     bench/compute.py                                  all of them
     bench/compute.py --shapes 1b 0.5b --peers eager   some
+    bench/compute.py --profile                        and what the kernels of each side take, by their kind
     bench/compute.py --llmq PROGRAM                   and the 3 B with four micro-batches, beside LLMQ on the GPU
 """
 import array
@@ -139,10 +140,12 @@ class Peers:
 
     def __init__(self, shape, sides, gate, threads):
         self.shape, self.checkpointed, self._failures = shape, {}, {}  # by side; of the compiler
+        self.kernels = {}  # by side: a step's seconds by kind, of the last round
         self._lines = queue.Queue()
         workload = shape.directory / "peer.json"
         workload.write_text(json.dumps({"model": str(shape.directory), "sequences": shape.sequences, "gate": str(gate),
                                         "sequence": shape.sequence, "steps": shape.options.steps, "sides": sides,
+                                        "profile": shape.options.profile,
                                         "device": "cpu" if shape.options.tiny else "cuda"}))
         self._said = tempfile.TemporaryFile("w+", errors="replace")
         self.process = subprocess.Popen([sys.executable, str(CHILD), str(workload)], stdin=subprocess.PIPE,
@@ -186,7 +189,7 @@ class Peers:
             while "end" not in (line := self._line(until)):
                 timing.seconds.append(line["seconds"])
                 print(f"{side}: step {line['step']}: {line['seconds']:.3g} s", file=sys.stderr, flush=True)
-        self.checkpointed[side] = line["checkpointing"]
+        self.checkpointed[side], self.kernels[side] = line["checkpointing"], line["kernels"]
         timing.gpu_peak = watch.peak
         return timing
 
@@ -195,12 +198,35 @@ class Peers:
         self.process.wait()
 
 
-def peak_of(shape):
-    """FLOPs a second of one large product, as `ferry bench kernels` measures it."""
+def bench_kernels(shape):
+    """The rows of `ferry bench kernels` by their names."""
     done = subprocess.run([shape.options.ferry, "bench", "kernels", "--config", str(shape.config), "--rounds", "1",
                            "--json"], stdout=subprocess.PIPE, text=True, check=True)
-    rows = {row["name"]: row["value"] for row in json.loads(done.stdout)["rows"]}
-    return rows["peak: a large product"] * 1e12
+    return {row["name"]: row for row in json.loads(done.stdout)["rows"]}
+
+
+def peak_of(shape):
+    """FLOPs a second of one large product."""
+    return bench_kernels(shape)["peak: a large product"]["value"] * 1e12
+
+
+# What torch's profiler sees as transformers' kernels, by what `ferry bench kernels` calls its own.
+KINDS = {"products": "products", "attention": "attention", "rows and everything else": "rows",
+         "updates of the state": "updates"}
+
+
+def profile_rows(shape):
+    """A step's kernels by their kind: ferry's by `ferry bench kernels`, transformers' by torch's profiler."""
+    measured, rows = bench_kernels(shape), []
+    for ours, theirs in KINDS.items():
+        row = measured.get(f"total: {ours}")
+        if row is None:
+            continue
+        seconds = row["value"] * 1e-3
+        rows.append(plain(f"{shape.name}, ferry: {ours}", seconds, "s"))
+        rows += [compared(f"{shape.name}: {ours}, beside {peer}", [seconds], [kernels[theirs]], "s")
+                 for peer, kernels in (shape.peers.kernels if shape.peers else {}).items() if kernels.get(theirs)]
+    return rows
 
 
 def why_no_peers(options):
@@ -237,6 +263,7 @@ def main():
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(WANTED), help="models of the table")
     parser.add_argument("--peers", nargs="*", choices=ALL_PEERS,
                         help="beside ferry; default: eager and compiled. layers: each of them compiled, in place of the whole model")
+    parser.add_argument("--profile", action="store_true", help="what a step's kernels take, by their kind")
     parser.add_argument("--steps", type=common.at_least(2), default=10, help="of each run")
     parser.add_argument("--warmup", type=common.at_least(1), default=4, help="first steps left out")
     parser.add_argument("--host", default="96GiB", help="ferry's host budget, where the GPU does not hold everything")
@@ -262,6 +289,8 @@ def main():
             if shape.peers:
                 sides.update({peer: lambda peer=peer, of=shape: of.peers.run(peer) for peer in peers})
             rows += rows_of(shape, common.turns(sides, options.rounds, options.seconds), peak)
+            if options.profile:
+                rows += profile_rows(shape)
             if shape.peers:
                 shape.peers.end()
         rows += rows_beside_llmq(options, directory, peak)

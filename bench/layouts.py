@@ -56,9 +56,18 @@ def layouts(options, directory, name, network):
     return best_layouts(options, file, options.gpu, GPUS[name], "--ranks-per-host", "8", "--network", network)
 
 
+def schedule_of(layout):
+    """Of a pipeline, with its groups of micro-batches."""
+    if layout["pipeline"] == 1:
+        return ""
+    several = f" {layout['virtual_stages']}" if layout["virtual_stages"] > 1 else ""
+    return f" in {layout['groups']}, {layout['schedule']}{several}"
+
+
 def text_of(layout):
-    return (f"T {layout['tensor']}, P {layout['pipeline']}, D {layout['replicas']}, ZeRO {layout['zero_stage']}, "
-            f"{layout['micro_batches']} x {layout['micro_batch']}")
+    sequence = f" S {layout['sequence']}," if layout["sequence"] > 1 else ""
+    return (f"T {layout['tensor']},{sequence} P {layout['pipeline']}, D {layout['replicas']}, ZeRO {layout['zero_stage']}, "
+            f"{layout['micro_batches']} x {layout['micro_batch']}{schedule_of(layout)}")
 
 
 def large(options, directory, ratios):
@@ -71,8 +80,10 @@ def large(options, directory, ratios):
             rows.append(plain(f"{name} on {GPUS[name]} {options.gpu}, {network}: a step", seconds, "s",
                               value_low=seconds / max(ratios), value_high=seconds / min(ratios)))
             waits = best["bubble_seconds"] / seconds
-            notes.append(f"{name}, {network}: {text_of(best)}, state on the {best['state']}; "
-                         f"{best['device_bytes'] / 2**30:.1f} GiB of device memory, bubble {waits:.0%}; then "
+            notes.append(f"{name}, {network}: {text_of(best)}, state on the {best['state']}, weights on the {best['weights']}; "
+                         f"{best['device_bytes'] / 2**30:.1f} GiB of device memory, bubble {waits:.0%}; a GPU sends "
+                         f"{best['in_host_bytes'] / 2**30:.3g} GiB inside its host, {best['across_hosts_bytes'] / 2**30:.3g} GiB to "
+                         f"others and copies {best['copied_bytes'] / 2**30:.3g} GiB; then "
                          + "; ".join(f"{text_of(one)} {one['seconds']:.3g} s" for one in others))
     return rows, notes
 
@@ -129,7 +140,7 @@ def recorded(options, directory):
     for name, run, row, gpus, file, more in steps:
         gpu = run.rsplit("_", 1)[1] if gpus == 1 else "h200"
         found = best_layouts(options, file, gpu, gpus, *more)
-        alike = [one for one in found if one["tensor"] == one["pipeline"] == 1]
+        alike = [one for one in found if one["tensor"] == one["sequence"] == one["pipeline"] == 1]
         if not alike:
             print(f"{name} on {gpus} {gpu}: ranks that have all tensors and layers are not among the best", file=sys.stderr)
             continue

@@ -40,6 +40,7 @@ constexpr Shape kShapes[] = {
     {"0.5b", 16384, 896, 4864, 14, 2, 64, 2048, 151936},
     {"1b", 32768, 2048, 8192, 32, 8, 64, 4096, 128256},
     {"qwen3", 65536, 1024, 3072, 16, 8, 128, 4096, 151936, false, true},
+    {"4b", 16384, 2560, 9728, 32, 8, 128, 8192, 151936, false, true},
     {"3b", 16384, 2048, 11008, 16, 2, 128, 4096, 151936},
     {"phi", 16384, 3072, 8192, 32, 32, 96, 4096, 32064},
     {"8192", 8192, 8192, 28672, 64, 8, 128, 4096, 128256},
@@ -239,15 +240,6 @@ private:
         Matrix dqkv(DType::bf16, s.rows, query + 2 * key), w(DType::bf16, 1, s.head_dim);
         Memory rstd(s.rows * s.heads * 4), dw(s.head_dim * 4);
         Memory room(ops_->norm_backward_scratch_bytes(s.rows * s.heads, s.head_dim));
-        const View q = qkv.view().col_range(0, query), dq = dqkv.view().col_range(0, query);
-        const int64_t bytes = s.rows * query * 2;
-        report("norm of heads forward, queries", 2 * bytes, [&] {
-            ops_->norm_forward(q, w.view(), 1e-6, out.view().col_range(0, query), rstd.as<float>());
-        });
-        report("norm of heads backward, queries", 3 * bytes, [&] {
-            ops_->norm_backward(dq, q, w.view(), rstd.as<float>(), {}, dq, dw.as<float>(),
-                                room.as<std::byte>());
-        });
         const std::vector<double> frequencies(static_cast<size_t>(s.head_dim / 2), 0.01);
         ops::Rope rope{.sequence = s.sequence,
                        .heads = s.heads,
@@ -256,15 +248,32 @@ private:
         Memory angles(ops_->rope_angles_floats(rope) * 4);
         report("angles of rope", ops_->rope_angles_floats(rope) * 4,
                [&] { ops_->rope_angles(rope, angles.as<float>()); });
-        report("norm of heads and rope forward, queries", 2 * bytes, [&] {
-            ops_->norm_rope_forward(q, w.view(), 1e-6, out.view().col_range(0, query),
-                                    rstd.as<float>(), rope, angles.as<float>());
-        });
-        rope.inverse = true;
-        report("norm of heads and rope backward, queries", 3 * bytes, [&] {
-            ops_->norm_rope_backward(dq, q, w.view(), rstd.as<float>(), dw.as<float>(), rope,
-                                     angles.as<float>(), room.as<std::byte>());
-        });
+        const auto of = [&](const char* which, int64_t column, int64_t heads) {
+            const int64_t cols = heads * s.head_dim, bytes = s.rows * cols * 2;
+            const View x = qkv.view().col_range(column, cols);
+            const View dx = dqkv.view().col_range(column, cols);
+            const View y = out.view().col_range(column, cols);
+            const std::string name = std::string(", ") + which;
+            rope.heads = heads;
+            rope.inverse = false;
+            report("norm of heads forward" + name, 2 * bytes,
+                   [&] { ops_->norm_forward(x, w.view(), 1e-6, y, rstd.as<float>()); });
+            report("norm of heads backward" + name, 3 * bytes, [&] {
+                ops_->norm_backward(dx, x, w.view(), rstd.as<float>(), {}, dx, dw.as<float>(),
+                                    room.as<std::byte>());
+            });
+            report("norm of heads and rope forward" + name, 2 * bytes, [&] {
+                ops_->norm_rope_forward(x, w.view(), 1e-6, y, rstd.as<float>(), rope,
+                                        angles.as<float>());
+            });
+            rope.inverse = true;
+            report("norm of heads and rope backward" + name, 3 * bytes, [&] {
+                ops_->norm_rope_backward(dx, x, w.view(), rstd.as<float>(), dw.as<float>(), rope,
+                                         angles.as<float>(), room.as<std::byte>());
+            });
+        };
+        of("queries", 0, s.heads);
+        of("keys", query, s.kv_heads);
     }
 
     void turn(const Shape& s) {

@@ -185,10 +185,11 @@ def threads_of_host(options, settings):
 
 
 def predicted(options, settings, link):
-    """Seconds of a step by codec, and by whether ranks exchange within their hosts first."""
+    """Seconds of a step by codec, and by whether ranks exchange within their hosts first. All ranks compute on this machine,
+    which stands for their hosts, so the plan times so many at once."""
     threads = threads_of_host(options, settings)
     words = [options.ferry, "plan", str(CONFIG), "--json", "--ranks", str(options.ranks),
-             "--ranks-per-host", str(options.ranks_per_host),
+             "--ranks-per-host", str(options.ranks_per_host), "--ranks-here", str(options.ranks),
              "--network", f"{link.mbit:.3f}Mbit", "--network-latency", f"{link.latency * 1e6:.3f}us",
              *words_of(settings, [*options.settings, f"threads={threads}"])]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

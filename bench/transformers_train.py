@@ -14,8 +14,14 @@ in the host's memory, so that other processes have the GPU's for themselves. The
 import contextlib
 import fcntl
 import json
+import re
 import sys
 import time
+
+# Of a kernel's name, the first that is found in it: what the kernel is of. All else are rows.
+KINDS = (("attention", re.compile(r"flash|fmha|sdpa|attention|fprop|bprop", re.I)),
+         ("updates", re.compile(r"adam|multi_tensor", re.I)),
+         ("products", re.compile(r"gemm|cutlass|nvjet|xmma|cublas", re.I)))
 
 
 class Gate:
@@ -109,6 +115,21 @@ class Trainer:
         finally:
             self.model.zero_grad(set_to_none=True)
 
+    def kernel_seconds(self, side):
+        """Of a step, what the GPU's kernels took, by their kind. Its clipping counts as an update."""
+        torch = self.torch
+        activities = [torch.profiler.ProfilerActivity.CUDA if self.device == "cuda" else torch.profiler.ProfilerActivity.CPU]
+        steps = self.steps(side, 2)
+        next(steps)
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in steps:
+                pass
+        seconds = dict.fromkeys(("products", "attention", "rows", "updates"), 0.0)
+        for event in profile.key_averages():
+            kind = next((kind for kind, name in KINDS if name.search(event.key)), "rows")
+            seconds[kind] += event.self_device_time_total * 1e-6
+        return seconds
+
     def fitting(self, side, again=lambda: None):
         """Two steps, as the second has the optimizer's state from its start, with checkpointing where they do not fit
         without. `again`: before the second try."""
@@ -172,8 +193,9 @@ class Trainer:
         self.free_cache()
         for step, (seconds, loss) in enumerate(self.steps(side, self.workload["steps"]), 1):
             say({"step": step, "seconds": seconds, "loss": loss})
+        kernels = self.kernel_seconds(side) if self.workload["profile"] else {}
         self.to("cpu")
-        say({"end": side, "checkpointing": self.checkpointed[side]})
+        say({"end": side, "checkpointing": self.checkpointed[side], "kernels": kernels})
 
 
 def say(what):

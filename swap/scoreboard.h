@@ -1,6 +1,7 @@
 // Counts the tasks appended to each lane and those done, over all schedules.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "swap/schedule.h"
@@ -27,6 +28,25 @@ public:
     void complete(Lane lane, int64_t count) { completed_[index(lane)] = count; }
 
     bool ready(const Task& task, const Active& active) const;
+    // Whether a task of `lane`, of which next() was asked since, comes before this one of another
+    // lane in program order, was not taken yet and is what `asked` says.
+    template <class Asked>
+    bool is_left_before(Lane lane, const Task& task, const Active& active,
+                        const Asked& asked) const {
+        const size_t l = index(lane);
+        for (size_t a = lane_active_[l]; a < count_; ++a) {
+            const Active& its = ring_[a % kActiveMax];
+            const auto& tasks = its.schedule->lanes[l];
+            for (auto i = static_cast<size_t>(std::max<int64_t>(taken_[l] - its.base[l], 0));
+                 i < tasks.size(); ++i) {
+                const Task& other = its.schedule->tasks[tasks[i]];
+                if (&its == &active && &other > &task) return false;
+                if (asked(other)) return true;
+            }
+            if (&its == &active) return false;
+        }
+        return false;
+    }
     bool reached(const Active& active, const Wait& wait) const;
     int64_t taken(Lane lane) const { return taken_[index(lane)]; }
     int64_t completed(Lane lane) const { return completed_[index(lane)]; }

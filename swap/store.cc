@@ -322,11 +322,23 @@ private:
             const Active* active = nullptr;
             while (board_.in_flight(lane) < kFlights) {
                 const Task* task = board_.next(lane, &active);
-                if (!task || !board_.ready(*task, *active) || !dispatch(*task, *active)) break;
+                if (!task || !board_.ready(*task, *active) || waits_for_others(*task, *active) ||
+                    !dispatch(*task, *active))
+                    break;
                 any = true;
             }
         }
         return any;
+    }
+
+    // A kernel, for exchanges that it must not overtake (Kernels::leaves_first).
+    bool waits_for_others(const Task& task, const Active& active) {
+        if (task.lane != Lane::compute || !options_.collectives) return false;
+        const Active* unused = nullptr;
+        if (!board_.next(Lane::comm, &unused)) return false;
+        return board_.is_left_before(Lane::comm, task, active, [this](const Task& exchange) {
+            return kernels_.leaves_first(exchange);
+        });
     }
 
     // False: a fresh slot or the team's threads are wanted and not free yet; completions will free

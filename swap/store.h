@@ -40,6 +40,9 @@ public:
     // said: the schedule orders the tasks of a lane by nothing but the lane. Only the step thread
     // asks, when it dispatches the task.
     virtual bool runs_beside(const Task&) const { return false; }
+    // Whether kernels of the compute lane that were recorded behind this exchange are dispatched
+    // behind it, too: where their launch may wait for ranks that may wait for the exchange.
+    virtual bool leaves_first(const Task& /*exchange*/) const { return false; }
     // "step 12, block 3, backward": for an error's `where`.
     virtual std::string describe(const Call& call) const = 0;
 };

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds ferry and runs every test that this machine can run.
 #
-#   tools/test.sh           everything
-#   tools/test.sh --quick   the release build, its tests and the formatting; no clang-tidy, no
-#                           sanitizers, and of long lists of cases one of each kind
+#   tools/test.sh                everything but the sanitizers
+#   tools/test.sh --quick        the same without clang-tidy and the reference, and of long lists of
+#                                cases one of each kind
+#   tools/test.sh --sanitizers   the address, undefined and thread sanitizers, and the fuzz targets
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
 
-quick=false
+quick=false sanitizers=false
 case "${1:-}" in
     "") ;;
     --quick) quick=true ;;
+    --sanitizers) sanitizers=true ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
 esac
@@ -23,9 +25,11 @@ say() { echo "== [$((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))] $*"; }
 say "machine: $(nproc) cores, $(awk '/MemTotal/{printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), \
 kernel $(uname -r), user $(id -un)"
 packages=(build text check python)
-$quick || packages+=(fuzz)
+$sanitizers && packages+=(fuzz)
 tools/install-packages.sh "${packages[@]}"
 
+# One more than there are cores: many a test waits for a drive, a time-out or other processes.
+jobs=$(($(nproc) + 1))
 # build PRESET [TARGET...], test PRESET [ctest option...]
 build() {
     local preset=$1
@@ -41,7 +45,7 @@ run_tests() {
     local preset=$1
     shift
     say "$preset: tests"
-    ctest --preset "$preset" --no-tests=error --output-on-failure -j "$(nproc)" "$@" | awk '
+    ctest --preset "$preset" --no-tests=error --output-on-failure -j "$jobs" "$@" | awk '
         /( Passed|[*]Skipped) +[0-9.]+ sec$/ || /^ +Start +[0-9]+: / { next }
         /^The following tests did not run:$/ { next }
         /\(Skipped\)$/ { if (tolower($0) ~ /cuda|gpu/) ++gpu; else print; next }
@@ -49,22 +53,25 @@ run_tests() {
         END { if (gpu) print gpu " tests were skipped for want of a GPU" }'
 }
 
-build release
-if $quick; then export FERRY_QUICK_TESTS=1; fi
-run_tests release
-say "formatting"
-if $quick; then
-    tools/format.sh --check
-    say "done (quick)"
+if ! $sanitizers; then
+    build release
+    if $quick; then export FERRY_QUICK_TESTS=1; fi
+    run_tests release
+    if $quick; then
+        say "formatting"
+        tools/format.sh --check
+    else
+        say "formatting and clang-tidy"
+        tools/format.sh --check --tidy
+        say "reference of the headers and of the Python package"
+        PYTHONPATH=build/release/python/site tools/reference.sh build/reference
+    fi
+    say "done"
     exit 0
 fi
-say "formatting and clang-tidy"
-tools/format.sh --check --tidy
-say "reference of the headers and of the Python package"
-PYTHONPATH=build/release/python/site tools/reference.sh build/reference
 
-# What follows runs the same tests again, several times slower. So it leaves out the scripts, which run
-# whole trainings, and takes of long lists of cases one of each kind: all were run above.
+# These run tests several times slower. So the scripts, which run whole trainings, are left out, and of
+# long lists of cases one of each kind is taken.
 export FERRY_QUICK_TESTS=1 FERRY_SIM_SEEDS=20 FERRY_SIM_STRIDE=211
 build asan-ubsan
 run_tests asan-ubsan --label-exclude '^script$'
@@ -79,6 +86,7 @@ tools/fuzz.sh --seconds 20
 fixed_addresses=(setarch "$(uname -m)" -R)
 if "${fixed_addresses[@]}" true 2> /dev/null; then
     export -f build run_tests say
+    export jobs
     SECONDS=$SECONDS "${fixed_addresses[@]}" bash -euo pipefail -c '
         build tsan test_base test_topology test_device test_comm test_pinned_mem test_aio test_swap \
             test_optim test_train test_capi

@@ -214,8 +214,16 @@ enum class SequenceOrder : uint8_t { automatic, heads, ring };
 
 // The order in which stages of a pipeline take micro-batches. one_f_one_b: one goes back for each
 // that goes forward. zero_bubble: the same, but backward leaves weights' gradients, which fill a
-// part of what stages wait (zero-bubble H1).
-enum class PipelineSchedule : uint8_t { one_f_one_b, zero_bubble };
+// part of what stages wait (zero-bubble H1). interleaved: the same of several virtual stages on
+// each rank. round_robin: all micro-batches go through one of these before the next. automatic: the
+// fastest of those that the number of virtual stages admits, as simulated.
+enum class PipelineSchedule : uint8_t {
+    automatic,
+    one_f_one_b,
+    zero_bubble,
+    interleaved,
+    round_robin
+};
 
 // What several ranks do together beside sharing the state.
 struct ParallelConfig {
@@ -223,7 +231,8 @@ struct ParallelConfig {
     SequenceOrder sequence_order = SequenceOrder::automatic;
     int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
     int pipeline = 1;  // stages of layers, each of as many ranks
-    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+    PipelineSchedule schedule = PipelineSchedule::automatic;
+    int virtual_stages = 1;  // runs of blocks of each stage
 };
 
 struct NumericsConfig {

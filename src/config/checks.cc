@@ -361,9 +361,7 @@ void check_hosts(const Config& c, const Given& given) {
              each, "set zero.ranks_per_host, or secondary_shard to none"}});
     if (z.ranks_per_host == 1) return;
     const bool slices = c.parallel.tensor > 1, stages = c.parallel.pipeline > 1;
-    demand(given, {{c.device == DeviceKind::cpu, key, "ranks of GPUs make no groups of a host yet",
-                    "device cuda", "set it to 1, or device to cpu"},
-                   {!slices, key, "ranks that share tensors make no groups of a host yet",
+    demand(given, {{!slices, key, "ranks that share tensors make no groups of a host yet",
                     show("parallel.tensor", int64_t{c.parallel.tensor}),
                     "set it to 1, or parallel.tensor to 1"},
                    {!stages, key, "stages of a pipeline make no groups of a host yet",
@@ -382,9 +380,7 @@ void check_tensor(const Config& c, const Given& given) {
     const bool elements = method != optim::Method::muon && !optim::sends_momentum(method);
     demand(
         given,
-        {{c.device == DeviceKind::cpu, "parallel.tensor", "GPUs do not share tensors yet",
-          "device cuda", "set it to 1, or device to cpu"},
-         {elements, "optimizer.method",
+        {{elements, "optimizer.method",
           "it needs whole matrices or exchanges of its own, and the ranks have slices",
           std::string(word_of(kMethods, method)) + ", " + tensor,
           "set optimizer.method to \"adamw\", or parallel.tensor to 1"},
@@ -402,15 +398,26 @@ void check_pipeline(const Config& c, const Given& given) {
     const std::string pipeline = show("parallel.pipeline", int64_t{c.parallel.pipeline});
     const optim::Method method = c.optimizer.method;
     demand(given,
-           {{c.device == DeviceKind::cpu, "parallel.pipeline", "GPUs do not form pipelines yet",
-             "device cuda", "set it to 1, or device to cpu"},
-            {method != optim::Method::muon && !optim::sends_momentum(method), "optimizer.method",
+           {{method != optim::Method::muon && !optim::sends_momentum(method), "optimizer.method",
              "a pipeline's stages do not have its matrices or exchanges yet",
              std::string(word_of(kMethods, method)) + ", " + pipeline,
              "set optimizer.method to \"adamw\", or parallel.pipeline to 1"},
             {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
              "steps of a pipeline are not kept yet", pipeline,
              "set it to false, or parallel.pipeline to 1"}});
+    const PipelineSchedule schedule = c.parallel.schedule;
+    const int64_t each = c.parallel.virtual_stages;
+    const bool one =
+        schedule == PipelineSchedule::one_f_one_b || schedule == PipelineSchedule::zero_bubble;
+    const std::string both = "\"" + std::string(word_of(kPipelineSchedules, schedule)) + "\", " +
+                             show("virtual_stages", each);
+    demand(given,
+           {{!one || each == 1, "parallel.virtual_stages",
+             "this parallel.schedule has one run of blocks a stage", both,
+             "set it to 1, or parallel.schedule to \"interleaved\" or \"round_robin\""},
+            {schedule != PipelineSchedule::interleaved || each > 1, "parallel.virtual_stages",
+             "an interleaved schedule has several runs of blocks a stage", both,
+             "set it to 2 or more, or parallel.schedule to \"1f1b\""}});
 }
 
 void check_parallel(const Config& c, const Given& given) {
@@ -428,8 +435,11 @@ void check_parallel(const Config& c, const Given& given) {
                     "set it to \"heads\" or \"auto\", or precision to \"bf16\" or \"fp16\""}});
     check_tensor(c, given);
     check_pipeline(c, given);
-    if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::one_f_one_b)
+    if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::automatic &&
+        c.parallel.schedule != PipelineSchedule::one_f_one_b)
         log_warn(given.place_of("parallel.schedule") + " does nothing with one stage");
+    if (c.parallel.pipeline == 1 && c.parallel.virtual_stages > 1)
+        log_warn(given.place_of("parallel.virtual_stages") + " does nothing with one stage");
     const int64_t ranks = int64_t{parts} * c.parallel.tensor;
     if (ranks > 1 && c.swap.save_projections.value_or(0) > 0)
         log_warn(given.place_of("swap.save_projections") +
@@ -519,10 +529,7 @@ void check_momentum(const Config& c, const Given& given) {
     const CodecKind gradients = c.zero.compress.gradients;
     demand(
         given,
-        {{c.device == DeviceKind::cpu, key,
-          "momentum is coded in host memory, and GPUs exchange their own", "device cuda",
-          "set device to cpu, or optimizer.method to \"adamw\""},
-         {o.moments == MomentType::f32, "optimizer.moments",
+        {{o.moments == MomentType::f32, "optimizer.moments",
           its + " exchanges its first moment in fp32's place, and keeps it so",
           "moments " + std::string(word_of(kMoments, o.moments)), "set it to fp32"},
          {gradients == CodecKind::none, "zero.compress.gradients",

@@ -55,8 +55,11 @@ constexpr Words<AttentionKernels, 2> kAttentions = {{
 constexpr Words<SequenceOrder, 3> kSequenceOrders = {{
     {SequenceOrder::automatic, "auto"}, {SequenceOrder::heads, "heads"},
     {SequenceOrder::ring, "ring"}}};
-constexpr Words<PipelineSchedule, 2> kPipelineSchedules = {{
-    {PipelineSchedule::one_f_one_b, "1f1b"}, {PipelineSchedule::zero_bubble, "zero_bubble"}}};
+constexpr Words<PipelineSchedule, 5> kPipelineSchedules = {{
+    {PipelineSchedule::automatic, "auto"},
+    {PipelineSchedule::one_f_one_b, "1f1b"}, {PipelineSchedule::zero_bubble, "zero_bubble"},
+    {PipelineSchedule::interleaved, "interleaved"},
+    {PipelineSchedule::round_robin, "round_robin"}}};
 constexpr Words<AttentionPattern, 8> kPatterns = {{
     {AttentionPattern::dense, "dense"}, {AttentionPattern::window, "window"},
     {AttentionPattern::fixed, "fixed"}, {AttentionPattern::bigbird, "bigbird"},

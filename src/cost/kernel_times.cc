@@ -60,7 +60,7 @@ KernelTimes::Kind KernelTimes::kind_of(const swap::Task& task, const WorkOf& wor
         case TimedBy::bytes:
             return {task.op, layer, task.bytes};
         case TimedBy::flags:
-            return {task.op, layer, task.flags};
+            return {task.op, layer, task.flags & ~kFresh};  // hardly another time
         default:
             return {task.op, layer, 0};
     }

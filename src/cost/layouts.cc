@@ -9,13 +9,43 @@
 namespace ferry::cost {
 namespace {
 
-// As ferry's blocks do: two sums forward, three backward, of which one is computed again.
-constexpr double kSumsForward = 2, kSumsBackward = 3;
-// Backward computes forward again, then two products for each of forward's.
+// Backward computes forward again, then two products for each of forward's. Forward, forward again,
+// gradients of inputs and of weights take as long each.
 constexpr double kPassesBackward = 3;
-// What a block's kernels hold beside its input, in block inputs: queries, keys, values, the MLP's
-// width and their gradients.
-constexpr double kWorkingInputs = 24;
+constexpr double kPasses = 1 + kPassesBackward;
+// The head: forward, and both gradients in the same visit.
+constexpr double kPassesOfHead = 3;
+// What a block's kernels hold beside its input, in block inputs: what all of a token is in, and
+// queries, keys, values, the MLP's width and their gradients.
+constexpr double kWorkingWhole = 4, kWorkingDivided = 20;
+// A shard is a multiple of so many elements.
+constexpr int64_t kShardUnit = 4096;
+// Of a token's loss: what ranks that have rows of the vocabulary tell each other.
+constexpr double kToldBytes = 24;
+
+// Times that all rows of the residual stream but a rank's own go one way, gathered or scattered, of
+// a micro-batch: in the residual type, and in the compute type. A sum is both ways.
+struct OneWays {
+    double residual = 0, compute = 0;
+};
+// Forward, backward and what it computes again, together.
+struct StreamTraffic {
+    OneWays block{}, embedding{}, head{};
+};
+// Each rank has the whole stream: sums of what attention and the MLP give, one of them computed
+// again, and of their gradients (Shoeybi et al., Megatron-LM, 2019).
+constexpr StreamTraffic kWholeRows{
+    .block = {.residual = 6, .compute = 4}, .embedding = {.residual = 2}, .head = {.compute = 2}};
+// Each has a part of the rows: products gather what is normed and scatter what they give, and
+// backward the reverse (Korthikanti et al., Reducing Activation Recomputation, 2022). What is
+// normed is gathered once more for the products that backward computes again.
+constexpr StreamTraffic kPartOfRows{
+    .block = {.residual = 3, .compute = 8}, .embedding = {.residual = 2}, .head = {.compute = 2}};
+
+// Of the largest virtual stage.
+int64_t blocks_of_one(const ModelSizes& model, const Layout& layout) {
+    return ceil_div(model.blocks, layout.pipeline * layout.virtual_stages);
+}
 
 class Weigher {
 public:
@@ -23,6 +53,7 @@ public:
         : m_(model), c_(cluster), found_(layout) {}
 
     Weighed weigh() {
+        count_elements();
         time_slots();
         count_memory();
         const double pipelined = pass_through();
@@ -38,135 +69,307 @@ public:
 private:
     double stages() const { return static_cast<double>(found_.pipeline); }
     double slices() const { return static_cast<double>(found_.tensor); }
-    double sharers() const { return static_cast<double>(found_.replicas); }
+    // Of a slice: all of a stage share state and gradients.
+    int64_t sharer_count() const { return found_.replicas * found_.sequence; }
+    double sharers() const { return static_cast<double>(sharer_count()); }
     double micro_batches() const { return static_cast<double>(found_.micro_batches); }
-    double tokens() const { return static_cast<double>(found_.micro_batch * m_.sequence); }
-    double blocks() const { return static_cast<double>(ceil_div(m_.blocks, found_.pipeline)); }
-    double width() const { return static_cast<double>(m_.element.weight); }
-    double input_bytes() const { return tokens() * static_cast<double>(m_.hidden) * width(); }
-    // Weights of a rank: of the stage with a table. A tied one is on the first stage and the last.
-    double elements() const {
-        const double tables = found_.pipeline > 1 || m_.tied ? 1 : 2;
-        return blocks() * m_.block_elements / slices() + tables * m_.table_elements;
+    double groups() const { return static_cast<double>(found_.groups); }
+    double virtual_stages() const { return static_cast<double>(found_.virtual_stages); }
+    double group_size() const { return micro_batches() / groups(); }
+    bool shares_weights() const { return found_.zero_stage == 3; }
+    // Of a rank's part of a sequence.
+    int64_t tokens() const { return found_.micro_batch * m_.sequence / found_.sequence; }
+    double blocks() const {
+        return static_cast<double>(blocks_of_one(m_, found_) * found_.virtual_stages);
     }
-    // Of these, what a rank updates.
-    double owned() const { return elements() / (found_.zero_stage >= 1 ? sharers() : 1); }
+    double width() const { return static_cast<double>(m_.element.weight); }
+    // Of a micro-batch: what a rank has of the residual stream, and one way of its rows.
+    double stream_bytes() const { return static_cast<double>(tokens() * m_.hidden * m_.residual); }
+    double input_bytes() const { return stream_bytes() / (m_.shares_rows ? slices() : 1); }
+    double one_way(int64_t width) const {
+        const int64_t rows = ceil_div(tokens(), found_.tensor);
+        return static_cast<double>((found_.tensor - 1) * rows * m_.hidden * width);
+    }
+    double bytes_of(const OneWays& ways) const {
+        return ways.residual * one_way(m_.residual) + ways.compute * one_way(m_.element.weight);
+    }
+
+    // Cut into shards, one a rank.
+    int64_t padded(int64_t elements) const {
+        return round_up(elements, kShardUnit * sharer_count());
+    }
+    int64_t on_a_rank(const LayerElements& layer) const {
+        const int64_t of_keys = ceil_div(layer.of_keys, std::min(found_.tensor, m_.kv_heads)),
+                      divided = ceil_div(layer.divided, found_.tensor);
+        // What several ranks have is a segment of its own.
+        const bool apart = found_.tensor > m_.kv_heads;
+        return (apart ? padded(divided) + padded(of_keys) : padded(divided + of_keys)) +
+               padded(layer.whole);
+    }
+
+    // A rank's, of the stage with a table. A tied one's state is on the first stage.
+    void count_elements() {
+        table_ = ceil_div(m_.vocab, found_.tensor) * m_.hidden;
+        block_ = on_a_rank(m_.block);
+        const int64_t embedding = padded(table_) + padded(m_.embedding_whole),
+                      head = (m_.tied ? 0 : padded(table_)) + padded(m_.head_whole);
+        const int64_t edges = found_.pipeline == 1 ? embedding + head : std::max(embedding, head);
+        edge_ = std::max(embedding, head);
+        in_blocks_ = blocks_of_one(m_, found_) * found_.virtual_stages * block_;
+        elements_ = in_blocks_ + edges;
+    }
+    double elements() const { return static_cast<double>(elements_); }
+    // Of these, what a rank updates, and whose weights it keeps.
+    int64_t own_count() const {
+        return found_.zero_stage >= 1 ? elements_ / sharer_count() : elements_;
+    }
+    double own() const { return static_cast<double>(own_count()); }
+    double kept() const { return shares_weights() ? elements() / sharers() : elements(); }
+
     double link() const { return comm_rate(c_.measured); }
+    double network() const { return c_.network_bytes_per_s / static_cast<double>(c_.on_a_host); }
     bool crosses_hosts(int64_t ranks) const { return ranks > c_.on_a_host; }
 
-    // Between so many ranks, each `apart` from the next.
+    // Of so many ranks, each `apart` from the next, those on a host.
+    int64_t of_a_group_here(int64_t ranks, int64_t apart) const {
+        return std::clamp<int64_t>(c_.on_a_host / apart, 1, ranks);
+    }
     double group_rate(int64_t ranks, int64_t apart) const {
-        const int64_t here = std::clamp<int64_t>(c_.on_a_host / apart, 1, ranks);
-        return mean_rate(ranks, here, link(),
-                         c_.network_bytes_per_s / static_cast<double>(c_.on_a_host));
+        return mean_rate(ranks, of_a_group_here(ranks, apart), link(), network());
+    }
+    double across(double bytes, int64_t ranks, int64_t apart) const {
+        const int64_t here = of_a_group_here(ranks, apart);
+        if (ranks == here) return 0;
+        return bytes * static_cast<double>(ranks - here) / static_cast<double>(ranks - 1);
     }
 
-    // Of a micro-batch on the slowest stage: its blocks, and the head where that is more.
-    void time_slots() {
-        const double flops = 2 * m_.block_elements / slices() + m_.attention_flops / slices();
-        const double block = tokens() * flops / c_.measured.assumed_flops_per_s;
-        const double head = 2 * tokens() * m_.table_elements / c_.measured.assumed_flops_per_s;
+    // Of a block and a token, forward.
+    double block_flops() const {
+        const double of_keys = static_cast<double>(m_.block.of_keys) /
+                               static_cast<double>(std::min(found_.tensor, m_.kv_heads));
+        return 2 * (static_cast<double>(m_.block.divided) / slices() + of_keys) +
+               m_.attention_flops / slices();
+    }
+
+    // What the slowest stage takes of these: the cut evens a head out as far as whole blocks allow.
+    double slowest(double block, double embedding, double head) const {
         const double each = static_cast<double>(m_.blocks);
-        // The cut evens the head out as far as whole blocks allow. Head: forward, and both
-        // gradients in the same visit.
-        const double even = ((1 + kPassesBackward) * each * block + 3 * head) / stages();
-        const double computed = std::max({even, (1 + kPassesBackward) * blocks() * block,
-                                          3 * head + (1 + kPassesBackward) * block});
-        const double sum = 2 * (slices() - 1) / slices() * input_bytes();
-        const double sums = blocks() * (kSumsForward + kSumsBackward);
-        const double between = found_.tensor == 1 ? 0 : sums * (sum / group_rate(found_.tensor, 1));
-        found_.tensor_bytes = micro_batches() * sums * sum;
-        slot_s_ = computed + between;
-        found_.compute_seconds = micro_batches() * computed;
-        found_.exchange_seconds = micro_batches() * between;
+        return std::max(
+            {(each * block + embedding + head) / stages(), blocks() * block, head + block});
     }
 
-    // Weights live on the device, but for those of a rank that has all layers: they may stream.
-    bool streams() const { return found_.pipeline == 1 && found_.state != StateOn::device; }
+    // Of a micro-batch on the slowest stage, with what its kernels send from within. Groups that
+    // share tensors are inside a host.
+    void time_slots() {
+        const auto all = static_cast<double>(tokens());
+        const double rate = c_.measured.assumed_flops_per_s;
+        const double block = kPasses * all * block_flops() / rate;
+        const double head = kPassesOfHead * 2 * all * static_cast<double>(table_) / rate;
+        const StreamTraffic& stream = m_.shares_rows ? kPartOfRows : kWholeRows;
+        const double told = kToldBytes * all * static_cast<double>(found_.tensor - 1);
+        const double sums = bytes_of(stream.block) + of_few_keys(),
+                     of_embedding = bytes_of(stream.embedding),
+                     of_head = bytes_of(stream.head) + told, of_sequences = of_heads();
+        const double computed = slowest(block, 0, head);
+        const double sequences_s =
+            found_.sequence > 1 ? of_sequences / group_rate(found_.sequence, found_.tensor) : 0;
+        slot_s_ = slowest(block + sums / link() + sequences_s, of_embedding / link(),
+                          head + of_head / link());
+        const double edges =
+            found_.pipeline == 1 ? of_embedding + of_head : std::max(of_embedding, of_head);
+        found_.tensor_bytes = micro_batches() * (blocks() * sums + edges);
+        found_.sequence_bytes = micro_batches() * blocks() * of_sequences;
+        found_.across_hosts_bytes += across(found_.sequence_bytes, found_.sequence, found_.tensor);
+        found_.compute_seconds = micro_batches() * computed;
+        found_.exchange_seconds = micro_batches() * (slot_s_ - computed);
+    }
+    // Gradients of a head of keys that several have.
+    double of_few_keys() const {
+        if (found_.tensor <= m_.kv_heads) return 0;
+        return static_cast<double>((found_.tensor - 1) * tokens() * found_.sequence * 2 *
+                                   m_.head_dim) *
+               width();
+    }
+    // Queries, keys and values to the ranks that have their heads, and the output back; backward
+    // twice that (Jacobs et al., DeepSpeed Ulysses, 2023).
+    double of_heads() const {
+        const int64_t keys = std::max<int64_t>(m_.kv_heads / found_.tensor, 1),
+                      queries = m_.heads / found_.tensor / keys;
+        const int64_t columns = ceil_div(keys, found_.sequence) * m_.head_dim * (2 * queries + 2);
+        return 3 * static_cast<double>((found_.sequence - 1) * tokens() * columns) * width();
+    }
+
+    // ------------------------------------------------------------ memory
+
+    // Of a block and a micro-batch: what zero bubble keeps for the gradients of weights.
+    double factor_bytes() const {
+        const auto keys = static_cast<double>(m_.kv_heads * m_.head_dim) /
+                          static_cast<double>(std::min(found_.tensor, m_.kv_heads));
+        const double queries = static_cast<double>(m_.heads * m_.head_dim) / slices(),
+                     inner = static_cast<double>(m_.mlp_columns) / slices();
+        return static_cast<double>(tokens()) * width() *
+               (4 * static_cast<double>(m_.hidden) + 2 * queries + 2 * keys + inner);
+    }
+
+    // Block inputs of groups between their forward and their backward, of the stage that has most.
+    double input_groups() const {
+        switch (found_.order) {
+            case Order::one_f_one_b:
+            case Order::zero_bubble:
+                return std::min(stages(), groups());
+            case Order::interleaved:
+                // Of P V virtual stages as many as 1F1B has of stages, and P - 1 more until the
+                // first comes back (Narayanan et al., Efficient Large-Scale Language Model
+                // Training, 2021).
+                return std::min(stages() + (stages() - 1) / virtual_stages(), groups());
+            case Order::round_robin:
+                return groups();
+        }
+        bug("no such order");
+    }
+
+    // What the stages of zero bubble have under way: stage s inputs of P - s groups, and factors of
+    // s + 1, which stay on its device (Qi et al., Zero Bubble Pipeline Parallelism, 2023: H1). The
+    // sum is largest at an end, or where there are no more groups.
+    struct UnderWay {
+        double inputs = 0, factors = 0;  // the most of each
+        double both = 0;                 // of a stage
+    };
+    UnderWay under_way() const {
+        const double inputs = blocks() * group_size() * input_bytes();
+        UnderWay most{.inputs = input_groups() * inputs};
+        most.both = most.inputs;
+        if (found_.order != Order::zero_bubble) return most;
+        const int64_t last = found_.pipeline - 1;
+        const double factors = blocks() * group_size() * factor_bytes();
+        for (const int64_t s : {int64_t{0}, last, std::min(found_.groups - 1, last),
+                                std::max<int64_t>(found_.pipeline - found_.groups, 0)}) {
+            const auto forward = static_cast<double>(std::min(found_.pipeline - s, found_.groups)),
+                       left = static_cast<double>(std::min(s + 1, found_.groups));
+            const double kept = s == 0 ? factors / blocks() : left * factors;
+            most.factors = std::max(most.factors, kept);
+            most.both = std::max(most.both, forward * inputs + kept);
+        }
+        return most;
+    }
+
+    double& home(StateOn tier) {
+        switch (tier) {
+            case StateOn::device:
+                return found_.device_bytes;
+            case StateOn::host:
+                return found_.host_bytes;
+            case StateOn::nvme:
+                return found_.nvme_bytes;
+        }
+        bug("no such tier");
+    }
 
     void count_memory() {
-        const double own = owned();
-        const double weights = found_.zero_stage == 3 ? elements() / sharers() : elements();
-        const double state = own * m_.element.state_and_gradient();
-        const double under_way =
-            found_.pipeline > 1 ? std::min(stages(), micro_batches()) : micro_batches();
-        const double inputs = under_way * blocks() * input_bytes();
-        const double working = kWorkingInputs * input_bytes() +
-                               2 * m_.block_elements / slices() * (width() + 4) +
-                               m_.table_elements * (width() + 4);
-        found_.device_bytes = working;
-        double& home = found_.state == StateOn::device ? found_.device_bytes
-                       : found_.state == StateOn::host ? found_.host_bytes
-                                                       : found_.nvme_bytes;
-        home += state;
-        (streams() ? found_.host_bytes : found_.device_bytes) += weights * width();
-        // Between groups a stage's accumulators stay; with all layers a layer's goes once.
-        if (found_.pipeline > 1) found_.device_bytes += elements() * 4;
-        const double left = c_.device_bytes - found_.device_bytes;
-        if (inputs <= left) {
-            found_.device_bytes += inputs;
+        const double of_block = 2 * static_cast<double>(block_), edge = static_cast<double>(edge_);
+        found_.device_bytes = (kWorkingWhole + kWorkingDivided / slices()) * stream_bytes() +
+                              (of_block + edge) * (width() + 4);
+        const double state = own() * m_.element.state_and_gradient();
+        found_.state_bytes = static_cast<int64_t>(state);
+        home(found_.state) += state;
+        (found_.weights_stay ? found_.device_bytes : found_.host_bytes) += kept() * width();
+        // Accumulators are in the host between two groups, whole on every rank.
+        if (found_.groups > 1) found_.host_bytes += elements() * 4;
+        const UnderWay most = under_way();
+        if (most.both <= c_.device_bytes - found_.device_bytes) {
+            found_.device_bytes += most.both;
         } else {
-            found_.host_bytes += inputs;
-            found_.copied_bytes += 2 * micro_batches() * blocks() * input_bytes();
+            found_.device_bytes += most.factors;
+            found_.host_bytes += most.inputs;
+            const double all = micro_batches() * blocks() * input_bytes();
+            out_bytes_ += all;
+            in_bytes_ += all;
         }
     }
+
+    // ------------------------------------------------------------ time
 
     // All micro-batches through all stages.
     double pass_through() {
-        double passed_s = 0;
-        if (found_.pipeline > 1) {
-            const int64_t of_a_stage = found_.tensor * found_.replicas;
-            const bool crosses = crosses_hosts(c_.ranks);
-            const int64_t at_once = std::min(of_a_stage, c_.on_a_host);
-            const double rate =
-                crosses ? c_.network_bytes_per_s / static_cast<double>(at_once) : link();
-            passed_s = input_bytes() / rate + (crosses ? c_.latency_s : 0);
-            found_.pipeline_bytes = 2 * micro_batches() * input_bytes();
-        }
+        if (found_.pipeline == 1) return micro_batches() * slot_s_;
+        const int64_t of_a_stage = found_.tensor * sharer_count();
+        const bool crosses = crosses_hosts(c_.ranks);
+        const int64_t at_once = std::min(of_a_stage, c_.on_a_host);
+        const double rate =
+            crosses ? c_.network_bytes_per_s / static_cast<double>(at_once) : link();
+        const double passed_s = input_bytes() / rate + (crosses ? c_.latency_s : 0);
+        found_.pipeline_bytes = 2 * virtual_stages() * micro_batches() * input_bytes();
+        // A tied table's gradient comes back from the last stage, once.
+        const double table =
+            m_.tied ? static_cast<double>(padded(table_)) * width() / sharers() : 0;
+        found_.pipeline_bytes += table;
+        if (crosses) found_.across_hosts_bytes += found_.pipeline_bytes;
+        found_.exchange_seconds += table / rate;
         // A slot is no shorter than what it passes, each way on its own.
-        const double slot = std::max(slot_s_, 2 * passed_s);
+        const double slot = std::max(slot_s_, 2 * virtual_stages() * passed_s);
         found_.exchange_seconds += micro_batches() * (slot - slot_s_);
-        found_.bubble_seconds = (stages() - 1) * (slot + 2 * passed_s);
-        return micro_batches() * slot + found_.bubble_seconds;
+        const Passing passing{.order = found_.order,
+                              .stages = found_.pipeline,
+                              .groups = found_.groups,
+                              .group_size = found_.micro_batches / found_.groups,
+                              .virtual_stages = found_.virtual_stages,
+                              .blocks = blocks_of_one(m_, found_)};
+        const double waits = waiting_visits(passing) / passing.visits() * micro_batches();
+        found_.bubble_seconds = waits * slot + (stages() - 1) * 2 * passed_s;
+        return micro_batches() * slot + found_.bubble_seconds + table / rate;
     }
 
     // State, gradients and weights among the ranks of a slice: what forward and backward do not
-    // hide. Of a pipeline the last micro-batch alone hides it, else all of them do, layer by layer.
+    // hide. Of a pipeline the last group alone hides gradients, else all micro-batches do, layer by
+    // layer. Stage 3 gathers weights at each visit of a group, the head's and the embedding's at
+    // one of both; 1 and 2 once after the update; 0 the sums (Rajbhandari et al., ZeRO, 2020).
     double exchange() {
-        if (found_.replicas == 1) return 0;
+        if (sharer_count() == 1) return 0;
         const double part = (sharers() - 1) / sharers();
         const double gradient = part * elements() * static_cast<double>(m_.element.wire),
-                     weights = part * elements() * width();
-        const double rate = group_rate(found_.replicas, found_.tensor);
-        const double forward = slot_s_ / (1 + kPassesBackward) *
-                               (found_.pipeline > 1 ? 1 : micro_batches()),
+                     up = part * elements() * width(),
+                     again =
+                         shares_weights() ? part * static_cast<double>(in_blocks_) * width() : 0;
+        const double rate = group_rate(sharer_count(), found_.tensor);
+        const double forward = group_size() * slot_s_ / kPasses,
                      backward = kPassesBackward * forward;
-        // Stage 3 gathers weights at each visit, 1 and 2 once after the update, 0 the sums.
-        const double up = weights, down = gradient + (found_.zero_stage == 3 ? weights : 0);
-        found_.zero_bytes = up + down;
+        const double gathers = shares_weights() ? groups() : 1;
+        found_.zero_bytes = gathers * (up + again) + gradient;
+        found_.across_hosts_bytes += across(found_.zero_bytes, sharer_count(), found_.tensor);
         const double operations =
             static_cast<double>(m_.blocks) / stages() *
-            (crosses_hosts(found_.tensor * found_.replicas) ? c_.latency_s : 0);
-        return std::max(0.0, up / rate + operations - forward) +
-               std::max(0.0, down / rate + operations - backward);
+            (crosses_hosts(found_.tensor * sharer_count()) ? c_.latency_s : 0);
+        const auto shows = [&](double bytes, double hides) {
+            return std::max(0.0, bytes / rate + operations - hides);
+        };
+        const double last = shows(gradient + again, backward);
+        if (!shares_weights()) return shows(up, forward) + last;
+        return gathers * shows(up, forward) + (gathers - 1) * shows(again, backward) + last;
     }
 
+    // What is copied and updated beside the products.
     double update() {
-        const double own = owned();
-        const double moved = update_bytes(own, m_.element);
+        const double wire = static_cast<double>(m_.element.wire);
+        const double moved = update_bytes(own(), m_.element);
         const Measurements& rates = c_.measured;
+        if (!found_.weights_stay) in_bytes_ += 2 * groups() * kept() * width();
+        // Each further group moves the accumulators.
+        in_bytes_ += (groups() - 1) * elements() * 4;
+        out_bytes_ += (groups() - 1) * elements() * 4;
+        if (found_.state != StateOn::device) {
+            out_bytes_ += own() * wire;
+            if (found_.weights_stay) in_bytes_ += own() * width();
+        }
+        if (found_.state == StateOn::nvme) found_.stored_bytes = 2 * own() * m_.element.state;
+        found_.copied_bytes = in_bytes_ + out_bytes_;
+        const double copying = std::max(in_bytes_, out_bytes_) / rates.copy_bytes_per_s;
         if (found_.state == StateOn::device)
-            return std::max(moved / rates.device_bytes_per_s,
-                            found_.copied_bytes / rates.copy_bytes_per_s);
-        double copied = found_.copied_bytes + own * static_cast<double>(m_.element.wire);
-        copied += streams() ? 2 * elements() / (found_.zero_stage == 3 ? sharers() : 1) * width()
-                            : own * width();
-        found_.copied_bytes = copied;
-        if (found_.state == StateOn::nvme) found_.stored_bytes = 2 * own * m_.element.state;
+            return std::max(moved / rates.device_bytes_per_s, copying);
         const double stored = found_.stored_bytes;
-        return std::max({copied / rates.copy_bytes_per_s,
-                         dram_bytes(moved, copied, stored, rates) / rates.dram_bytes_per_s,
-                         stored > 0 ? stored / rates.nvme_bytes_per_s : 0});
+        return std::max(
+            {copying,
+             dram_bytes(moved, found_.copied_bytes, stored, rates) / rates.dram_bytes_per_s,
+             stored > 0 ? stored / rates.nvme_bytes_per_s : 0});
     }
 
     bool fits() const {
@@ -179,20 +382,129 @@ private:
     const ModelSizes& m_;
     const Cluster& c_;
     Layout found_;
+    // Of a rank: of a table and a block, of the larger edge, of all blocks, of all.
+    int64_t table_ = 0, block_ = 0, edge_ = 0, in_blocks_ = 0, elements_ = 0;
     double slot_s_ = 0;  // a micro-batch's forward and backward on the slowest stage
+    double in_bytes_ = 0, out_bytes_ = 0;  // copied to the device, and from it
 };
-
-// Whether ranks may share tensors so: heads divide, and a group stays inside a host.
-bool may_slice(const ModelSizes& model, const Cluster& cluster, int64_t tensor) {
-    if (cluster.on_a_host % tensor != 0 || model.heads % tensor != 0) return false;
-    return model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0;
-}
 
 template <class Body>
 void for_divisors(int64_t of, int64_t most, const Body& body) {
     for (int64_t d = 1; d <= std::min(of, most); ++d)
         if (of % d == 0) body(d);
 }
+
+// Sequences of a micro-batch, and micro-batches of a group.
+constexpr int64_t kMostSequences = 16, kMostOfAGroup = 64;
+// Tokens of a rank's part of a sequence: shorter ones are not divided.
+constexpr int64_t kLeastPart = 4096;
+
+class Search {
+public:
+    Search(const ModelSizes& model, const Cluster& cluster, std::span<const Order> orders)
+        : m_(model), c_(cluster), orders_(orders) {}
+
+    FoundLayouts find(size_t most) {
+        for_divisors(c_.ranks, c_.on_a_host, [&](int64_t tensor) {
+            if (!may_slice(tensor)) return;
+            const int64_t left = c_.ranks / tensor;
+            for_divisors(left, left, [&](int64_t sequence) {
+                if (!may_share_sequences(tensor, sequence)) return;
+                for_divisors(left / sequence, m_.blocks, [&](int64_t pipeline) {
+                    const int64_t replicas = left / sequence / pipeline;
+                    if (m_.sequences % replicas != 0) return;
+                    find_of({.tensor = tensor,
+                             .sequence = sequence,
+                             .pipeline = pipeline,
+                             .replicas = replicas});
+                });
+            });
+        });
+        // Of equally fast ones the simpler.
+        std::ranges::sort(found_.best, {}, [](const Layout& l) {
+            return std::tuple(l.seconds, l.pipeline, l.tensor, l.sequence);
+        });
+        if (found_.best.size() > most) found_.best.resize(most);
+        return std::move(found_);
+    }
+
+private:
+    // Heads divide, and a group stays inside a host.
+    bool may_slice(int64_t tensor) const {
+        if (c_.on_a_host % tensor != 0 || m_.heads % tensor != 0) return false;
+        return m_.kv_heads % tensor == 0 || tensor % m_.kv_heads == 0;
+    }
+    bool may_share_sequences(int64_t tensor, int64_t sequence) const {
+        if (sequence == 1) return true;
+        return m_.sequence % sequence == 0 && m_.sequence / sequence >= kLeastPart &&
+               m_.kv_heads % (tensor * sequence) == 0;
+    }
+
+    // The best of one way to divide the ranks.
+    void find_of(Layout layout) {
+        fastest_ = {};
+        const int64_t each = m_.sequences / layout.replicas;
+        for_divisors(each, kMostSequences, [&](int64_t micro_batch) {
+            layout.micro_batch = micro_batch;
+            layout.micro_batches = each / micro_batch;
+            if (layout.pipeline == 1) return weigh_tiers(layout);
+            for (const Order order : orders_) {
+                layout.order = order;
+                layout.virtual_stages = 1;
+                weigh_virtual_stages(layout);
+            }
+        });
+        if (fastest_.seconds > 0) found_.best.push_back(fastest_);
+    }
+
+    // Several virtual stages have as many blocks each.
+    void weigh_virtual_stages(Layout layout) {
+        const bool interleaved = layout.order == Order::interleaved,
+                   robin = layout.order == Order::round_robin;
+        if (!interleaved && !robin) return weigh_groups(layout);
+        if (m_.blocks % layout.pipeline != 0) return;
+        const int64_t of_a_stage = m_.blocks / layout.pipeline;
+        for_divisors(of_a_stage, of_a_stage, [&](int64_t count) {
+            layout.virtual_stages = count;
+            if (robin || count > 1) weigh_groups(layout);
+        });
+    }
+    void weigh_groups(Layout layout) {
+        const auto weigh = [&](int64_t size) {
+            layout.groups = layout.micro_batches / size;
+            // Sets of interleaved groups are as many as there are stages.
+            if (layout.order == Order::interleaved && layout.groups < layout.pipeline) return;
+            weigh_tiers(layout);
+        };
+        for_divisors(layout.micro_batches, kMostOfAGroup, weigh);
+        if (layout.micro_batches > kMostOfAGroup) weigh(layout.micro_batches);
+    }
+    void weigh_tiers(Layout layout) {
+        for (const int64_t stage : {1, 3}) {
+            if (stage == 3 && layout.replicas * layout.sequence == 1) continue;
+            layout.zero_stage = stage;
+            for (const StateOn state : kStateOn) {
+                layout.state = state;
+                for (const bool stay : {true, false}) {
+                    if (!stay && state == StateOn::device) continue;
+                    layout.weights_stay = stay;
+                    keep(weigh(m_, c_, layout));
+                }
+            }
+        }
+    }
+    void keep(const Weighed& weighed) {
+        ++found_.weighed;
+        if (weighed.fits && (fastest_.seconds == 0 || weighed.layout.seconds < fastest_.seconds))
+            fastest_ = weighed.layout;
+    }
+
+    const ModelSizes& m_;
+    const Cluster& c_;
+    const std::span<const Order> orders_;
+    Layout fastest_{};
+    FoundLayouts found_{};
+};
 
 }  // namespace
 
@@ -208,53 +520,69 @@ const char* name_of(StateOn tier) {
     bug("no such tier");
 }
 
+const char* name_of(Order order) {
+    switch (order) {
+        case Order::one_f_one_b:
+            return "1f1b";
+        case Order::zero_bubble:
+            return "zero_bubble";
+        case Order::interleaved:
+            return "interleaved";
+        case Order::round_robin:
+            return "round_robin";
+    }
+    bug("no such order");
+}
+
+double ModelSizes::parameters() const {
+    return static_cast<double>(blocks * block.all() + (tied ? 1 : 2) * vocab * hidden +
+                               embedding_whole + head_whole);
+}
+
 double mean_rate(int64_t ranks, int64_t here, double inside_host, double outside) {
     if (ranks == here) return inside_host;
     const double away = static_cast<double>(ranks - here) / static_cast<double>(ranks - 1);
     return 1 / (away / outside + (1 - away) / inside_host);
 }
 
+double waiting_visits(const Passing& of) {
+    // Of a group in a virtual stage, which it goes through layer by layer; and of these the ones
+    // until the next stage has something to do.
+    const auto all = static_cast<double>(of.blocks * of.group_size),
+               first = static_cast<double>((of.blocks - 1) * of.group_size + 1);
+    const auto hops = static_cast<double>(of.stages - 1);
+    switch (of.order) {
+        case Order::one_f_one_b:  // Narayanan et al., PipeDream, 2019
+        case Order::interleaved:  // virtual stages are V times as short (the same, 2021)
+            return hops * first;
+        case Order::zero_bubble: {
+            // From stage to stage a forward and a backward of inputs are waited for. Of each
+            // further group that is left behind weights' gradients fill one hop, but for its first
+            // forward (Qi et al., Zero Bubble Pipeline Parallelism, 2023).
+            constexpr double kForward = 1 / kPasses, kWeights = 1 / kPasses;
+            const double hop = (1 - kWeights) * first;
+            const double filled = std::min(hops, static_cast<double>(of.groups - 1));
+            return filled * std::max(kForward * first, hop - kWeights * all) +
+                   (hops - filled) * hop;
+        }
+        case Order::round_robin: {
+            // The first stage begins its next virtual stage when the last one has passed something
+            // on (Lamy-Poirier, Breadth-First Pipeline Parallelism, 2022).
+            const double late =
+                static_cast<double>(of.stages) * first - static_cast<double>(of.groups) * all;
+            return hops * first + static_cast<double>(of.virtual_stages - 1) * std::max(0.0, late);
+        }
+    }
+    bug("no such order");
+}
+
 Weighed weigh(const ModelSizes& model, const Cluster& cluster, Layout layout) {
     return Weigher(model, cluster, layout).weigh();
 }
 
-std::vector<Layout> best_layouts(const ModelSizes& model, const Cluster& cluster, size_t most) {
-    std::vector<Layout> best;
-    const auto weigh_all = [&](Layout layout) {
-        Layout fastest{};
-        const auto keep = [&](const Weighed& weighed) {
-            if (weighed.fits && (fastest.seconds == 0 || weighed.layout.seconds < fastest.seconds))
-                fastest = weighed.layout;
-        };
-        const int64_t each = model.sequences / layout.replicas;
-        for_divisors(each, 16, [&](int64_t micro_batch) {
-            layout.micro_batch = micro_batch;
-            layout.micro_batches = each / micro_batch;
-            for (const int64_t stage : {1, 3}) {
-                // A pipeline would gather weights for every micro-batch.
-                if (stage == 3 && (layout.pipeline > 1 || layout.replicas == 1)) continue;
-                layout.zero_stage = stage;
-                for (const StateOn state : kStateOn) {
-                    layout.state = state;
-                    keep(weigh(model, cluster, layout));
-                }
-            }
-        });
-        if (fastest.seconds > 0) best.push_back(fastest);
-    };
-    for_divisors(cluster.ranks, cluster.on_a_host, [&](int64_t tensor) {
-        if (!may_slice(model, cluster, tensor)) return;
-        for_divisors(cluster.ranks / tensor, model.blocks, [&](int64_t pipeline) {
-            const int64_t replicas = cluster.ranks / tensor / pipeline;
-            if (model.sequences % replicas != 0) return;
-            weigh_all({.tensor = tensor, .pipeline = pipeline, .replicas = replicas});
-        });
-    });
-    // Of equally fast ones the simpler.
-    std::ranges::sort(best, {},
-                      [](const Layout& l) { return std::tuple(l.seconds, l.pipeline, l.tensor); });
-    if (best.size() > most) best.resize(most);
-    return best;
+FoundLayouts best_layouts(const ModelSizes& model, const Cluster& cluster, size_t most,
+                          std::span<const Order> orders) {
+    return Search(model, cluster, orders).find(most);
 }
 
 }  // namespace ferry::cost

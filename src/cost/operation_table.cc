@@ -42,10 +42,10 @@ int64_t weights(const Work& w) {
     return (w.layer->elements + table) * size_of(w.compute);
 }
 int64_t norms(const Work& w) { return model::norm_elements(*w.layer) * 4; }
-// Added to: read and written.
+// Added to: read and written. The first of a step's writes alone.
 int64_t gradients(const Work& w) {
     const int64_t table = w.table ? w.table->trainable_elements : 0;
-    return 2 * (w.layer->trainable_elements + table) * 4;
+    return ((w.flags & kFresh) != 0 ? 1 : 2) * (w.layer->trainable_elements + table) * 4;
 }
 int64_t wire(const Work& w) { return w.elements * size_of(w.wire); }
 int64_t part(const Work& w) {  // of a rank

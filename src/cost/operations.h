@@ -89,6 +89,9 @@ constexpr uint8_t kNeedsDx = 1;
 constexpr uint8_t flag_of(model::Saved what) { return static_cast<uint8_t>(2U << model::at(what)); }
 // And of a block's backward: it leaves the gradients of matrices and biases.
 constexpr uint8_t kDefers = 2U << model::kSaved;
+// Of what adds to a layer's accumulator, the head and a block's: the first that does in a step. It
+// writes every element, whatever lies there.
+constexpr uint8_t kFresh = 4U << model::kSaved;
 
 // ---------------------------------------------------------------- operands
 

@@ -21,8 +21,10 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
     const auto bytes_of = [type](int64_t elements) { return double(elements * size_of(type)); };
     const zero::Stage& stage = partition.stage;
     bool trains_below = stage.trains_below;
-    for (const model::Layer& layer : layers) {
+    for (size_t l = 0; l < layers.size(); ++l) {
+        const model::Layer& layer = layers[l];
         if (layer.elements == 0) continue;  // another stage's
+        trains_below = trains_below || stage.trains_before(static_cast<int64_t>(l));
         const double bytes = bytes_of(layer.elements);
         // What later visits gather in the host came from all ranks at the first.
         const bool again = !partition.keeps_second_shards();
@@ -89,6 +91,7 @@ CommTraffic comm_traffic(const std::vector<model::Layer>& layers, const zero::Pa
     for (size_t l = 0; l < layers.size(); ++l) {
         const model::Layer& layer = layers[l];
         if (!partition.stage.has(static_cast<int64_t>(l))) continue;  // a table's copy
+        trains_below = trains_below || partition.stage.trains_before(static_cast<int64_t>(l));
         const bool trains = layer.trainable_elements > 0;
         const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
         const auto gathered = static_cast<double>(zero::gathered_bytes(partition, layer, compute));

@@ -1,5 +1,6 @@
 #include "block.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "families.h"
@@ -24,6 +25,7 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
       rope_(rope),
       ops_(ops),
       mask_(mask),
+      memory_(memory),
       layer_(memory.layer()),
       index_(layer_.index),
       sums_(numerics, mask.ranks.slices, ops, index_),
@@ -156,6 +158,7 @@ void Block::defer(std::byte* memory) {
 void Block::add_norms_to(float* norms) {
     for_trained_norms([&](Parameter& parameter) {
         parameter.gradient = norms;
+        parameter.fresh = false;
         norms += room_of_norm(parameter.value.cols);
     });
 }
@@ -444,8 +447,8 @@ void Block::drop_keys(View dqkv) {
     ops_.copy_out(none, dqkv.col_range(all_.query, 2 * all_.key));
 }
 
-float* Block::part_of(const Parameter& of_norm) {
-    if (!slices() || !of_norm.trains()) return of_norm.gradient;
+ops::Accumulator Block::part_of(const Parameter& of_norm) {
+    if (!slices() || !of_norm.trains()) return of_norm.sums(true);
     float *at = b_.norm_gradient, *found = nullptr;
     for_norms([&](const Parameter& norm) {
         if (&norm == &of_norm) found = at;
@@ -490,9 +493,9 @@ void Block::norm_backward(const Norm& norm, View dn, ConstView x, const float* s
     add_up(dn, {}, sum);
     if (x.rows == 0) return;
     Norm its = norm;
-    its.weight.gradient = part_of(norm.weight);
-    its.bias.gradient = part_of(norm.bias);
-    its.backward(ops_, sum, x, stats, addend, dx, b_.ops);
+    its.weight.gradient = part_of(norm.weight).at;
+    its.bias.gradient = part_of(norm.bias).at;
+    its.backward(ops_, sum, x, stats, addend, dx, false, b_.ops);
 }
 
 // ---------------------------------------------------------------- passes
@@ -608,9 +611,19 @@ void Block::forward(ConstView x_in, View x_out) {
     if (slices()) add_up(sum, b_.x_mid, x_out);
 }
 
+// Whether backward writes every element of a fresh gradient. Norms that are sums over the ranks are
+// added, and so are those of heads where this rank has none.
+bool Block::writes(Role role) const {
+    const bool of_heads = role == Role::query_norm || role == Role::key_norm;
+    if (of_heads && own_.keys == 0) return false;
+    return !slices() || !is_norm(role);
+}
+
 void Block::backward(ConstView x_in, View dx, bool needs_dx) {
     const InputGradients asked = input_gradients_of(layer_, needs_dx);
     if (slices()) ops_.fill_zero(b_.norm_gradient, norm_floats() * size_of(DType::f32));
+    memory_.zero_others(
+        ops_, [this](const Tensor& tensor) { return writes(tensor.role) ? tensor.count : 0; });
     attend(x_in, b_.x_mid);
     mlp_backward(dx, asked);
     if (asked.mid) attention_backward(x_in, dx, needs_dx, asked);
@@ -633,7 +646,7 @@ void Block::mlp_backward(View dx, const InputGradients& asked) {
         mlp_products_backward(slope(d, b_.dout, first), first, asked);
         if (!asked.up) return;
         norm2_.backward(ops_, b_.dn2.row_range(0, count), b_.x_mid.row_range(first, count),
-                        b_.stats2, norm_to(d), norm_to(d), b_.ops);
+                        b_.stats2, norm_to(d), norm_to(d), first == 0, b_.ops);
     });
     if (slices() && asked.up)
         norm_backward(norm2_, b_.dn2, b_.x_mid, b_.stats2, norm_to(dx), norm_to(dx));
@@ -655,9 +668,10 @@ void Block::mlp_products_backward(ConstView dy, int64_t first, const InputGradie
 
 // Of a tile whose `active` is what forward gave, and `inner`, where asked for, its gradient.
 void Block::add_mlp_gradients(ConstView dy, int64_t first, const InputGradients& asked) {
-    down_.add_gradient(ops_, dy, tile_of(b_.active, first, dy.rows), b_.ops);
+    down_.add_gradient(ops_, dy, tile_of(b_.active, first, dy.rows), first == 0, b_.ops);
     if (!asked.down) return;
-    up_.add_gradient(ops_, inner_of(first, dy.rows), normed(b_.n2, first, dy.rows), b_.ops);
+    up_.add_gradient(ops_, inner_of(first, dy.rows), normed(b_.n2, first, dy.rows), first == 0,
+                     b_.ops);
 }
 
 // dx holds d(x_mid) and receives d(x_in).
@@ -665,7 +679,7 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx,
                                const InputGradients& asked) {
     const ConstView dy = slices() ? share_slope(dx, deferring_ ? b_.dmid : part(numerics_.compute))
                                   : slope(dx, b_.dmid, 0);
-    if (!deferring_) output_.add_gradient(ops_, dy, attended_of_tokens(), b_.ops);
+    if (!deferring_) output_.add_gradient(ops_, dy, attended_of_tokens(), true, b_.ops);
     if (!asked.output) return;
     // Where ranks share sequences, all heads' queries, keys and values have left by now.
     const View dattended = shares()
@@ -695,7 +709,7 @@ void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_
         const View part = dqkv.row_range(first, count);
         if (dqkv.rows > tile() && !slices())  // another tile's is there
             norm1_.forward(ops_, x_in.row_range(first, count), n1, b_.stats1);
-        if (!deferring_) qkv_.add_gradient(ops_, part, n1, b_.ops);
+        if (!deferring_) qkv_.add_gradient(ops_, part, n1, first == 0, b_.ops);
         if (!asked.qkv) return;
         // Dropped keys are kept where their own gradient is still to come.
         const View keys = part.col_range(all_.query, 2 * all_.key);
@@ -707,7 +721,8 @@ void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_
         if (restores) ops_.copy_out(aside, keys);
         if (slices()) return;
         const View d = needs_dx ? dx.row_range(first, count) : View{};
-        norm1_.backward(ops_, dn1, x_in.row_range(first, count), b_.stats1, d, d, b_.ops);
+        norm1_.backward(ops_, dn1, x_in.row_range(first, count), b_.stats1, d, d, first == 0,
+                        b_.ops);
     });
     const View d = needs_dx ? dx : View{};
     if (slices() && asked.qkv) norm_backward(norm1_, b_.dn1, x_in, b_.stats1, d, d);
@@ -717,16 +732,19 @@ void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_
 void Block::add_weight_gradients(bool needs_dx, const float* norms) {
     const InputGradients asked = input_gradients_of(layer_, needs_dx);
     const int64_t tokens = numerics_.tokens();
+    memory_.zero_others(
+        ops_, [](const Tensor& tensor) { return is_norm(tensor.role) ? 0 : tensor.count; });
     if (asked.down || down_.trains()) {
         for_tiles(tokens, [&](int64_t first, int64_t count) {
             add_mlp_gradients(b_.dout.row_range(first, count), first, asked);
         });
     }
-    if (asked.mid) output_.add_gradient(ops_, sums_.real(b_.dmid), attended_of_tokens(), b_.ops);
+    if (asked.mid)
+        output_.add_gradient(ops_, sums_.real(b_.dmid), attended_of_tokens(), true, b_.ops);
     if (asked.output) {
         for_tiles(tokens, [&](int64_t first, int64_t count) {
             qkv_.add_gradient(ops_, dqkv_of_tokens().row_range(first, count),
-                              b_.n1.row_range(first, count), b_.ops);
+                              b_.n1.row_range(first, count), first == 0, b_.ops);
         });
     }
     if (norms == nullptr) return;

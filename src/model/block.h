@@ -182,7 +182,7 @@ private:
     void norm_backward(const Norm& norm, ops::View dn, ops::ConstView x, const float* stats,
                        ops::ConstView addend, ops::View dx);
     // Where this rank's part of a norm's gradient goes.
-    float* part_of(const Parameter& of_norm);
+    ops::Accumulator part_of(const Parameter& of_norm);
     int64_t norm_floats();
     // The gradients of keys and values, from the queries of all ranks that have these heads.
     void add_up_keys();
@@ -206,6 +206,7 @@ private:
     void mlp_backward(ops::View dx, const InputGradients& asked);
     void mlp_products_backward(ops::ConstView dy, int64_t first, const InputGradients& asked);
     void add_mlp_gradients(ops::ConstView dy, int64_t first, const InputGradients& asked);
+    bool writes(Role role) const;
     void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx,
                             const InputGradients& asked);
     void projections_backward(ops::ConstView x_in, ops::View dqkv, ops::View dx, bool needs_dx,
@@ -223,6 +224,7 @@ private:
     const Mask mask_;
     OfSaved<bool> saved_{}, known_{};
     bool deferring_ = false;
+    const LayerMemory memory_;
     const Layer& layer_;
     int64_t index_;  // of the block
     SliceSum sums_;

@@ -292,8 +292,8 @@ void Decoder::forward(int64_t block, const void* weights, const void* x_in, void
 }
 
 void Decoder::backward(int64_t block, const void* weights, const void* x_in, void* dx,
-                       bool needs_dx, float* gradient, std::byte* scratch, const SavedMemory& saved,
-                       const Documents& documents) const {
+                       bool needs_dx, ops::Accumulator gradient, std::byte* scratch,
+                       const SavedMemory& saved, const Documents& documents) const {
     const Layer& layer = layers_[static_cast<size_t>(block + 1)];
     if (!needs_dx && layer.trainable_elements == 0) return;
     const LayerMemory memory(layer, numerics_.compute, weights, gradient);
@@ -316,8 +316,8 @@ void Decoder::input_gradients(int64_t block, const void* weights, const void* x_
     pass.backward(stream_at(x_in, shape_, numerics_), stream_at(dx, shape_, numerics_), needs_dx);
 }
 
-void Decoder::weight_gradients(int64_t block, bool needs_dx, float* gradient, std::byte* scratch,
-                               const SavedMemory& saved, std::byte* deferred,
+void Decoder::weight_gradients(int64_t block, bool needs_dx, ops::Accumulator gradient,
+                               std::byte* scratch, const SavedMemory& saved, std::byte* deferred,
                                const float* norms) const {
     const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, nullptr,
                              gradient);
@@ -335,8 +335,9 @@ void Decoder::compute_saved(Saved what, int64_t block, const void* weights, std:
 }
 
 void Decoder::head(const void* weights, const void* embedding, const void* x,
-                   const int32_t* targets, float scale, void* dx, float* gradient,
-                   float* embedding_gradient, double* loss_sum, std::byte* scratch) const {
+                   const int32_t* targets, float scale, void* dx, ops::Accumulator gradient,
+                   ops::Accumulator embedding_gradient, double* loss_sum,
+                   std::byte* scratch) const {
     head_of(weights, gradient, embedding, embedding_gradient, scratch)
         .run({.x = stream_at(x, shape_, numerics_),
               .targets = targets,
@@ -355,8 +356,8 @@ void Decoder::head_loss(const void* weights, const void* embedding, const void* 
               .logits = logits});
 }
 
-Head Decoder::head_of(const void* weights, float* gradient, const void* embedding,
-                      float* embedding_gradient, std::byte* scratch) const {
+Head Decoder::head_of(const void* weights, ops::Accumulator gradient, const void* embedding,
+                      ops::Accumulator embedding_gradient, std::byte* scratch) const {
     return {shape_,
             numerics_,
             ops_,

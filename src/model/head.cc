@@ -29,6 +29,8 @@ Head::Head(const Shape& shape, const Numerics& numerics, ops::Ops& ops, KernelRa
       ops_(ops),
       ranks_(slices),
       sums_(numerics, slices, ops, shape.layers),
+      own_(own),
+      embedding_(embedding),
       norm_{own(Role::final_norm), own(Role::final_norm_bias), shape.norm_eps},
       table_(shape.tie_embeddings ? Table(embedding, Role::token_table)
                                   : Table(own, Role::head_table)) {}
@@ -122,6 +124,7 @@ BlockExchanges::Group Head::exchanges(const Shape& shape, const Numerics& numeri
 
 void Head::run(const Pass& pass) {
     const int64_t tokens = numerics_.tokens();
+    zero_others();
     if (slices()) {
         if (pass.x.rows > 0) norm_.forward(ops_, pass.x, sums_.own(b_.n), b_.stats);
         sums_.gather(b_.n);
@@ -129,6 +132,19 @@ void Head::run(const Pass& pass) {
     for (int64_t first = 0; first < tokens; first += tile())
         run(pass, {first, std::min(tile(), tokens - first)});
     if (slices() && backward_into_norm(pass)) norm_backward_of_rows(pass);
+}
+
+// Of a table the rows that are here are written, and of a tied table's layer nothing else. A norm
+// that is a sum over the ranks is added.
+void Head::zero_others() {
+    const auto written = [this](const Tensor& tensor) {
+        const bool table = tensor.role == Role::token_table || tensor.role == Role::head_table;
+        if (table) return table_.count * shape_.hidden;
+        const bool of_norm = tensor.role != Role::position_table;
+        return of_norm && !slices() ? tensor.count : 0;
+    };
+    own_.zero_others(ops_, written);
+    if (shape_.tie_embeddings) embedding_.zero_others(ops_, written);
 }
 
 void Head::run(const Pass& pass, const Tile& tile) {
@@ -147,14 +163,16 @@ void Head::run(const Pass& pass, const Tile& tile) {
                    .a = dlogits,
                    .b = n,
                    .c = View::of(table_.all.gradient, DType::f32, table.rows, table.cols),
-                   .accumulate = true},
+                   .accumulate = true,
+                   .fresh = table_.all.fresh && tile.first == 0},
                   b_.ops);
     }
     if (!into_norm) return;
     ops_.gemm({.form = Form::nn, .a = dlogits, .b = table, .c = dn}, b_.ops);
     if (slices()) return;
     norm_.backward(ops_, dn, pass.x.row_range(tile.first, tile.tokens), b_.stats, {},
-                   pass.dx.data ? pass.dx.row_range(tile.first, tile.tokens) : View{}, b_.ops);
+                   pass.dx.data ? pass.dx.row_range(tile.first, tile.tokens) : View{},
+                   tile.first == 0, b_.ops);
 }
 
 // The gradient of what the norm gave is a sum over the ranks, that of the norm one over their rows.
@@ -168,7 +186,7 @@ void Head::norm_backward_of_rows(const Pass& pass) {
         Norm its = norm_;
         if (norm_.weight.trains()) its.weight.gradient = b_.norm_gradient;
         if (norm_.bias.trains()) its.bias.gradient = b_.norm_gradient + bias_at;
-        its.backward(ops_, sum, pass.x, b_.stats, {}, pass.dx, b_.ops);
+        its.backward(ops_, sum, pass.x, b_.stats, {}, pass.dx, false, b_.ops);
     }
     if (!norm_.trains()) return;
     sums_.gather(b_.norm_gradient, b_.all_norm_gradients, bytes);

@@ -84,6 +84,7 @@ private:
     bool backward_into_norm(const Pass& pass) const {
         return pass.dx.data != nullptr || norm_.trains();
     }
+    void zero_others();
     void run(const Pass& pass, const Tile& tile);
     void norm_backward_of_rows(const Pass& pass);
     void show(const Tile& tile, ops::ConstView logits, const Decoder::LogitsSink& sink);
@@ -94,6 +95,7 @@ private:
     ops::Ops& ops_;
     KernelRanks* const ranks_;
     SliceSum sums_;
+    const LayerMemory own_, embedding_;
     Norm norm_;
     Table table_;
     Buffers b_{};

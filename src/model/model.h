@@ -356,9 +356,10 @@ public:
                  uint32_t* nonfinite, std::byte* scratch, const SavedMemory& saved = {},
                  const Documents& documents = {}) const;
     // Recomputes the block from x_in. dx holds d(x_out) and receives d(x_in), unless !needs_dx.
-    // Adds to `gradient` (fp32, the layer's trainable prefix).
+    // Adds to `gradient` (fp32, the layer's trainable prefix); of a fresh one it writes every
+    // element, here and below.
     void backward(int64_t block, const void* weights, const void* x_in, void* dx, bool needs_dx,
-                  float* gradient, std::byte* scratch, const SavedMemory& saved = {},
+                  ops::Accumulator gradient, std::byte* scratch, const SavedMemory& saved = {},
                   const Documents& documents = {}) const;
     // The same in two, to the bit. The first leaves in `deferred` (deferred_bytes()), and in
     // `saved`, what the gradients of matrices and biases are products of. Norms' it adds to
@@ -367,8 +368,9 @@ public:
     void input_gradients(int64_t block, const void* weights, const void* x_in, void* dx,
                          bool needs_dx, float* norms, std::byte* scratch, const SavedMemory& saved,
                          const Documents& documents, std::byte* deferred) const;
-    void weight_gradients(int64_t block, bool needs_dx, float* gradient, std::byte* scratch,
-                          const SavedMemory& saved, std::byte* deferred, const float* norms) const;
+    void weight_gradients(int64_t block, bool needs_dx, ops::Accumulator gradient,
+                          std::byte* scratch, const SavedMemory& saved, std::byte* deferred,
+                          const float* norms) const;
     // Alone, of whatever lies in `scratch`: to be timed.
     void compute_saved(Saved what, int64_t block, const void* weights, std::byte* scratch,
                        const Documents& documents = {}) const;
@@ -378,8 +380,8 @@ public:
     // receives d(x). gradient pointers may be null where nothing in them trains. dx may be null.
     // Adds the losses (natural logarithm) over real targets to *loss_sum.
     void head(const void* weights, const void* embedding, const void* x, const int32_t* targets,
-              float scale, void* dx, float* gradient, float* embedding_gradient, double* loss_sum,
-              std::byte* scratch) const;
+              float scale, void* dx, ops::Accumulator gradient, ops::Accumulator embedding_gradient,
+              double* loss_sum, std::byte* scratch) const;
     // Sees fp32 logits, in scratch: of tokens from `first` on, and of the vocabulary from `column`
     // on, all of it where no ranks share the tables. Of those that do all must ask, or none. On
     // CUDA they are on their way there: what it does with them it enqueues by the same Ops.
@@ -397,8 +399,8 @@ private:
     Mask mask_of(int64_t block, const Documents& documents) const;
     SliceSum embedding_sum() const;
     EmbedBuffers cut_embedding(Carver& carver) const;
-    Head head_of(const void* weights, float* gradient, const void* embedding,
-                 float* embedding_gradient, std::byte* scratch) const;
+    Head head_of(const void* weights, ops::Accumulator gradient, const void* embedding,
+                 ops::Accumulator embedding_gradient, std::byte* scratch) const;
     Shape shape_;
     Numerics numerics_;
     RopeTable rope_;

@@ -15,7 +15,8 @@ Parameter LayerMemory::operator()(Role role) const {
     const void* at = weights_ == nullptr ? nullptr : weights_ + t->offset * size_of(type_);
     const bool matrix = t->shape.size() > 1;
     return {.value = ConstView::of(at, type_, matrix ? t->shape[0] : 1, t->shape.back()),
-            .gradient = t->trainable && gradient_ != nullptr ? gradient_ + t->offset : nullptr};
+            .gradient = t->trainable && gradient_.asked() ? gradient_.at + t->offset : nullptr,
+            .fresh = gradient_.fresh};
 }
 
 void Norm::forward(ops::Ops& ops, ConstView x, View y, float* stats) const {
@@ -27,12 +28,12 @@ void Norm::forward(ops::Ops& ops, ConstView x, View y, float* stats) const {
 }
 
 void Norm::backward(ops::Ops& ops, ConstView dy, ConstView x, const float* stats, ConstView addend,
-                    View dx, std::byte* scratch) const {
+                    View dx, bool first, std::byte* scratch) const {
     if (bias.exists()) {
-        ops.layer_norm_backward(dy, x, weight.value, stats, addend, dx, weight.gradient,
-                                bias.gradient, scratch);
+        ops.layer_norm_backward(dy, x, weight.value, stats, addend, dx, weight.sums(first),
+                                bias.sums(first), scratch);
     } else {
-        ops.norm_backward(dy, x, weight.value, stats, addend, dx, weight.gradient, scratch);
+        ops.norm_backward(dy, x, weight.value, stats, addend, dx, weight.sums(first), scratch);
     }
 }
 
@@ -100,14 +101,15 @@ Gemm Projection::backward(const Part& part, ConstView dy, View dx, ConstView add
             .addend = addend};
 }
 
-Gemm Projection::gradient(const Part& part, ConstView dy, ConstView x) const {
+Gemm Projection::gradient(const Part& part, ConstView dy, ConstView x, bool first) const {
     const ConstView& w = part.weight.value;
     const ConstView slope = dy.col_range(part.column, part.outputs);
     return {.form = Form::tn,
             .a = input_major_ ? x : slope,
             .b = input_major_ ? slope : x,
             .c = View::of(part.weight.gradient, DType::f32, w.rows, w.cols),
-            .accumulate = true};
+            .accumulate = true,
+            .fresh = part.weight.fresh && first};
 }
 
 View Projection::input(Carver& carver, int64_t tokens) const {
@@ -127,11 +129,12 @@ void Projection::apply_transposed(ops::Ops& ops, ConstView dy, View dx, std::byt
     }
 }
 
-void Projection::add_gradient(ops::Ops& ops, ConstView dy, ConstView x, std::byte* scratch) const {
+void Projection::add_gradient(ops::Ops& ops, ConstView dy, ConstView x, bool first,
+                              std::byte* scratch) const {
     for (const Part& part : parts()) {
-        if (part.weight.trains()) ops.gemm(gradient(part, dy, x), scratch);
+        if (part.weight.trains()) ops.gemm(gradient(part, dy, x, first), scratch);
         if (part.bias.trains())
-            ops.sum_rows(dy.col_range(part.column, part.outputs), part.bias.gradient, scratch);
+            ops.sum_rows(dy.col_range(part.column, part.outputs), part.bias.sums(first), scratch);
     }
 }
 
@@ -143,7 +146,12 @@ int64_t Projection::scratch_bytes(const ops::Ops& ops, int64_t tokens, DType out
     for (const Part& part : parts()) {
         most = std::max({most, ops.gemm_scratch_bytes(forward(part, x, y, y)),
                          ops.gemm_scratch_bytes(backward(part, dy, x, x)),
-                         ops.gemm_scratch_bytes(gradient(part, dy, x))});
+                         ops.gemm_scratch_bytes(gradient(part, dy, x, false))});
+        if (!adds_bias_) {  // the rank that does needs the same plan
+            Gemm with_bias = forward(part, x, y, y);
+            with_bias.bias = part.bias.value;
+            most = std::max(most, ops.gemm_scratch_bytes(with_bias));
+        }
         if (part.bias.exists())
             most = std::max(most, ops.norm_backward_scratch_bytes(tokens, part.outputs));
     }

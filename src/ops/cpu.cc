@@ -79,10 +79,10 @@ public:
     }
 
     void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
-                       ConstView addend, View dx, float* weight_gradient,
+                       ConstView addend, View dx, Accumulator weight_gradient,
                        std::byte* scratch) override {
         const int64_t blocks = ceil_div(x.rows * (x.cols / weight.cols), kNormRows);
-        auto* partial = weight_gradient == nullptr ? nullptr : reinterpret_cast<float*>(scratch);
+        auto* partial = weight_gradient.asked() ? reinterpret_cast<float*>(scratch) : nullptr;
         const NormBackward args{dy, x, weight, nullptr, rstd, addend, dx, partial};
         team_.parallel(blocks, [&](int64_t block) { norm_backward_block(args, block); });
         add_partial(partial, blocks, weight.cols, weight_gradient);
@@ -99,17 +99,17 @@ public:
         return norm_backward_scratch_bytes(rows, n);
     }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                             ConstView addend, View dx, float* weight_gradient,
-                             float* bias_gradient, std::byte* scratch) override {
-        if (bias_gradient != nullptr) sum_rows(dy, bias_gradient, scratch);
+                             ConstView addend, View dx, Accumulator weight_gradient,
+                             Accumulator bias_gradient, std::byte* scratch) override {
+        if (bias_gradient.asked()) sum_rows(dy, bias_gradient, scratch);
         const int64_t blocks = ceil_div(x.rows, kNormRows);
-        auto* partial = weight_gradient == nullptr ? nullptr : reinterpret_cast<float*>(scratch);
+        auto* partial = weight_gradient.asked() ? reinterpret_cast<float*>(scratch) : nullptr;
         const NormBackward args{dy, x, weight, stats, stats + x.rows, addend, dx, partial};
         team_.parallel(blocks, [&](int64_t block) { layer_norm_backward_block(args, block); });
         add_partial(partial, blocks, x.cols, weight_gradient);
     }
 
-    void sum_rows(ConstView x, float* sums, std::byte* scratch) override {
+    void sum_rows(ConstView x, Accumulator sums, std::byte* scratch) override {
         const int64_t blocks = ceil_div(x.rows, kNormRows);
         auto* partial = reinterpret_cast<float*>(scratch);
         team_.parallel(blocks, [&](int64_t block) { sum_rows_block(x, partial, block); });
@@ -406,8 +406,8 @@ private:
     }
 
     // sums += the blocks' partial sums, where they are asked for.
-    void add_partial(const float* partial, int64_t blocks, int64_t cols, float* sums) {
-        if (sums == nullptr) return;
+    void add_partial(const float* partial, int64_t blocks, int64_t cols, Accumulator sums) {
+        if (!sums.asked()) return;
         constexpr int64_t kCols = 1024;
         team_.parallel(ceil_div(cols, kCols), [&](int64_t i) {
             add_partial_cols(partial, blocks, cols, i * kCols, std::min(kCols, cols - i * kCols),

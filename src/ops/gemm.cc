@@ -59,11 +59,11 @@ HWY_NOINLINE void multiply_narrow(const Gemm& g, const Rectangle& at, int64_t to
     }
 }
 
-// sums = bias + addend + (accumulate ? c : 0).
+// sums = bias + addend + (reads_c() ? c : 0).
 inline void start(const Gemm& g, const Rectangle& at, const View& sums) {
     const bool in_place = sums.data == element(g.c, at.row, at.col);
     const bool extras = g.bias.data != nullptr || g.addend.data != nullptr;
-    if (g.accumulate && in_place && !extras) return;
+    if (g.reads_c() && in_place && !extras) return;
     for (int64_t r = 0; r < at.rows; ++r) {
         const void* c = element(g.c, at.row + r, at.col);
         for_vectors(at.cols, [&](int64_t i, int64_t n) {
@@ -72,7 +72,7 @@ inline void start(const Gemm& g, const Rectangle& at, const View& sums) {
             if (g.addend.data != nullptr) {
                 v = hn::Add(v, load(element(g.addend, at.row + r, at.col), g.addend.type, i, n));
             }
-            if (g.accumulate) v = hn::Add(v, load(c, DType::f32, i, n));
+            if (g.reads_c()) v = hn::Add(v, load(c, DType::f32, i, n));
             store(v, element(sums, r, 0), DType::f32, i, n);
         });
     }

@@ -39,9 +39,9 @@ void norm_backward_block(const NormBackward& args, int64_t block);
 void layer_norm_backward_block(const NormBackward& args, int64_t block);
 // partial[block] = the sum of a block of kNormRows rows of x.
 void sum_rows_block(ConstView x, float* partial, int64_t block);
-// gradient[col..] += the blocks' partial sums, in order, in double.
+// gradient[col..] takes in the blocks' partial sums, in order, in double.
 void add_partial_cols(const float* partial, int64_t blocks, int64_t cols, int64_t col,
-                      int64_t count, float* gradient);
+                      int64_t count, Accumulator gradient);
 // Rows first, first + step, ..., which have one position; cosine and sine: [head_dim / 2].
 void rotate_rows(View x, const Rope& rope, int64_t first, int64_t step, const float* cosine,
                  const float* sine);

@@ -31,13 +31,30 @@ struct Gemm {
     ConstView a{}, b{};  // both have one type
     View c{};
     bool accumulate = false;  // needs fp32 c
-    ConstView bias{};         // [1, n], optional
-    ConstView addend{};       // [m, n], optional; may be c itself
+    // Of one that accumulates: nothing was added yet. c is not read, and counts as zeros; the same
+    // algorithm multiplies, so that the sums of later ones have one order. A sum that underflows
+    // may be -0, where added to zeros it is +0.
+    bool fresh = false;
+    ConstView bias{};    // [1, n], optional
+    ConstView addend{};  // [m, n], optional; may be c itself
     // Columns right behind a's, within its ld, that are nobody's: 0 or kSpare. What lies there is
     // never read and may be overwritten; a GPU puts the bias of a product into its depth with them.
     int64_t spare = 0;
+    constexpr bool reads_c() const { return accumulate && !fresh; }
 };
 constexpr int64_t kSpare = 8;
+
+// fp32 sums of a gradient, which an operation adds to; null: nobody asks for them. `fresh`: nothing
+// was added yet. What lies there is not read, and counts as zeros, to the bit.
+struct Accumulator {
+    // NOLINTNEXTLINE(google-explicit-constructor): most sums are added to.
+    constexpr Accumulator(float* sums = nullptr, bool is_fresh = false)
+        : at(sums), fresh(is_fresh) {}
+    float* at = nullptr;
+    bool fresh = false;
+    constexpr bool asked() const { return at != nullptr; }
+    constexpr float of(int64_t i) const { return fresh ? 0.0f : at[i]; }
+};
 
 // A query sees a key iff the key is not behind it, and within the window, and its block is in the
 // pattern, and its document is the query's. A query that sees none has output 0, gradient 0 and
@@ -106,7 +123,7 @@ public:
     // runs. rows: tokens * runs.
     virtual int64_t norm_backward_scratch_bytes(int64_t rows, int64_t n) const = 0;
     virtual void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
-                               ConstView addend, View dx, float* weight_gradient,
+                               ConstView addend, View dx, Accumulator weight_gradient,
                                std::byte* scratch) = 0;
 
     // LayerNorm: y = (x - mean(x)) * rstd * weight + bias, rstd = 1 / sqrt(variance(x) + eps).
@@ -117,11 +134,11 @@ public:
     virtual int64_t layer_norm_backward_scratch_bytes(int64_t rows, int64_t n) const = 0;
     virtual void layer_norm_backward(ConstView dy, ConstView x, ConstView weight,
                                      const float* stats, ConstView addend, View dx,
-                                     float* weight_gradient, float* bias_gradient,
+                                     Accumulator weight_gradient, Accumulator bias_gradient,
                                      std::byte* scratch) = 0;
 
     // sums += the sum over rows of x. sums: fp32 [cols]. Scratch as norm_backward's.
-    virtual void sum_rows(ConstView x, float* sums, std::byte* scratch) = 0;
+    virtual void sum_rows(ConstView x, Accumulator sums, std::byte* scratch) = 0;
 
     // Works in place on x: [tokens, heads * head_dim].
     virtual void rope(View x, const Rope& rope) = 0;
@@ -139,7 +156,7 @@ public:
     // rope of d, and then norm_backward of what it gave, to the bit. d: d(y), becomes d(x). Scratch
     // as norm_backward's.
     virtual void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
-                                    float* weight_gradient, const Rope& rope,
+                                    Accumulator weight_gradient, const Rope& rope,
                                     const float* /*angles*/, std::byte* scratch) {
         this->rope(d, rope);
         norm_backward(d, x, weight, rstd, {}, d, weight_gradient, scratch);

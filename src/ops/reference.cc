@@ -41,6 +41,10 @@ void put(const View& v, int64_t row, int64_t col, double value) {
     }
 }
 
+void add_to(const Accumulator& sums, int64_t i, double more) {
+    sums.at[i] = static_cast<float>(static_cast<double>(sums.of(i)) + more);
+}
+
 class ReferenceOps final : public Ops, public PartAttention {
 public:
     int64_t gemm_scratch_bytes(const Gemm&) const override { return 0; }
@@ -57,7 +61,7 @@ public:
                 }
                 if (g.bias.data != nullptr) sum += get(g.bias, 0, j);
                 if (g.addend.data != nullptr) sum += get(g.addend, i, j);
-                if (g.accumulate) sum += get(g.c, i, j);
+                if (g.reads_c()) sum += get(g.c, i, j);
                 put(g.c, i, j, sum);
             }
         }
@@ -80,14 +84,15 @@ public:
     // y = x r w, r = (mean(x^2) + eps)^(-1/2):
     // dx = r (w dy) - x r^3 / n * sum(w dy x), dw = sum over tokens of dy x r.
     void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
-                       ConstView addend, View dx, float* weight_gradient, std::byte*) override {
+                       ConstView addend, View dx, Accumulator weight_gradient,
+                       std::byte*) override {
         const int64_t n = weight.cols;
-        for (int64_t c = 0; weight_gradient != nullptr && c < n; ++c) {
+        for (int64_t c = 0; weight_gradient.asked() && c < n; ++c) {
             double sum = 0;
             for_runs(x, n, [&](int64_t t, int64_t first, int64_t i) {
                 sum += get(dy, t, first + c) * get(x, t, first + c) * static_cast<double>(rstd[i]);
             });
-            weight_gradient[c] = static_cast<float>(weight_gradient[c] + sum);
+            add_to(weight_gradient, c, sum);
         }
         if (dx.data == nullptr) return;
         for_runs(x, n, [&](int64_t t, int64_t first, int64_t i) {
@@ -123,18 +128,18 @@ public:
     // y = h w + b, h = (x - mean) r: dx = r (w dy - mean(w dy) - h mean(w dy h)), dw = sum of dy h.
     int64_t layer_norm_backward_scratch_bytes(int64_t, int64_t) const override { return 0; }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                             ConstView addend, View dx, float* weight_gradient,
-                             float* bias_gradient, std::byte*) override {
-        if (bias_gradient != nullptr) sum_rows(dy, bias_gradient, nullptr);
+                             ConstView addend, View dx, Accumulator weight_gradient,
+                             Accumulator bias_gradient, std::byte*) override {
+        if (bias_gradient.asked()) sum_rows(dy, bias_gradient, nullptr);
         const auto n = static_cast<double>(x.cols);
         const auto normed = [&](int64_t t, int64_t c) {
             return (get(x, t, c) - static_cast<double>(stats[t])) *
                    static_cast<double>(stats[x.rows + t]);
         };
-        for (int64_t c = 0; weight_gradient != nullptr && c < x.cols; ++c) {
+        for (int64_t c = 0; weight_gradient.asked() && c < x.cols; ++c) {
             double sum = 0;
             for (int64_t t = 0; t < x.rows; ++t) sum += get(dy, t, c) * normed(t, c);
-            weight_gradient[c] = static_cast<float>(weight_gradient[c] + sum);
+            add_to(weight_gradient, c, sum);
         }
         if (dx.data == nullptr) return;
         for (int64_t t = 0; t < x.rows; ++t) {
@@ -154,11 +159,11 @@ public:
         }
     }
 
-    void sum_rows(ConstView x, float* sums, std::byte*) override {
+    void sum_rows(ConstView x, Accumulator sums, std::byte*) override {
         for (int64_t c = 0; c < x.cols; ++c) {
             double sum = 0;
             for (int64_t t = 0; t < x.rows; ++t) sum += get(x, t, c);
-            sums[c] = static_cast<float>(sums[c] + sum);
+            add_to(sums, c, sum);
         }
     }
 

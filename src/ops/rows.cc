@@ -463,11 +463,11 @@ void sum_rows_block(ConstView x, float* partial, int64_t block) {
 }
 
 void add_partial_cols(const float* partial, int64_t blocks, int64_t cols, int64_t col,
-                      int64_t count, float* gradient) {
+                      int64_t count, Accumulator gradient) {
     for (int64_t c = col; c < col + count; ++c) {
         double sum = 0;
         for (int64_t b = 0; b < blocks; ++b) sum += static_cast<double>(partial[b * cols + c]);
-        gradient[c] = static_cast<float>(static_cast<double>(gradient[c]) + sum);
+        gradient.at[c] = static_cast<float>(static_cast<double>(gradient.of(c)) + sum);
     }
 }
 

@@ -47,7 +47,7 @@ constexpr const char* name_of_form(Form form) {
 OpCall call_of(const Gemm& g) {
     const int64_t depth = g.form == Form::tn ? g.a.rows : g.a.cols;
     std::string name = name_of_form(g.form);
-    if (g.accumulate) name += ", added";
+    if (g.reads_c()) name += ", added";
     if (g.bias.data != nullptr) name += ", bias";
     if (g.addend.data != nullptr) name += ", addend";
     return {.name = std::move(name),
@@ -55,7 +55,7 @@ OpCall call_of(const Gemm& g) {
             .flops = 2.0 * static_cast<double>(g.c.rows) * static_cast<double>(g.c.cols) *
                      static_cast<double>(depth),
             .bytes = bytes_of(g.a) + bytes_of(g.b) + bytes_of(g.addend) +
-                     bytes_of(g.c) * (g.accumulate ? 2 : 1)};
+                     bytes_of(g.c) * (g.reads_c() ? 2 : 1)};
 }
 
 // Pairs of query and key that are seen in one sequence, of all query heads together, as if it were
@@ -138,7 +138,7 @@ public:
         return ops_.norm_backward_scratch_bytes(rows, n);
     }
     void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
-                       ConstView addend, View dx, float* weight_gradient,
+                       ConstView addend, View dx, Accumulator weight_gradient,
                        std::byte* scratch) override {
         note(
             {.name = addend.data ? "norm backward, add" : "norm backward",
@@ -158,8 +158,8 @@ public:
         return ops_.layer_norm_backward_scratch_bytes(rows, n);
     }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                             ConstView addend, View dx, float* weight_gradient,
-                             float* bias_gradient, std::byte* scratch) override {
+                             ConstView addend, View dx, Accumulator weight_gradient,
+                             Accumulator bias_gradient, std::byte* scratch) override {
         note({.name = addend.data ? "layer norm backward, add" : "layer norm backward",
               .shape = shape_of(x),
               .bytes = bytes_of(dy) + bytes_of(x) + bytes_of(addend) + bytes_of(dx)},
@@ -168,7 +168,7 @@ public:
                                           bias_gradient, scratch);
              });
     }
-    void sum_rows(ConstView x, float* sums, std::byte* scratch) override {
+    void sum_rows(ConstView x, Accumulator sums, std::byte* scratch) override {
         note({.name = "sum of rows", .shape = shape_of(x), .bytes = bytes_of(x)},
              [&] { ops_.sum_rows(x, sums, scratch); });
     }
@@ -193,7 +193,7 @@ public:
              [&] { ops_.norm_rope_forward(x, weight, eps, y, rstd, rope, angles); });
     }
     void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
-                            float* weight_gradient, const Rope& rope, const float* angles,
+                            Accumulator weight_gradient, const Rope& rope, const float* angles,
                             std::byte* scratch) override {
         note({.name = "norm and rope backward",
               .shape = shape_of(x),

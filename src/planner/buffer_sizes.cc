@@ -118,6 +118,8 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return largest_part(c, work);
         case Class::spill_staging:
             return work.cut_elements * 4;
+        case Class::codes_staging:
+            return work.partition.ranks * work.partition.codecs.momentum.bytes(elements);
         case Class::second_staging:
             return largest_second_shard(work);
     }
@@ -175,6 +177,7 @@ const char* name_of(Class c) {
                                                      "input staging",
                                                      "spill staging",
                                                      "momentum staging",
+                                                     "momentum's codes",
                                                      "second shards' staging",
                                                      "host tokens"};
     return kNames[at(c)];

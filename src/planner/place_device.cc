@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
 #include "place_impl.h"
+#include "zero/stage_order.h"
 
 namespace ferry::planner {
 
@@ -38,15 +40,39 @@ private:
     Budget& device() { return result_.device; }
     const zero::Stage& stage() const { return work_.partition.stage; }
     int64_t block_count() const { return static_cast<int64_t>(work_.layers.size()) - 2; }
+    // Of a pipeline's stage, in so many groups.
+    struct Order {
+        int64_t groups = 0;
+        int64_t under_way = 1, passing = 1;    // groups: see zero::Stage, zero::held_at_once()
+        int64_t visits_under_way = 1;          // over all virtual stages
+        std::vector<int64_t> kept_by_layer{};  // groups whose inputs a block keeps
+    };
+    const Order& order(int64_t groups) const {
+        if (order_.groups == groups) return order_;
+        const std::vector<int64_t> each = stage().under_way_of_each(groups);
+        order_ = {.groups = groups,
+                  .under_way = std::ranges::max(each),
+                  .visits_under_way = std::accumulate(each.begin(), each.end(), int64_t{0}),
+                  .kept_by_layer = stage().under_way_by_layer(groups, std::ssize(work_.layers))};
+        // Gradients arrive before what goes on has left.
+        if (!stage().all())
+            order_.passing = std::max<int64_t>(2, zero::held_at_once(stage(), groups));
+        return order_;
+    }
     // Micro-batches whose inputs a block keeps at the same time.
     int64_t under_way(int64_t groups) const {
-        return stage().under_way(groups) * (micro_batches_ / groups);
+        return order(groups).under_way * (micro_batches_ / groups);
+    }
+    // The same of a block of this stage; 0: another's.
+    int64_t kept_by(int64_t block, int64_t groups) const {
+        return order(groups).kept_by_layer[static_cast<size_t>(block + 1)] *
+               (micro_batches_ / groups);
     }
     // Micro-batches for which a block that saves this holds it at the same time: what backward has
     // left reads attention's and the MLP's again.
     int64_t held(model::Saved what, int64_t groups) const {
         const int64_t read_again = what == model::Saved::projections ? 0 : stage().deferred(groups);
-        return std::min(stage().under_way(groups) + read_again, groups) * (micro_batches_ / groups);
+        return std::min(order(groups).under_way + read_again, groups) * (micro_batches_ / groups);
     }
     // Blocks of groups for which backward keeps something. Where no group's is left behind, it is
     // used up block by block.
@@ -80,15 +106,13 @@ private:
                                                     : depth.exchanges;
         // One is gathered while the one before is decoded.
         counts[at(Class::codes)] = work_.partition.codecs.weights.on() ? 2 : 0;
-        // Of a pipeline's stage gradients arrive before what goes on has left.
-        const int64_t passing = stage().all() ? 1 : 2;
-        counts[at(Class::activation)] =
-            passing * (micro_batches_ / groups) + 1 + depth.spare_activations + inputs;
+        counts[at(Class::activation)] = order(groups).passing * (micro_batches_ / groups) + 1 +
+                                        depth.spare_activations + inputs;
         for (const model::Saved what : model::kAllSaved)
             counts[at(class_of(what))] = saving[at(what)] * held(what, groups);
         counts[at(Class::deferred)] = blocks_deferred(groups) * (micro_batches_ / groups);
         counts[at(Class::norms)] = stage().splits_backward ? end_block() - first_block() : 0;
-        counts[at(Class::tokens)] = under_way(groups);
+        counts[at(Class::tokens)] = order(groups).visits_under_way * (micro_batches_ / groups);
         counts[at(Class::lists)] = work_.needs.lists > 0 ? 1 : 0;
         counts[at(Class::scratch)] = 1;
         counts[at(Class::report)] = 1;
@@ -142,9 +166,8 @@ private:
     void spend_device() {
         const Depths depth = device_depths();
         int64_t left = device().limit() - device_bytes(depth, result_.groups);
-        const int64_t inputs = std::min(
-            std::min(end_block() - first_block(), to_save_.inputs) * under_way(result_.groups),
-            left / bytes_of(Class::activation));
+        const int64_t inputs =
+            std::min(inputs_of_last(to_save_.inputs), left / bytes_of(Class::activation));
         left -= inputs * bytes_of(Class::activation);
         result_.counts = device_counts(depth, result_.groups, inputs, save_activations(left));
         if (work_.needs.overhead > 0)
@@ -268,14 +291,28 @@ private:
         return most;
     }
 
+    // That as many of the last blocks keep.
+    int64_t inputs_of_last(int64_t blocks) const {
+        int64_t inputs = 0;
+        for (int64_t b = block_count() - 1; b >= 0 && blocks > 0; --b) {
+            inputs += kept_by(b, result_.groups);
+            blocks -= kept_by(b, result_.groups) > 0 ? 1 : 0;
+        }
+        return inputs;
+    }
+
     // The last blocks' inputs are needed again first: they keep the device's buffers. Those of
     // another stage's blocks are nowhere.
     void save_inputs(int64_t on_device) {
         const int64_t each = under_way(result_.groups);
         result_.inputs.assign(static_cast<size_t>(block_count() * each), Tier::device);
-        const auto end = result_.inputs.begin() + end_block() * each;
-        std::fill(result_.inputs.begin() + first_block() * each, end - on_device, Tier::nvme);
+        for (int64_t b = block_count() - 1; b >= 0; --b) {
+            for (int64_t i = kept_by(b, result_.groups) - 1; i >= 0; --i)
+                if (--on_device < 0) result_.inputs[static_cast<size_t>(b * each + i)] = Tier::nvme;
+        }
     }
+
+    mutable Order order_{};  // of the groups asked for last
 };
 
 }  // namespace

@@ -46,6 +46,8 @@ private:
         // One of each even without NVMe: first contents and the hash pass through them.
         reserve(Class::state_staging, kStaging, 1);
         reserve(Class::weight_staging, kStaging, 1);
+        if (has_feedback() && work_.needs.maps_host)
+            reserve(Class::codes_staging, kStaging, 2 * kTurnsAtOnce);
         if (!has_nvme()) return;
         reserve(Class::gradient_staging, kStaging, 1);
         if (std::count(result_.inputs.begin(), result_.inputs.end(), Tier::nvme) > 0) {

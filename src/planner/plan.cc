@@ -134,7 +134,7 @@ std::vector<int64_t> group_counts(int64_t micro_batches) {
 }
 
 bool Plan::trains_below(int64_t layer) const {
-    return partition.stage.trains_below ||
+    return partition.stage.trains_before(layer) ||
            std::any_of(layers.begin(), layers.begin() + layer,
                        [](const model::Layer& l) { return l.trainable_elements > 0; });
 }
@@ -158,10 +158,13 @@ int64_t Plan::blocks_saving(model::Saved what) const {
 }
 
 int64_t Plan::inputs_on_device() const {
+    const std::vector<int64_t> under_way =
+        partition.stage.under_way_by_layer(groups, std::ssize(layers));
+    const int64_t each = inputs_of_a_block();
     int64_t found = 0;
     for (int64_t i = 0; i < std::ssize(inputs); ++i)
         found += inputs[static_cast<size_t>(i)] == swap::kNoObject &&
-                 partition.stage.has(i / inputs_of_a_block() + 1);
+                 i % each < under_way[static_cast<size_t>(i / each + 1)] * group_size();
     return found;
 }
 

@@ -85,7 +85,8 @@ inline cost::MatrixProducts products_of(const Chunk& matrix, int64_t ns_steps, D
 }
 
 // Turns whose momentum is under way at the same time, on every rank alike: each has two buffers of
-// parts, and its feedback. Gradients come to one of them.
+// parts, and its feedback. Gradients come to one of them. A GPU's turns have as many buffers of
+// codes in host memory.
 constexpr int64_t kTurnsAtOnce = 2;
 
 // Bytes in memory and on storage: whole arrays, one after the other, up to a page.
@@ -107,10 +108,10 @@ struct AccumulatorSpill {
 enum class Class : uint8_t {
     block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, codes, activation,
     attention, mlp, projections, deferred, norms, tokens, lists, scratch, report, state_staging, weight_staging, gradient_staging,
-    input_staging, spill_staging, feedback_staging, second_staging, host_tokens
+    input_staging, spill_staging, feedback_staging, codes_staging, second_staging, host_tokens
 };
 // clang-format on
-constexpr int kClasses = 25;
+constexpr int kClasses = 26;
 constexpr Class class_of(model::Saved what) {
     constexpr model::OfSaved<Class> kOf{Class::attention, Class::mlp, Class::projections};
     return kOf[model::at(what)];
@@ -200,6 +201,11 @@ struct Plan {
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
     // Whether momentum is exchanged instead of gradients, sooner or later.
     bool has_feedback() const { return partition.codecs.momentum.on(); }
+    // Whether its codes pass through host memory: the team makes them there, and the ranks exchange
+    // the device's.
+    bool stages_codes() const {
+        return buffers[static_cast<size_t>(Class::codes_staging)].count > 0;
+    }
     // State, weights and gradient all lie there: its update is the device's, after the outcome.
     bool updates_on_device(const Chunk& chunk) const {
         return chunk.trainable && objects[chunk.state].home == swap::Tier::device;

@@ -23,7 +23,8 @@ std::vector<SavedActivation> activations_by_gain(const PlanRequest& request, con
     std::vector<SavedActivation> activations;
     bool trains = work.partition.stage.trains_below;
     for (size_t l = 0; l < work.layers.size(); ++l) {
-        trains = trains || work.layers[l].trainable_elements > 0;
+        trains = trains || work.layers[l].trainable_elements > 0 ||
+                 work.partition.stage.trains_before(static_cast<int64_t>(l));
         if (!trains || work.layers[l].kind != model::LayerKind::block) continue;
         if (!work.partition.stage.has(static_cast<int64_t>(l))) continue;
         for (const model::Saved what : model::kAllSaved) {

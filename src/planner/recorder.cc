@@ -98,7 +98,9 @@ BufferOf<content> Recorder::fetch_accumulator(int64_t layer, bool first_group) {
     BufferOf<content> buffer(
         acquire(is_edge(shape) ? Class::edge_gradient : Class::block_gradient));
     if (first_group) {
-        record<op::Zero>(layer, 0, {.what = buffer}, {.bytes = shape.trainable_elements * 4});
+        // Few of its rows are added to.
+        if (content == Content::gradient && shape.kind == model::LayerKind::embedding)
+            record<op::Zero>(layer, 0, {.what = buffer}, {.bytes = shape.trainable_elements * 4});
         return buffer;
     }
     for (const AccumulatorSpill& spill : plan_.spills_of(layer)) {
@@ -213,7 +215,7 @@ void Recorder::send_report(const BufferOf<Content::report>& report) {
 }
 
 void Recorder::save_input(int64_t layer, int64_t i, Input x) {
-    const int64_t at = layer * plan_.inputs_of_a_block() + i;
+    const int64_t at = layer * impl_->inputs_of_a_block + i;
     const ObjectId object = plan_.inputs[static_cast<size_t>(at)];
     if (object == swap::kNoObject) {
         impl_->saved_inputs[at] = std::move(x);
@@ -223,7 +225,7 @@ void Recorder::save_input(int64_t layer, int64_t i, Input x) {
 }
 
 Recorder::Input Recorder::fetch_input(int64_t layer, int64_t i) {
-    const int64_t at = layer * plan_.inputs_of_a_block() + i;
+    const int64_t at = layer * impl_->inputs_of_a_block + i;
     if (auto saved = impl_->saved_inputs.extract(at)) return std::move(saved.mapped());
     Input x = acquire<Content::input>();
     impl_->fetch(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_staging, x, 0);
@@ -231,7 +233,7 @@ Recorder::Input Recorder::fetch_input(int64_t layer, int64_t i) {
 }
 
 void Recorder::prefetch_input(int64_t layer, int64_t i) {
-    impl_->saved_inputs.emplace(layer * plan_.inputs_of_a_block() + i, fetch_input(layer, i));
+    impl_->saved_inputs.emplace(layer * impl_->inputs_of_a_block + i, fetch_input(layer, i));
 }
 
 void Recorder::record_kernel(Op op, int64_t layer, int64_t item,

@@ -167,6 +167,8 @@ public:
     // The layer fetched next. Where ranks gather weights and there is a buffer, its all-gather goes
     // before the exchanges that follow, and so beside the work of this layer.
     void prefetch_weights(int64_t layer);
+    // An accumulator. For the first group nothing is in it: what adds first to a block's or a
+    // head's writes it whole (cost::kFresh), and the embedding's is zero.
     Gradient fetch_gradient(int64_t layer, bool first_group);
     Gradient norms_gradient(int64_t layer);                // of a block's norms alone, zero
     TableGradient fetch_table_gradient(bool first_group);  // tied: the head's part of it
@@ -262,6 +264,14 @@ private:
     void receive_oldest();
     void gather_gradient(int64_t chunk, const BufferOf<Content::wire>& wire);
     struct Turn;  // whose momentum is under way
+    template <Content content>
+    BufferOf<content> codes_of_team();
+    BufferOf<Content::parts> codes_to_ranks(const Chunk& chunk, BufferOf<Content::parts> made);
+    template <Content content>
+    BufferOf<content> codes_from_ranks(const Chunk& chunk, BufferOf<content> arrived);
+    void copy_codes(const Chunk& chunk, swap::Lane lane, const AssignedBuffer& from,
+                    const AssignedBuffer& to, const zero::ByteRun& run);
+    int64_t bytes_of_turn(const Chunk& chunk) const;  // of codes, all ranks' parts
     Turn fetch_turn(int64_t chunk);
     Turn compress(int64_t chunk);
     void merge(Turn& turn);

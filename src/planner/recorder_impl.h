@@ -47,6 +47,7 @@ struct Recorder::Impl {
         : plan(the_plan),
           keep(what),
           owners(owners_of_objects(the_plan)),
+          inputs_of_a_block(the_plan.inputs_of_a_block()),
           hazards(the_plan.resources) {
         schedule.name = std::move(name);
         for (size_t c = 0; c < kClasses; ++c) {
@@ -215,6 +216,7 @@ struct Recorder::Impl {
     const Plan& plan;
     const Keep keep;
     const std::vector<Owner> owners;  // by object
+    const int64_t inputs_of_a_block;
     std::array<int64_t, swap::kLanes> lane_bytes{};
     swap::Schedule schedule;
     Hazards hazards;

@@ -13,11 +13,53 @@ struct Recorder::Turn {
     Part<Content::kept> gradient{};
     // They came here from NVMe.
     AssignedBuffer staging{}, gradient_staging{};
-    // What this rank sends and, later, what the owners have merged; what comes in between.
+    // What this rank sends and, later, what the owners have merged; what comes in between. Where
+    // ranks exchange it.
     BufferOf<Content::parts> parts{};
     BufferOf<Content::arrived> received{};
     bool merged = false;
 };
+
+// Codes on their way between the team, which makes and reads them, and the ranks' exchange: copied
+// where the two do not have one memory.
+template <Content content>
+BufferOf<content> Recorder::codes_of_team() {
+    return BufferOf<content>(acquire(plan_.stages_codes() ? Class::codes_staging : Class::parts));
+}
+
+void Recorder::copy_codes(const Chunk& chunk, Lane lane, const AssignedBuffer& from,
+                          const AssignedBuffer& to, const zero::ByteRun& run) {
+    Task copy{.verb = Verb::copy,
+              .lane = lane,
+              .layer = static_cast<int32_t>(chunk.layer),
+              .item = static_cast<int32_t>(&chunk - plan_.chunks.data()),
+              .bytes = run.bytes};
+    copy.places[0] = from.place(run.first);
+    copy.places[1] = to.place(run.first);
+    impl_->emit(copy, {{from.resources()[0], Effect::read}, {to.resources()[0], Effect::write}});
+}
+
+// What the team has made, to where it is exchanged.
+BufferOf<Content::parts> Recorder::codes_to_ranks(const Chunk& chunk,
+                                                  BufferOf<Content::parts> made) {
+    if (!plan_.stages_codes()) return made;
+    auto parts = acquire<Content::parts>();
+    copy_codes(chunk, Lane::h2d, made, parts, {0, bytes_of_turn(chunk)});
+    return parts;
+}
+
+// What has arrived, to where the team reads it.
+template <Content content>
+BufferOf<content> Recorder::codes_from_ranks(const Chunk& chunk, BufferOf<content> arrived) {
+    if (!plan_.stages_codes()) return arrived;
+    auto read = codes_of_team<content>();
+    copy_codes(chunk, Lane::d2h, arrived, read, {0, bytes_of_turn(chunk)});
+    return read;
+}
+
+int64_t Recorder::bytes_of_turn(const Chunk& chunk) const {
+    return plan_.partition.ranks * plan_.partition.codecs.momentum.bytes(chunk.count);
+}
 
 void Recorder::keep_gradient(int64_t layer, const Gradient& gradient) {
     const LayerPlan& where = plan_.layer_plans[static_cast<size_t>(layer)];
@@ -54,12 +96,12 @@ Recorder::Turn Recorder::fetch_turn(int64_t index) {
 Recorder::Turn Recorder::compress(int64_t index) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     Turn turn = fetch_turn(index);
-    turn.parts = acquire<Content::parts>();
-    record<op::Compress>(chunk.layer, index,
-                         {.gradient = turn.gradient.located(),
-                          .feedback = turn.feedback.written(),
-                          .parts = turn.parts});
+    auto made = codes_of_team<Content::parts>();
+    record<op::Compress>(
+        chunk.layer, index,
+        {.gradient = turn.gradient.located(), .feedback = turn.feedback.written(), .parts = made});
     turn.gradient_staging.release();
+    turn.parts = codes_to_ranks(chunk, std::move(made));
     turn.received = acquire<Content::arrived>();
     const int64_t bytes = plan_.partition.codecs.momentum.bytes(chunk.count);
     record<op::ExchangeMomentum>(chunk.layer, index,
@@ -71,20 +113,31 @@ Recorder::Turn Recorder::compress(int64_t index) {
 void Recorder::merge(Turn& turn) {
     if (std::exchange(turn.merged, true)) return;
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(turn.chunk)];
-    record<op::Merge>(
-        chunk.layer, turn.chunk,
-        {.parts = turn.received, .feedback = turn.feedback.written(), .merged = turn.parts});
-    turn.received.release();
     const int64_t bytes = plan_.partition.codecs.momentum.bytes(chunk.count);
+    auto received = codes_from_ranks(chunk, std::move(turn.received));
+    const auto merge_into = [&](BufferOf<Content::parts>& merged) {
+        record<op::Merge>(
+            chunk.layer, turn.chunk,
+            {.parts = received, .feedback = turn.feedback.written(), .merged = merged});
+    };
+    if (plan_.stages_codes()) {
+        auto merged = codes_of_team<Content::parts>();
+        merge_into(merged);
+        copy_codes(chunk, Lane::h2d, merged, turn.parts, {plan_.partition.rank * bytes, bytes});
+    } else {
+        merge_into(turn.parts);
+    }
+    received.release();
     record<op::GatherMomentum>(chunk.layer, turn.chunk, {.merged = turn.parts},
                                {.bytes = zero::exchanged_bytes(plan_.partition, bytes)});
 }
 
 void Recorder::average(Turn turn) {
     const Chunk& mine = plan_.chunks[static_cast<size_t>(turn.chunk)];
+    auto merged = codes_from_ranks(mine, std::move(turn.parts));
     record<op::Average>(mine.layer, turn.chunk,
-                        {.merged = turn.parts, .feedback = turn.feedback.written()});
-    turn.parts.release();
+                        {.merged = merged, .feedback = turn.feedback.written()});
+    merged.release();
     update_turn(turn, false);
 }
 

@@ -148,6 +148,7 @@ cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& w
     bool trains_below = work.partition.stage.trains_below;
     for (size_t l = 0; l < work.layers.size(); ++l) {
         const model::Layer& layer = work.layers[l];
+        trains_below = trains_below || work.partition.stage.trains_before(static_cast<int64_t>(l));
         const cost::LayerFlops flops = cost::layer_flops(layer, table, trains_below);
         const auto seconds = [&](double of_a_token) {
             return micro_batches * tokens * of_a_token / machine.assumed_flops_per_s;

@@ -97,10 +97,9 @@ void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
 namespace {
 
 // All ranks' values, of which each has a number of its own.
-template <class Value>
+template <class Value, size_t kPart = 1024>
 std::vector<std::vector<Value>> gather_all(comm::Communicator& ranks, Executor& executor,
                                            const std::vector<Value>& mine, const char* of) {
-    constexpr size_t kPart = 1024;
     struct Part {
         uint64_t count = 0;
         std::array<Value, kPart> values{};
@@ -160,6 +159,25 @@ std::optional<Error> error_of_any(comm::Communicator& ranks, Executor& executor,
     for (const std::vector<char>& bytes : all)
         if (!bytes.empty()) return error_in(bytes);
     return std::nullopt;
+}
+
+cost::KernelTimes kernels_of_any(comm::Communicator& ranks, Executor& executor,
+                                 const cost::KernelTimes& mine) {
+    struct Kernel {
+        cost::KernelTimes::Kind kind{};
+        double seconds = 0;
+    };
+    constexpr size_t kPart = 64;  // a model has few kinds, and there may be many ranks
+    std::vector<Kernel> kernels;
+    for (const auto& [kind, seconds] : mine.seconds) kernels.push_back({kind, seconds});
+    cost::KernelTimes found;
+    for (const auto& rank : gather_all<Kernel, kPart>(ranks, executor, kernels, "kernels' times"))
+        for (const Kernel& kernel : rank) found.seconds.try_emplace(kernel.kind, kernel.seconds);
+    for (const auto& saved : gather(ranks, executor, mine.saved_s, "kernels' times"))
+        for (const model::Saved what : model::kAllSaved)
+            if (found.saved_s[model::at(what)] == 0)
+                found.saved_s[model::at(what)] = saved[model::at(what)];
+    return found;
 }
 
 void require_stages_end(comm::Communicator& ranks, Executor& executor,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/comm.h"
+#include "cost/kernel_times.h"
 #include "data/tokens.h"
 #include "ferry/config.h"
 #include "ferry/error.h"
@@ -39,6 +40,11 @@ void require_same_batch(comm::Communicator& ranks, Executor& executor, int64_t s
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
                             std::span<const swap::Schedule* const> schedules, bool in_kernels,
                             int of_a_stage);
+
+// Of each kind of kernel the time of the first rank that has one: the stages of a pipeline have
+// kernels of their own.
+cost::KernelTimes kernels_of_any(comm::Communicator& ranks, Executor& executor,
+                                 const cost::KernelTimes& mine);
 
 // The error of the first rank that has one, on all of them; none where none has.
 std::optional<Error> error_of_any(comm::Communicator& ranks, Executor& executor,

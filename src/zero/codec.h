@@ -118,6 +118,11 @@ void decode_add(const Codec& codec, ConstPart part, int64_t first, int64_t count
 // whole blocks. `wire` begins at a multiple of four elements.
 void sum(const Codec& codec, const std::byte* parts, int senders, int64_t count, DType wire_type,
          void* wire, float* leaves, void* stream);
+// What the ranks of a host have for each of several hosts, as int8 or int4: added in fp32 in the
+// senders' order and encoded once more. `parts`: [senders, hosts] of them, `combined`: [hosts], one
+// behind the other. `count`: whole blocks.
+void combine(const Codec& codec, const std::byte* parts, int senders, int hosts, int64_t count,
+             std::byte* combined, void* stream);
 
 // A stream beside the device's own, whose kernels go before theirs. Made while the GPU is idle: it
 // loads the kernel that encodes this type. One thread.

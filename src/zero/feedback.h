@@ -90,4 +90,14 @@ void average(const Codec& codec, const MomentumShare& share, ConstPart merged, f
 void mark_untouched(const float* first_moment, const float* second_moment, int64_t count,
                     float* momentum);
 
+// On a GPU the codes are made in host memory too, of gradients that it keeps. Enqueued on a
+// cudaStream_t: this rank's gradient of each rank's run of a turn, rounded to the wire type, run
+// behind run; and norm leaves (ops::Ops::round_gradient), each the sum of all runs' in the ranks'
+// order. The runs begin `apart` elements from each other, and have `count`: whole leaves.
+// `gradient` and `kept` begin at multiples of four elements. Fails as the kernels of codec.h do.
+namespace cuda {
+void keep(const float* gradient, int ranks, int64_t apart, int64_t count, DType wire, void* kept,
+          float* leaves, void* stream);
+}
+
 }  // namespace ferry::zero

@@ -1,5 +1,6 @@
 // Stands in where the build has no CUDA.
 #include "codec.h"
+#include "feedback.h"
 #include "ferry/error.h"
 
 #ifndef FERRY_CUDA
@@ -18,6 +19,12 @@ void decode_add(const Codec&, ConstPart, int64_t, int64_t, float*, void*) {
     bug("built without CUDA");
 }
 void sum(const Codec&, const std::byte*, int, int64_t, DType, void*, float*, void*) {
+    bug("built without CUDA");
+}
+void combine(const Codec&, const std::byte*, int, int, int64_t, std::byte*, void*) {
+    bug("built without CUDA");
+}
+void keep(const float*, int, int64_t, int64_t, DType, void*, float*, void*) {
     bug("built without CUDA");
 }
 Beside::Beside(const Codec&, DType) { bug("built without CUDA"); }

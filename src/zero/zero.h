@@ -44,28 +44,58 @@ struct Run {
     int64_t first = 0, count = 0;
 };
 
+// Layers [first, end) that micro-batches go through one after the other on one rank.
+struct VirtualStage {
+    int64_t first = 0, end = 0;
+    bool trains_below = false;  // something in the layers before
+};
+
 // Which of a model's layers a rank has, where its depth is cut among ranks. In the plan of such a
 // rank the layers of other stages are there, and empty.
 struct Stage {
     int index = 0, count = 1;
-    int64_t first = 0, end = 0;  // layers [first, end); of one stage all of them
-    bool trains_below = false;   // something in the stages before
+    // Layers [first, end); of one stage all of them. Of several virtual stages others are between.
+    int64_t first = 0, end = 0;
+    bool trains_below = false;  // something in the layers before
     // The head multiplies by the embedding's table: the first stage updates it, and the last one
     // has its weights.
     bool tied = false;
     // Backward leaves the gradients of matrices and biases, to be computed where a stage would wait
     // for others.
     bool splits_backward = false;
+    // Where it has several: the last one's output goes on to the first stage (zero/stage_order.h).
+    std::vector<VirtualStage> several{};
+    // Each is taken by all groups of micro-batches before the next one is.
+    bool round_robin = false;
 
     bool all() const { return count == 1; }
     bool is_first() const { return index == 0; }
     bool is_last() const { return index == count - 1; }
     // Computes with it as embedding, block or head.
-    bool has(int64_t layer) const { return all() || (first <= layer && layer < end); }
+    bool has(int64_t layer) const {
+        const auto in = [layer](const auto& of) { return of.first <= layer && layer < of.end; };
+        return all() || (in(*this) && (several.empty() || std::ranges::any_of(several, in)));
+    }
+    int64_t virtual_stages() const { return std::max<int64_t>(std::ssize(several), 1); }
+    VirtualStage virtual_stage(int64_t which) const {
+        return several.empty() ? VirtualStage{first, end, trains_below}
+                               : several.at(static_cast<size_t>(which));
+    }
+    // Whether something trains in layers of others before the virtual stage that this layer is in
+    // or behind.
+    bool trains_before(int64_t layer) const {
+        return trains_below || std::ranges::any_of(several, [layer](const VirtualStage& of) {
+                   return of.first <= layer && of.trains_below;
+               });
+    }
     bool copies_table() const { return !all() && tied && is_last(); }
     bool gives_table() const { return !all() && tied && is_first(); }
-    // Groups of micro-batches that are between their forward and their backward, at most.
-    int64_t under_way(int64_t groups) const { return std::min<int64_t>(count - index, groups); }
+    // Groups of micro-batches that are between their forward and their backward at most, in each
+    // virtual stage; and in the one that has most.
+    std::vector<int64_t> under_way_of_each(int64_t groups) const;
+    int64_t under_way(int64_t groups) const;
+    // The same by layer; none in those of others.
+    std::vector<int64_t> under_way_by_layer(int64_t groups, int64_t layers) const;
     // Groups whose backward has left something when another's is done, at most. The further down a
     // stage, the sooner its backward's results are waited for; behind it nobody waits for the first
     // stage's.

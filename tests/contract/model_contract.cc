@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include "model_fixture.h"
@@ -349,6 +350,20 @@ TEST_P(DecoderContract, gradients_are_added_and_padding_stays) {
             ASSERT_NEAR(from_one.gradients[l][i], from_zero.gradients[l][i] + 1,
                         1e-6 + 2e-6 * std::abs(from_zero.gradients[l][i]));
         }
+    }
+}
+
+// Every element is written, padding too, with the bits that a sum with zeros has.
+TEST_P(DecoderContract, a_fresh_gradient_counts_as_zeros) {
+    Runner runner(setting_, threads_);
+    const Step added = runner.step(), of_weights = runner.step(false);
+    runner.fresh = true;
+    const float nothing = std::numeric_limits<float>::quiet_NaN();
+    for (const bool defers : {false, true}) {
+        SCOPED_TRACE(defers);
+        runner.defers = defers;
+        EXPECT_TRUE(runner.step(true, nothing) == added);
+        EXPECT_TRUE(runner.step(false, nothing) == of_weights);
     }
 }
 

@@ -124,6 +124,12 @@ public:
         for (const Layer& l : decoder_.layers()) {
             s.gradients.emplace_back(static_cast<size_t>(l.trainable_elements), start);
         }
+        // What is looked up is added to, and adds to few rows.
+        if (fresh && !setting_.shape.tie_embeddings) std::ranges::fill(s.gradients[0], 0.0f);
+        const auto sums = [&](size_t layer) {
+            return ops::Accumulator(
+                s.gradients[layer].empty() ? nullptr : s.gradients[layer].data(), fresh);
+        };
         std::vector<std::vector<uint16_t>> narrow;
         const auto at = [&](size_t layer) -> const void* { return compute_weights(layer, narrow); };
         const bool tied = setting_.shape.tie_embeddings;
@@ -143,14 +149,13 @@ public:
         const auto last = static_cast<size_t>(blocks + 1);
         float* table_gradient = s.gradients[0].empty() ? nullptr : s.gradients[0].data();
         decoder_.head(at(last), tied ? at(0) : nullptr, x.back().data(), targets.data(), scale,
-                      stops_at_head ? nullptr : dx.data(), s.gradients[last].data(),
-                      tied ? table_gradient : nullptr, &s.loss_sum, room);
+                      stops_at_head ? nullptr : dx.data(), sums(last), tied ? sums(0) : nullptr,
+                      &s.loss_sum, room);
         for (int64_t b = stops_at_head ? -1 : blocks - 1; b >= 0; --b) {
             const auto i = static_cast<size_t>(b);
             const bool needs_dx = b > 0 || first_block_needs_dx;
-            float* gradient = s.gradients[i + 1].data();
             if (!defers || s.gradients[i + 1].empty()) {
-                decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), needs_dx, gradient, room,
+                decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), needs_dx, sums(i + 1), room,
                                   saved_of(i), documents);
                 continue;
             }
@@ -164,8 +169,8 @@ public:
         for (size_t i = 0; i < deferred.size(); ++i) {
             if (deferred[i].products.empty()) continue;
             decoder_.weight_gradients(static_cast<int64_t>(i), i > 0 || first_block_needs_dx,
-                                      s.gradients[i + 1].data(), room, saved_of(i),
-                                      aligned(deferred[i].products), deferred[i].norms.data());
+                                      sums(i + 1), room, saved_of(i), aligned(deferred[i].products),
+                                      deferred[i].norms.data());
         }
         if (first_block_needs_dx && !stops_at_head && table_gradient != nullptr) {
             decoder_.embed_backward(tokens.data(), dx.data(), table_gradient, room, documents);
@@ -182,6 +187,7 @@ public:
     OfSaved<bool> forgets{};     // what was saved is zeros
     bool stops_at_head = false;  // nothing below trains
     bool defers = false;         // blocks' weights' gradients come behind all else
+    bool fresh = false;          // gradients count as zeros, whatever they start at
 
 private:
     Documents documents() const {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "ops/product_table.h"
@@ -97,6 +98,31 @@ TEST_P(OpsProducts, gemm_of_a_model_s_sizes_and_every_way_of_adding) {
                     }
                 }
             }
+        }
+    }
+}
+
+// What lies there is not read, and the bits are those of a sum with zeros: of an odd number of
+// rows, columns or steps too, which a GPU multiplies apart.
+TEST_P(OpsProducts, a_fresh_sum_counts_as_zeros) {
+    const int64_t sizes[][3] = {{3, 5, 7}, {64, 96, 225}, {301, 96, 100}, {96, 301, 64}, {8, 8, 0}};
+    for (const auto& s : sizes) {
+        for (const Form form : {Form::nn, Form::nt, Form::tn}) {
+            SCOPED_TRACE(testing::Message() << s[0] << "x" << s[1] << "x" << s[2] << " form "
+                                            << static_cast<int>(form));
+            const bool tn = form == Form::tn, nt = form == Form::nt;
+            const Matrix a = Matrix(type(), tn ? s[2] : s[0], tn ? s[0] : s[2], 0).random(1);
+            const Matrix b = Matrix(type(), nt ? s[1] : s[2], nt ? s[2] : s[1], 0).random(2);
+            Matrix added = Matrix(DType::f32, s[0], s[1], 0).fill(0), written = added;
+            written.fill(std::numeric_limits<float>::quiet_NaN());
+            Gemm g{
+                .form = form, .a = a.view(), .b = b.view(), .c = added.view(), .accumulate = true};
+            auto scratch = scratch_of(ops().gemm_scratch_bytes(g));
+            ops().gemm(g, aligned(scratch));
+            g.c = written.view();
+            g.fresh = true;
+            ops().gemm(g, aligned(scratch));
+            EXPECT_TRUE(written.same_bytes(added));
         }
     }
 }

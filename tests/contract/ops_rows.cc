@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "tests/contract/ops_fixture.h"
@@ -201,6 +202,51 @@ TEST_P(OpsRows, norm_backward_of_many_rows) {
     }
 }
 
+// However rows lie, and whatever kernel that asks for, sums are added in one order: of rows at
+// multiples of 16 bytes and at odd places, of the lengths that a GPU's threads share differently.
+TEST_P(OpsRows, how_rows_lie_changes_no_bit_of_a_norm_s_backward) {
+    if (std::get<0>(GetParam()).threads != kGpu) GTEST_SKIP() << "of the GPU's kernels";
+    for (const auto& [tokens, runs, n] : {std::array{3850, 17, 128},
+                                          {4099, 16, 24},
+                                          {8195, 1, 264},
+                                          {8195, 1, 768},
+                                          {8195, 1, 1000},
+                                          {4099, 1, 1536},
+                                          {4099, 1, 1600},
+                                          {4099, 1, 3072},
+                                          {4099, 1, 4096},
+                                          {4099, 1, 8192}}) {
+        SCOPED_TRACE(n);
+        const int64_t cols = int64_t{runs} * n, rows = int64_t{tokens} * runs;
+        std::vector<float> stats(static_cast<size_t>(2 * rows));
+        for (size_t i = 0; i < stats.size(); ++i)
+            stats[i] = 0.5f + static_cast<float>(i % 7) * 0.25f;
+        auto scratch = scratch_of(ops().layer_norm_backward_scratch_bytes(rows, n));
+        for (const bool layer : {false, true}) {
+            if (layer && runs > 1) continue;
+            std::vector<Matrix> dx, sums;
+            for (const int64_t gap : {8, 3}) {
+                const Matrix x = Matrix(type(), tokens, cols, gap).random(1);
+                const Matrix w = Matrix(type(), 1, n, gap).random(2);
+                const Matrix dy = Matrix(type(), tokens, cols, gap).random(3);
+                dx.push_back(Matrix(type(), tokens, cols, gap).random(4));
+                sums.push_back(Matrix(DType::f32, 2, n, 0).random(5));
+                const View to = dx.back().view();
+                const auto sum = [&](int64_t row) {
+                    return static_cast<float*>(sums.back().view().row_range(row, 1).data);
+                };
+                const ConstView addend = runs == 1 ? ConstView(to) : ConstView{};
+                layer ? ops().layer_norm_backward(dy.view(), x.view(), w.view(), stats.data(),
+                                                  addend, to, sum(0), sum(1), aligned(scratch))
+                      : ops().norm_backward(dy.view(), x.view(), w.view(), stats.data(), addend, to,
+                                            sum(0), aligned(scratch));
+            }
+            EXPECT_TRUE(dx[0].same_values(dx[1])) << layer;
+            EXPECT_TRUE(sums[0].same_bytes(sums[1])) << layer;
+        }
+    }
+}
+
 TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
     const bool gpu = std::get<0>(GetParam()).threads == kGpu;
     // Columns of one strip and of so many that a GPU's clusters have eight blocks, two and one.
@@ -228,6 +274,42 @@ TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
             expect_near(sums, sums0, 10);
             EXPECT_TRUE(again.same_bytes(sums));
         }
+    }
+}
+
+// What lies there is not read, and the bits are those of a sum with zeros; of no rows, zeros.
+TEST_P(OpsRows, a_fresh_sum_counts_as_zeros) {
+    for (const auto& [rows, n] : {std::pair{0, 64}, {9, 5}, {130, 128}, {70, 1030}, {4099, 264}}) {
+        SCOPED_TRACE(rows);
+        const Matrix x = Matrix(type(), rows, n, 8).random(1), w = Matrix(type(), 1, n).random(2);
+        const Matrix dy = Matrix(type(), rows, n, 8).random(3);
+        const std::vector<float> stats(static_cast<size_t>(2 * rows), 0.75f);
+        auto scratch = scratch_of(ops().layer_norm_backward_scratch_bytes(rows, n));
+        Matrix dx(type(), rows, n);
+        const auto same = [&](const char* what, const auto& add) {
+            Matrix added = Matrix(DType::f32, 2, n, 0).fill(0), written = added;
+            written.fill(std::numeric_limits<float>::quiet_NaN());
+            const auto sums = [](Matrix& of, int64_t row, bool fresh) {
+                return Accumulator(static_cast<float*>(of.view().row_range(row, 1).data), fresh);
+            };
+            add(sums(added, 0, false), sums(added, 1, false));
+            add(sums(written, 0, true), sums(written, 1, true));
+            EXPECT_TRUE(written.same_bytes(added)) << what;
+        };
+        same("norm", [&](Accumulator one, Accumulator other) {
+            ops().norm_backward(dy.view(), x.view(), w.view(), stats.data(), {}, dx.view(), one,
+                                aligned(scratch));
+            ops().norm_backward(dy.view(), x.view(), w.view(), stats.data(), {}, {}, other,
+                                aligned(scratch));
+        });
+        same("layer norm", [&](Accumulator one, Accumulator other) {
+            ops().layer_norm_backward(dy.view(), x.view(), w.view(), stats.data(), {}, dx.view(),
+                                      one, other, aligned(scratch));
+        });
+        same("rows", [&](Accumulator one, Accumulator other) {
+            ops().sum_rows(x.view(), one, aligned(scratch));
+            ops().sum_rows(dy.view(), other, aligned(scratch));
+        });
     }
 }
 
@@ -336,10 +418,16 @@ TEST_P(OpsRows, gelu_forward_and_backward) {
 
 // A norm of heads and the rotation of what it gave: in one pass where there is a kernel for it.
 TEST_P(OpsRows, norms_that_turn_give_what_a_norm_and_a_rotation_give) {
-    for (const auto& [tokens, heads, n] :
-         {std::array{12, 2, 6}, {7, 3, 64}, {21, 5, 128}, {2051, 17, 128}, {4099, 16, 128}}) {
+    for (const auto& [tokens, heads, n] : {std::array{12, 2, 6},
+                                           {7, 3, 64},
+                                           {21, 5, 128},
+                                           {2051, 17, 128},
+                                           {4099, 16, 128},
+                                           {8201, 8, 128}}) {
         if (tokens > 100 && std::get<0>(GetParam()).threads != kGpu) continue;  // of its blocks
-        for (const bool documents : {false, true}) {
+        // At odd places, and at multiples of 16 bytes, as a model's are.
+        for (const auto& [documents, gap] :
+             {std::pair<bool, int64_t>{false, 3}, {true, 3}, {false, 8}, {true, 8}}) {
             SCOPED_TRACE(std::to_string(tokens) + " x " + std::to_string(n));
             const std::vector<double> frequencies = frequencies_of(n);
             const int64_t sequence = tokens / 2 + 1;
@@ -353,9 +441,9 @@ TEST_P(OpsRows, norms_that_turn_give_what_a_norm_and_a_rotation_give) {
                       .document_start = documents ? starts.data() : nullptr};
             std::vector<float> angles(static_cast<size_t>(ops().rope_angles_floats(rope)));
             ops().rope_angles(rope, angles.data());
-            const Matrix x = Matrix(type(), tokens, int64_t{heads} * n).random(1);
-            const Matrix w = Matrix(type(), 1, n).random(2);
-            Matrix y(type(), tokens, int64_t{heads} * n), y0 = y;
+            const Matrix x = Matrix(type(), tokens, int64_t{heads} * n, gap).random(1);
+            const Matrix w = Matrix(type(), 1, n, gap).random(2);
+            Matrix y(type(), tokens, int64_t{heads} * n, gap), y0 = y;
             std::vector<float> r(static_cast<size_t>(tokens * heads)), r0 = r;
             ops().norm_rope_forward(x.view(), w.view(), 1e-6, y.view(), r.data(), rope,
                                     angles.data());
@@ -364,7 +452,7 @@ TEST_P(OpsRows, norms_that_turn_give_what_a_norm_and_a_rotation_give) {
             EXPECT_TRUE(y.same_bytes(y0));
             EXPECT_EQ(r, r0);
             rope.inverse = true;
-            Matrix d = Matrix(type(), tokens, int64_t{heads} * n).random(3), d0 = d;
+            Matrix d = Matrix(type(), tokens, int64_t{heads} * n, gap).random(3), d0 = d;
             Matrix dw = Matrix(DType::f32, 1, n).random(4), dw0 = dw;
             auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens * heads, n));
             ops().norm_rope_backward(d.view(), x.view(), w.view(), r.data(),
@@ -622,6 +710,20 @@ TEST_P(OpsRows, sum_of_the_ranks_pieces_is_the_oracle_s_bits) {
             EXPECT_TRUE(wire.same_bytes(wire0));
             EXPECT_EQ(leaves, leaves0);
         }
+    }
+}
+
+// Of ranks that share tensors the last ones add fewer rows than there is room for.
+TEST_P(OpsRows, sum_of_pieces_with_room_behind_them_is_the_oracle_s_bits) {
+    for (const auto& [count, room] : {std::pair{7, 21}, {4096, 4100}, {9001, 12345}}) {
+        const Matrix pieces = Matrix(type(), 3, room).random(1, 3);
+        const ops::ConstView own = pieces.view().col_range(0, count);
+        Matrix wire(type(), 1, count), wire0 = wire;
+        std::vector<float> leaves(static_cast<size_t>(ceil_div(count, 4096))), leaves0 = leaves;
+        ops().sum_gradient(own, wire.view().data, leaves.data());
+        oracle().sum_gradient(own, wire0.view().data, leaves0.data());
+        EXPECT_TRUE(wire.same_bytes(wire0));
+        EXPECT_EQ(leaves, leaves0);
     }
 }
 

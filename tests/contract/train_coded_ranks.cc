@@ -5,13 +5,17 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <optional>
+#include <string>
 
+#include "checkpoint/steps.h"
 #include "cost/simulator.h"
 #include "cost/traffic.h"
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/tiny_run.h"
 #include "train/prediction/predictor.h"
 #include "train/setup/from_config.h"
+#include "train/state/saving.h"
 
 namespace ferry::train::of_ranks {
 namespace {
@@ -76,10 +80,6 @@ TEST_F(Ranks, WhoseWeightsAreCodedGiveTheSameBitsOnEveryTier) {
 class OfHosts : public Ranks {
 protected:
     int ranks() const override { return 4; }
-    void SetUp() override {
-        Ranks::SetUp();
-        if (Ranks::config().device != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
-    }
     Config config() const {
         Config config = Ranks::config();
         config.batch.micro_batches = 2 * ranks();
@@ -221,7 +221,7 @@ TEST_F(OfHosts, MoveInAStepWhatTheBoundCounts) {
 // Two updates are exact; the others are of momentum as signs.
 class OfOnebitAdam : public Ranks, public testing::WithParamInterface<int> {
 protected:
-    int ranks() const override { return 3; }
+    int ranks() const override { return comm::ranks_launched() > 0 ? comm::ranks_launched() : 3; }
     Config config() const {
         Config config = Ranks::config();
         config.batch.micro_batches = 2 * ranks();
@@ -235,7 +235,6 @@ protected:
 
 TEST_P(OfOnebitAdam, EveryKindOfRunGivesTheSameBitsAtEveryStageAndOnEveryTier) {
     Config config = this->config();
-    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
     const std::array<std::function<void()>, 5> kinds{
         [] {},
         [&] {
@@ -264,7 +263,7 @@ INSTANTIATE_TEST_SUITE_P(kinds, OfOnebitAdam, testing::Range(0, 5));
 // The second moment changes at updates 1, 2, 3, 5 and 7; the others are of momentum as signs.
 class OfZerooneAdam : public Ranks, public testing::WithParamInterface<int> {
 protected:
-    int ranks() const override { return 3; }
+    int ranks() const override { return comm::ranks_launched() > 0 ? comm::ranks_launched() : 3; }
     Config config() const {
         Config config = Ranks::config();
         config.batch.micro_batches = 2 * ranks();
@@ -279,7 +278,6 @@ protected:
 
 TEST_P(OfZerooneAdam, EveryKindOfRunGivesTheSameBitsAtEveryStageAndOnEveryTier) {
     Config config = this->config();
-    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
     const std::array<std::function<void()>, 3> kinds{
         [] {},
         [&] {
@@ -299,7 +297,6 @@ TEST_P(OfZerooneAdam, EveryKindOfRunGivesTheSameBitsAtEveryStageAndOnEveryTier) 
 // After update 3 exchanges are 1, 1, 2 and 3 updates apart; the run ends between two.
 TEST_P(OfZerooneAdam, LocalStepsGiveTheSameBitsOnEveryTier) {
     Config config = this->config();
-    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
     config.zero.stage = 0;
     config.optimizer.var_freeze_step = 3;
     config.optimizer.local_step_scaler = 2;
@@ -320,7 +317,7 @@ TEST_P(OfZerooneAdam, LocalStepsGiveTheSameBitsOnEveryTier) {
     kinds[static_cast<size_t>(GetParam())]();
     const Outcome first = run(config, ranks());
     Config tight = this->tight(config, ranks());
-    tight.budgets.host_bytes = ranks() * 1200 * kKiB;
+    if (config.device == DeviceKind::cpu) tight.budgets.host_bytes = ranks() * 1200 * kKiB;
     expect_equal(run(tight, ranks()), first);
     config.swap.chunk_elements = 8192;
     expect_equal(run(config, ranks()), first);
@@ -330,10 +327,83 @@ TEST_P(OfZerooneAdam, LocalStepsGiveTheSameBitsOnEveryTier) {
 
 INSTANTIATE_TEST_SUITE_P(kinds, OfZerooneAdam, testing::Range(0, 3));
 
+// What goes on from a checkpoint has the bits of the run that was never stopped: from before the
+// first update that sends signs, from the last one that does not, and from those after it, by
+// another placement.
+class SavedMomentum : public Ranks, public testing::WithParamInterface<int> {
+protected:
+    int ranks() const override { return comm::ranks_launched() > 0 ? comm::ranks_launched() : 2; }
+
+    // By the steps of `with`, from a checkpoint or from the start; the hash of the state then.
+    uint64_t run_from(const std::string& checkpoint, const Config& config,
+                      const std::function<void(Engine&, bool first)>& with) const {
+        uint64_t hash = 0;
+        comm::on_run_ranks(ranks(),
+                           [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+                               const bool first = others->rank() == 0 || comm::ranks_launched() > 0;
+                               const bool saves = others->rank() == 0;
+                               Runtime runtime = with_ranks(std::move(others), executor);
+                               runtime.checkpoint = checkpoint;
+                               const auto engine = Engine::make(config, std::move(runtime));
+                               with(*engine, saves);
+                               const uint64_t mine = engine->state_hash();
+                               if (first) hash = mine;
+                           });
+        return hash;
+    }
+    static Runtime with_ranks(std::unique_ptr<comm::Communicator> others, Executor& executor) {
+        return train::with({.executor = &executor}, {.ranks = std::move(others)});
+    }
+
+    const TemporaryDirectory saved_{};
+};
+
+TEST_P(SavedMomentum, GoesOnWithTheSameBitsAcrossTheFirstExchangeOfIt) {
+    Config config = this->config();
+    config.batch.micro_batches = 2 * ranks();
+    config.precision = DType::bf16;
+    config.zero.compress.block = 64;
+    config.steps = 8;
+    const bool alone = GetParam() == 2;
+    config.zero.stage = GetParam() == 1 ? 3 : 0;
+    config.optimizer.method = optim::Method::onebit_adam;
+    config.optimizer.freeze_step = 3;
+    if (alone) {
+        config.optimizer = {.method = optim::Method::zeroone_adam,
+                            .lr = 3e-3,
+                            .var_freeze_step = 3,
+                            .var_update_scaler = 2,
+                            .local_step_scaler = 1,
+                            .local_step_clipper = 3};
+    }
+    const std::string directory = comm::as_first_rank_says(saved_.path());
+    const uint64_t whole = run_from("", config, [&](Engine& engine, bool saves) {
+        std::optional<checkpoint::Steps> steps;
+        if (saves) steps.emplace(directory);
+        while (engine.last_step() < config.steps) {
+            engine.step();
+            const auto failed = Inside(engine).save({.directory = saves ? &*steps : nullptr});
+            ASSERT_FALSE(failed) << failed->what();
+        }
+    });
+    const auto go_on = [&](Engine& engine, bool) {
+        while (engine.last_step() < config.steps) engine.step();
+    };
+    Config tight = this->tight(config, ranks());
+    if (config.device == DeviceKind::cpu) tight.budgets.host_bytes = ranks() * 1200 * kKiB;
+    EXPECT_EQ(run_from("", tight, go_on), whole);
+    for (const int64_t step : {2, 3, 4, 6}) {
+        const std::string from = directory + "/" + checkpoint::name_of_step(step);
+        EXPECT_EQ(run_from(from, config, go_on), whole) << "from step " << step;
+        EXPECT_EQ(run_from(from, tight, go_on), whole) << "from step " << step;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(kinds, SavedMomentum, testing::Range(0, 3));
+
 // Between two exchanges each rank trains weights of its own, and still towards a lower loss.
 TEST_F(Ranks, OfZerooneAdamLearnAlone) {
     Config config = this->config();
-    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
     config.zero.stage = 0;
     config.optimizer = {.method = optim::Method::zeroone_adam,
                         .lr = 3e-3,
@@ -354,7 +424,6 @@ TEST_F(Ranks, OfZerooneAdamLearnAlone) {
 
 TEST_F(Ranks, OfOnebitAdamAreExactUntilTheSecondMomentStays) {
     Config config = this->config();
-    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
     config.steps = 4;
     config.clip_norm = 0;
     const Outcome exact = run(config, 2);

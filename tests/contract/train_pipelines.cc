@@ -25,6 +25,8 @@ namespace {
 // So many ranks, in so many stages, of which so many share tensors.
 struct Cut {
     int ranks = 1, stages = 1, tensor = 1;
+    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+    int virtual_stages = 1;
     int of_a_stage() const { return ranks / stages; }
     friend void PrintTo(const Cut& cut, std::ostream* out) {
         *out << cut.ranks << "By" << cut.stages << "By" << cut.tensor;
@@ -34,6 +36,9 @@ struct Cut {
 Config staged(Config config, const Cut& cut) {
     config.parallel.pipeline = cut.stages;
     config.parallel.tensor = cut.tensor;
+    if (cut.schedule == PipelineSchedule::one_f_one_b) return config;
+    config.parallel.schedule = cut.schedule;
+    config.parallel.virtual_stages = cut.virtual_stages;
     return config;
 }
 
@@ -183,6 +188,21 @@ TEST_P(Resumed, WithAnotherNumberOfStages) {
     }
 }
 
+// And in another order, with other numbers of virtual stages.
+TEST_P(Resumed, WithOtherVirtualStages) {
+    using enum PipelineSchedule;
+    const TemporaryDirectory of_whole, directory;
+    const Cut whole{1, 1}, interleaved_twice{2, 2, 1, interleaved, 2},
+        in_turn_twice{2, 2, 1, round_robin, 2};
+    const Weights expected = train(config(), whole, "", of_whole.path());
+    ASSERT_EQ(train(on_nvme(), interleaved_twice, "", directory.path()), expected);
+    for (const int64_t step : {1, 4}) expect_same_arrays(at(directory, step), at(of_whole, step));
+    EXPECT_EQ(train(config(), in_turn_twice, at(directory, 2), ""), expected);
+    EXPECT_EQ(train(on_nvme(), {2, 2}, at(directory, 1), ""), expected);
+    EXPECT_EQ(train(config(), {4, 4, 1, round_robin, 1}, at(directory, 3), ""), expected);
+    EXPECT_EQ(train(on_nvme(), in_turn_twice, at(of_whole, 2), ""), expected);
+}
+
 // What ranks that share tensors have written; written again by others it has the same bytes.
 TEST_P(Resumed, WithSlicesOfTensors) {
     Config config = this->config();
@@ -273,7 +293,8 @@ protected:
         }
         const Prediction step = planned->predict(request, plan, only);
         // A block visits a micro-batch forward and back in 4 s.
-        const auto visits = static_cast<double>(plan.micro_batches * 4 / cut.stages);
+        const auto visits =
+            static_cast<double>(plan.micro_batches * config.model.layers / cut.stages);
         const double expected = 4 * visits / (1 - bubble_of(plan));
         EXPECT_NEAR(step.timeline.step_seconds, expected, 1e-3 * expected);
         for (const StagePrediction& stage : step.stages) {
@@ -288,11 +309,14 @@ protected:
 
 // To the byte, of every rank: its memory, and what it passes on in a step.
 TEST_F(Planned, AsTheyRun) {
-    for (const Cut cut : {Cut{2, 2}, Cut{4, 2}, Cut{3, 3}, Cut{4, 2, 2}, Cut{8, 2, 2}}) {
+    using enum PipelineSchedule;
+    for (const Cut cut :
+         {Cut{2, 2}, Cut{4, 2}, Cut{3, 3}, Cut{4, 2, 2}, Cut{8, 2, 2}, Cut{2, 2, 1, interleaved, 2},
+          Cut{2, 2, 1, round_robin, 2}, Cut{4, 2, 2, round_robin, 2}}) {
         for (const bool tight : {false, true}) {
             SCOPED_TRACE(testing::Message() << testing::PrintToString(cut) << " tight " << tight);
             Config config = this->config(true);
-            if (!tight) config.parallel.schedule = PipelineSchedule::zero_bubble;
+            if (!tight) config.parallel.schedule = zero_bubble;
             if (tight) {
                 config.zero.stage = 3;
                 config.budgets.nvme = {{.path = storage_.path(), .size_bytes = 64 * kMiB}};
@@ -398,6 +422,33 @@ TEST_F(Planned, WaitAsTheorySays) {
     }
 }
 
+// And in several virtual stages of one block or more, where the groups divide by the stages or not.
+TEST_F(Planned, WaitInSeveralVirtualStagesAsTheorySays) {
+    using enum PipelineSchedule;
+    struct Case {
+        PipelineSchedule schedule;
+        int stages, virtual_stages;
+        int64_t blocks, micro_batches, groups;
+    };
+    for (const Case& of : {Case{interleaved, 2, 2, 4, 8, 8}, Case{interleaved, 2, 4, 8, 6, 6},
+                           Case{interleaved, 4, 2, 8, 8, 8}, Case{interleaved, 4, 2, 8, 7, 7},
+                           Case{interleaved, 4, 2, 16, 8, 8}, Case{interleaved, 4, 2, 8, 2, 2},
+                           Case{interleaved, 2, 2, 8, 8, 4}, Case{round_robin, 2, 2, 4, 8, 1},
+                           Case{round_robin, 4, 2, 8, 8, 1}, Case{round_robin, 4, 2, 8, 2, 1},
+                           Case{round_robin, 4, 2, 16, 8, 1}, Case{round_robin, 4, 2, 8, 8, 4},
+                           Case{round_robin, 2, 1, 2, 8, 1}}) {
+        SCOPED_TRACE(testing::Message()
+                     << (of.schedule == interleaved ? "interleaved, " : "round robin, ")
+                     << of.stages << " stages, " << of.virtual_stages << " each of " << of.blocks
+                     << " blocks, " << of.groups << " groups of " << of.micro_batches);
+        Config config = this->config(false, of.blocks);
+        config.batch.micro_batches = of.micro_batches;
+        config.swap.groups = of.groups;
+        expect_to_wait_as_theory_says(config,
+                                      {of.stages, of.stages, 1, of.schedule, of.virtual_stages});
+    }
+}
+
 // A network between the stages that binds.
 TEST_F(Planned, TakeAsLongAsWhatTheyPass) {
     const Config config = this->config(false, 4);
@@ -418,6 +469,196 @@ TEST_F(Planned, TakeAsLongAsWhatTheyPass) {
     EXPECT_LE(step.timeline.step_seconds, 1.2 * passing_s + fast_s);
     EXPECT_EQ(step.binding().link, cost::Link::comm);
     EXPECT_GT(first.waits, 0.9);
+}
+
+// ---------------------------------------------------------------- which schedule
+
+// Where nothing but the blocks' kernels takes time, what fills bubbles is faster.
+TEST_F(Planned, ChooseTheScheduleWithTheShortestStep) {
+    Config config = this->config(false, 4);
+    config.budgets.device_bytes = kUnlimited;
+    const Cut cut{2, 2};
+    const auto planned = predictor(config, cut);
+    cost::Measurements fast = planned->planned_by();
+    fast.copy_bytes_per_s = fast.dram_bytes_per_s = fast.device_bytes_per_s = 1e18;
+    fast.comm_bytes_per_s = fast.check_bytes_per_s = 1e18;
+    fast.update_overhead_s = fast.comm_overhead_s = 0;
+    fast.computes_on_host = false;
+    planned->choose_schedule(fast);
+    const ScheduleChoice& choice = planned->schedules();
+    ASSERT_EQ(choice.offers.size(), schedules_to_choose(config).size());
+    EXPECT_EQ(choice.schedule(), PipelineSchedule::zero_bubble);
+    const ScheduleOffer &plain = choice.offers[0], &split = choice.offers[1];
+    EXPECT_LT(split.seconds, plain.seconds);
+    EXPECT_LT(split.waits, plain.waits);
+    EXPECT_GT(split.device_bytes, plain.device_bytes);
+    EXPECT_TRUE(planned->plan(request_of(staged(config, cut))).partition.stage.splits_backward);
+    const std::string said = text_of(choice);
+    EXPECT_THAT(said, testing::StartsWith("zero_bubble, the fastest as simulated: 1f1b "));
+    planned->choose_schedule(fast);
+    EXPECT_EQ(text_of(choice), said);
+    // A network that all wait for leaves nothing to fill.
+    cost::Measurements slow = fast;
+    slow.between_stages = {.bytes_per_s = 10, .overhead_s = 0};
+    planned->choose_schedule(slow);
+    EXPECT_EQ(choice.schedule(), PipelineSchedule::one_f_one_b);
+    EXPECT_FALSE(planned->plan(request_of(staged(config, cut))).partition.stage.splits_backward);
+}
+
+// What the last stage leaves of weights' gradients takes device memory that there is not.
+class Tight : public Planned {
+protected:
+    static bool fits(Config config, PipelineSchedule schedule, int64_t* smallest = nullptr) {
+        config.parallel.schedule = schedule;
+        try {
+            predictor(config, {2, 2})->plans(request_of(staged(config, {2, 2})));
+        } catch (const planner::DoesNotFit& refusal) {
+            if (smallest) *smallest = refusal.smallest();
+            return false;
+        }
+        return true;
+    }
+    // As much device memory as both stages need of one group after the other, and no more.
+    static Config tightened(Config config) {
+        config.swap.chunk_elements = 4096;
+        config.budgets.device_bytes = 4096;
+        int64_t &bytes = config.budgets.device_bytes, smallest = bytes;
+        for (int tries = 0; tries < 100; ++tries) {
+            if (fits(config, PipelineSchedule::one_f_one_b, &smallest)) return config;
+            bytes = std::max(bytes + 4096, smallest);
+        }
+        ADD_FAILURE() << "nothing fits";
+        return config;
+    }
+    Config tight() const { return tightened(this->config(false, 4)); }
+};
+
+// Weights that stream come again for each group, and not at all where they stay.
+TEST_F(Tight, CountsTheWeightsThatStream) {
+    const auto streamed = [&](int64_t groups, bool stays) {
+        Config config = this->config(false, 4);
+        config.swap.groups = groups;
+        config.budgets.device_bytes = kUnlimited;
+        if (!stays) config = tightened(config);
+        return predictor(config, {2, 2})->schedules().offers[0].weight_bytes;
+    };
+    EXPECT_GT(streamed(2, false), 0);
+    EXPECT_GT(streamed(8, false), 2 * streamed(2, false));
+    EXPECT_LT(streamed(8, true), streamed(2, false));
+}
+
+TEST_F(Tight, WhatDoesNotFitIsNotChosen) {
+    const Config config = tight();
+    const auto planned = predictor(config, {2, 2});
+    const ScheduleChoice& choice = planned->schedules();
+    EXPECT_EQ(choice.schedule(), PipelineSchedule::one_f_one_b);
+    ASSERT_TRUE(choice.offers[1].refusal);
+    const std::string said = text_of(choice);
+    EXPECT_THAT(said, testing::StartsWith("1f1b, which alone can be: 1f1b "));
+    EXPECT_THAT(said, testing::HasSubstr("; not zero_bubble: "));
+    EXPECT_THAT(said, testing::HasSubstr(" of 2)"));
+}
+
+struct Chosen {
+    bool splits = false;
+    std::vector<double> losses{};
+    uint64_t hash = 0;
+    bool operator==(const Chosen&) const = default;
+};
+// What a rank of each number did, the same of all. `measurements`: a rank's own; may be null.
+Chosen chosen_by(const Config& config, const Cut& cut,
+                 const std::function<const cost::Measurements*(int rank)>& measurements = {}) {
+    std::vector<Chosen> all(static_cast<size_t>(cut.ranks));
+    comm::on_run_ranks(
+        cut.ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+            const int rank = others->rank();
+            Given given{.measurements = measurements ? measurements(rank) : nullptr,
+                        .ranks = std::move(others)};
+            const auto engine = Engine::make(
+                staged(config, cut), train::with({.executor = &executor}, std::move(given)));
+            Chosen& mine = all[static_cast<size_t>(rank)];
+            mine.splits = Inside(*engine).plan().partition.stage.splits_backward;
+            while (engine->last_step() < config.steps) mine.losses.push_back(engine->step().loss);
+            mine.hash = engine->state_hash();
+        });
+    for (const Chosen& one : all) EXPECT_EQ(one, all.front());
+    return all.front();
+}
+
+// Every rank the same, and the bits of either; also where each alone would have chosen otherwise.
+TEST_F(Tight, RanksChooseAsOne) {
+    for (const Cut cut : {Cut{2, 2}, Cut{4, 2}, Cut{4, 4}}) {
+        SCOPED_TRACE(testing::PrintToString(cut));
+        Config config = this->config(false, 4);
+        config.clip_norm = 0;
+        std::vector<Chosen> fixed;
+        for (const PipelineSchedule schedule : schedules_to_choose(config))
+            fixed.push_back(chosen_by(with_schedule(config, schedule), cut));
+        EXPECT_EQ(fixed[0].hash, fixed[1].hash);
+        EXPECT_EQ(fixed[0].losses, fixed[1].losses);
+        cost::Measurements fast = predictor(config, cut)->planned_by(), slow = fast;
+        fast.comm_bytes_per_s = 1e18;
+        fast.comm_overhead_s = 0;
+        slow.between_stages = {.bytes_per_s = 10, .overhead_s = 0};
+        const auto ranks = [&](bool first_is_slow) {
+            return [&, first_is_slow](int rank) {
+                return (rank == 0) == first_is_slow ? &slow : &fast;
+            };
+        };
+        const Chosen by_slow = chosen_by(config, cut, ranks(true));
+        EXPECT_EQ(by_slow, fixed[0]);
+        const Chosen by_fast = chosen_by(config, cut, ranks(false));
+        EXPECT_EQ(by_fast.hash, fixed[0].hash);
+        EXPECT_EQ(by_fast.losses, fixed[0].losses);
+    }
+}
+
+// One stage alone has no room; and where none has for either, all ranks say which.
+TEST_F(Tight, RanksWithoutRoomAreHeard) {
+    Config config = tight();
+    config.clip_norm = 0;
+    const Cut cut{2, 2};
+    const Chosen fixed = chosen_by(with_schedule(config, PipelineSchedule::one_f_one_b), cut);
+    EXPECT_EQ(chosen_by(config, cut), fixed);
+    config.budgets.device_bytes = 4096;
+    comm::on_run_ranks(
+        cut.ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+            try {
+                Engine::make(staged(config, cut),
+                             train::with({.executor = &executor}, {.ranks = std::move(others)}));
+                ADD_FAILURE() << "it fits";
+            } catch (const Error& error) {
+                EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
+                EXPECT_THAT(error.what(), testing::HasSubstr("stage 0 of 2"));
+            }
+        });
+}
+
+// A run predicts the step of all stages, as the plan does.
+TEST_F(Planned, ARunPredictsAllStages) {
+    for (const Cut cut : {Cut{2, 2}, Cut{4, 2}}) {
+        SCOPED_TRACE(testing::PrintToString(cut));
+        Config config = this->config(true, 5);
+        config.swap.speculate = Speculate::off;
+        config.parallel.schedule = PipelineSchedule::one_f_one_b;
+        const auto planned = predictor(config, cut);
+        const planner::PlanRequest request = request_of(staged(config, cut));
+        cost::Measurements measured = planned->assumed(planned->plan(request));
+        measured.between_stages = {.bytes_per_s = 1e6, .overhead_s = 1e-4};
+        planned->plan_by(measured);
+        const planner::Plan plan = planned->plan(request);
+        const double expected_s = planned->predict(request, plan, measured).timeline.step_seconds;
+        comm::on_run_ranks(
+            cut.ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+                const auto engine = Engine::make(
+                    staged(config, cut),
+                    train::with({.executor = &executor},
+                                {.measurements = &measured, .ranks = std::move(others)}));
+                engine->step();
+                engine->measure_bound();
+                EXPECT_NEAR(engine->report().predicted_seconds, expected_s, 1e-9 * expected_s);
+            });
+    }
 }
 
 TEST_F(Planned, WhereAStageDoesNotFitItIsNamed) {

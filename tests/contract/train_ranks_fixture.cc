@@ -52,10 +52,17 @@ Outcome train(Engine& engine, const Config& config) {
     return outcome;
 }
 
-Outcome alone(Config config) {
+std::unique_ptr<Engine> engine_alone(Config config, Executor& executor) {
     config.parallel = {};
+    Runtime runtime{.executor = &executor};
+    // Its own GPU, for the process's life: what comes first may be a run of several ranks.
+    if (config.device == DeviceKind::cuda) runtime.gpu = comm::launched_rank();
+    return Engine::make(config, std::move(runtime));
+}
+
+Outcome alone(const Config& config) {
     const auto executor = make_thread_executor();
-    return train(*Engine::make(config, {.executor = executor.get()}), config);
+    return train(*engine_alone(config, *executor), config);
 }
 
 void expect_equal(const Outcome& a, const Outcome& b) {
@@ -185,12 +192,12 @@ Config Ranks::tight(Config config, int ranks) const {
         {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
     const bool keeps = config.zero.secondary_shard != SecondShard::none;
     config.budgets.host_bytes = ranks * (keeps ? 700 : 500) * kKiB;
-    if (config.device == DeviceKind::cuda) {
-        config.budgets.host_bytes = ranks * 64 * kMiB;
-        config.swap.state_on_nvme = 1;
-    }
     if (optim::sends_momentum(config.optimizer.method)) {  // three turns' momentum pass
         config.budgets.host_bytes = ranks * 900 * kKiB;
+        config.swap.state_on_nvme = 1;
+    }
+    if (config.device == DeviceKind::cuda) {
+        config.budgets.host_bytes = ranks * 64 * kMiB;
         config.swap.state_on_nvme = 1;
     }
     config.swap.speculate = Speculate::all;

@@ -32,7 +32,8 @@ struct Outcome {
 
 Outcome train(Engine& engine, const Config& config);
 // A run of one rank, which shares nothing.
-Outcome alone(Config config);
+std::unique_ptr<Engine> engine_alone(Config config, Executor& executor);
+Outcome alone(const Config& config);
 
 void expect_equal(const Outcome& a, const Outcome& b);
 // Steps and evaluations, to so much of them: ranks add their parts in another order.

@@ -1,6 +1,9 @@
 // What ranks exchange, as plan, prediction and bound know it before they run.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "cost/traffic.h"
 #include "tests/contract/train_ranks_fixture.h"
 #include "train/prediction/predictor.h"
@@ -88,6 +91,51 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
     EXPECT_EQ(late.binding().link, cost::Link::comm);
     EXPECT_NE(late.bound_link, cost::Link::comm);
     EXPECT_GE(late.timeline.step_seconds, late.binding().seconds);
+}
+
+// All at the same time; stages of a pipeline have kernels that the others have not.
+TEST_F(Ranks, MeasureTogether) {
+    Config config = this->config();
+    if (config.device != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
+    for (const int ranks : {2, 4}) {
+        for (const int stages : {1, 2}) {
+            if (comm::ranks_launched() > 0 && comm::ranks_launched() != ranks) continue;
+            config.parallel.pipeline = stages;
+            config.zero.stage = stages == 1 ? 3 : 1;
+            std::vector<double> seconds(static_cast<size_t>(ranks));
+            const auto measure = [&](int rank, Engine& engine) {
+                engine.step();
+                engine.measure_bound();
+                engine.step();
+                seconds[static_cast<size_t>(rank)] = engine.report().predicted_seconds;
+            };
+            const auto found = problems(
+                ranks, [&](int) { return config; }, measure);
+            for (const Problem& problem : found)
+                EXPECT_EQ(problem.what, "") << ranks << " ranks, " << stages << " stages";
+            if (comm::ranks_launched() > 0) continue;
+            EXPECT_GT(std::ranges::min(seconds), 0) << ranks << " ranks, " << stages << " stages";
+        }
+    }
+}
+
+// One process stands for the ranks of a host, and finds what they would.
+TEST_F(Ranks, AreTimedAtOnceByAPlan) {
+    Config config = this->config();
+    if (comm::ranks_launched() > 0 || config.device != DeviceKind::cpu) GTEST_SKIP() << "alone";
+    config.threads = 4;
+    for (const bool staged : {false, true}) {
+        config.parallel.pipeline = staged ? 2 : 1;
+        const auto predictor = Predictor::make(config, {.ranks = 2, .on_a_host = 2, .here = 3});
+        const planner::Plan plan = predictor->plan(request_of(config));
+        const cost::Measurements found = predictor->measure(plan, Predictor::Memory::of_plan);
+        EXPECT_EQ(predictor->at_once(), 3);
+        EXPECT_EQ(predictor->measured_at_once(), 3);
+        EXPECT_EQ(found.memory_of, cost::Of::rank);
+        EXPECT_GT(found.dram_bytes_per_s, 0);
+        EXPECT_TRUE(predictor->covers(plan, found.kernels));
+        EXPECT_GT(predictor->predict(request_of(config), plan, found).timeline.step_seconds, 0);
+    }
 }
 
 TEST_F(Ranks, HaveNoBoundWhereSomeStepsExchangeMomentum) {

@@ -30,7 +30,6 @@ protected:
     int ranks() const override { return GetParam().ranks; }
     void SetUp() override {
         Ranks::SetUp();
-        if (comm::device_of_ranks() != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
         if (is_quick() && ranks() > 4) GTEST_SKIP() << "not in the quick run";
     }
 
@@ -45,6 +44,7 @@ protected:
         const Layers& layers = GetParam();
         config.parallel = {
             .sequence = layers.sequence, .tensor = layers.tensor, .pipeline = layers.pipeline};
+        config.parallel.schedule = PipelineSchedule::one_f_one_b;
         if (layers.tensor == 1) return config;
         config.model.heads = 8;
         config.model.kv_heads = 4;
@@ -82,9 +82,8 @@ protected:
     }
     void compare(const char* what, const Config& config) const {
         SCOPED_TRACE(what);
-        const auto expected = whole(config);
         const Outcome found = run(config, ranks());
-        if (expected) expect_same_numbers(found, *expected);
+        if (const auto expected = whole(config)) expect_same_numbers(found, *expected);
     }
 };
 
@@ -128,6 +127,65 @@ TEST_P(Pipelines, GiveTheSameNumbersWhereBackwardIsSplit) {
     config.swap.speculate = Speculate::all;
     config.io.direct = false;
     expect_equal(run(config, ranks()), in_memory);
+}
+
+// Blocks of several runs for each stage, where the numbers of stages leave two.
+TEST_P(Pipelines, GiveTheSameNumbersInSeveralVirtualStages) {
+    if (GetParam().pipeline > 4) GTEST_SKIP();
+    for (const PipelineSchedule schedule :
+         {PipelineSchedule::interleaved, PipelineSchedule::round_robin}) {
+        SCOPED_TRACE(schedule == PipelineSchedule::interleaved ? "interleaved" : "round robin");
+        Config config = staged();
+        config.clip_norm = 0;
+        config.model.layers = 2 * GetParam().pipeline + 1;
+        config.parallel.schedule = schedule;
+        config.parallel.virtual_stages = 2;
+        compare("in order", config);
+        config.model.tie_embeddings = true;
+        config.batch.micro_batches = GetParam().replicas();
+        compare("tied, one micro-batch", config);
+        config.batch.micro_batches *= 6;
+        config.swap.groups = 3;
+        config.precision = DType::bf16;
+        config.swap.save_attention = config.swap.save_mlp = config.swap.save_projections = 2;
+        compare("three groups of two in bf16, with saved activations", config);
+        config.swap = {};
+        config.batch.micro_batches = 7 * GetParam().replicas();
+        compare("more micro-batches than a multiple of the stages", config);
+        if (HasFailure()) return;
+        config.freeze = {"*embed_tokens*", "*layers.0.*", "*layers.1.*", "*layers.3.*q_proj*"};
+        compare("a tied table and the first blocks frozen", config);
+        const Outcome in_memory = run(config, ranks());
+        config.budgets.nvme = {
+            {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
+        config.budgets.host_bytes = ranks() * 4 * kMiB;
+        config.swap.state_on_nvme = 1;
+        config.swap.speculate = Speculate::all;
+        config.swap.save_inputs = 0;
+        config.io.direct = false;
+        for (const int64_t stage : {0, 1, 3}) {
+            config.zero.stage = stage;
+            expect_equal(run(config, ranks()), in_memory);
+        }
+        if (HasFailure()) return;
+    }
+}
+
+// A run of one block for each visit.
+TEST_P(Pipelines, GiveTheSameNumbersInManyVirtualStages) {
+    if (GetParam().pipeline > 3 || is_quick()) GTEST_SKIP();
+    Config config = staged();
+    config.clip_norm = 0;
+    config.steps = 2;
+    config.model.layers = 4 * GetParam().pipeline;
+    config.parallel.virtual_stages = 4;
+    for (const PipelineSchedule schedule :
+         {PipelineSchedule::interleaved, PipelineSchedule::round_robin}) {
+        config.parallel.schedule = schedule;
+        compare(schedule == PipelineSchedule::interleaved ? "interleaved" : "round robin", config);
+    }
+    config.parallel.virtual_stages = 1;
+    compare("round robin through one", config);
 }
 
 // A clip factor may differ in its last bit, and with it a weight.
@@ -189,20 +247,65 @@ TEST_P(Pipelines, ChangeNoBitByStageOrTier) {
         Config on_nvme = config;
         on_nvme.budgets.nvme = {
             {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
-        on_nvme.budgets.host_bytes = ranks() * 4 * kMiB;
+        const bool on_gpu = config.device == DeviceKind::cuda;
+        on_nvme.budgets.host_bytes = ranks() * (on_gpu ? 64 : 4) * kMiB;
         on_nvme.swap.state_on_nvme = 1;
         on_nvme.swap.speculate = Speculate::all;
         on_nvme.swap.save_inputs = 0;
         on_nvme.io.direct = false;
         expect_equal(run(on_nvme, ranks()), first);
-        on_nvme.budgets.device_bytes = 600 * kKiB;  // few weights stay there
-        expect_equal(run(on_nvme, ranks()), first);
+        if (!on_gpu) on_nvme.budgets.device_bytes = 600 * kKiB;  // few weights stay there
+        if (!on_gpu) expect_equal(run(on_nvme, ranks()), first);
         Config on_device = config;
         on_device.swap.state_on_device = 0.6;
         on_device.swap.save_attention = on_device.swap.save_mlp = 2;
         expect_equal(run(on_device, ranks()), first);
         if (HasFailure()) return;
     }
+}
+
+// Where weights and block inputs are of 16 bits, as GPUs train.
+TEST_P(Pipelines, GiveTheSameNumbersInSixteenBits) {
+    for (const DType precision : {DType::bf16, DType::f16}) {
+        for (const auto schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::zero_bubble}) {
+            SCOPED_TRACE(testing::Message()
+                         << name_of(precision)
+                         << (schedule == PipelineSchedule::zero_bubble ? ", zero bubble" : ""));
+            Config config = staged();
+            config.clip_norm = 0;
+            config.precision = precision;
+            config.parallel.schedule = schedule;
+            config.model.tie_embeddings = precision == DType::f16;
+            config.model.hidden = 128;
+            config.model.head_dim = 64;  // which cuDNN attends
+            config.batch.sequence = 64;
+            compare("at once", config);
+        }
+    }
+}
+
+// To the byte: each micro-batch's block input and its gradient, and a tied table both ways.
+TEST_P(Pipelines, PassOnWhatIsPlanned) {
+    Config config = staged();
+    config.model.tie_embeddings = true;
+    comm::on_run_ranks(ranks(), [&](std::unique_ptr<comm::Communicator> others, Executor& its) {
+        const auto engine =
+            Engine::make(config, with({.executor = &its}, {.ranks = std::move(others)}));
+        engine->step();
+        engine->step();
+        const planner::Plan& plan = Inside(*engine).plan();
+        const zero::Stage& stage = plan.partition.stage;
+        int64_t sent = 0;
+        for (const CollectiveReport& of : engine->report().collectives)
+            if (of.collective == "pass on") sent += of.sent_bytes;
+        const int64_t ways = (stage.is_first() ? 0 : 1) + (stage.is_last() ? 0 : 1);
+        int64_t planned = 2 * plan.micro_batches * ways * plan.input_bytes;
+        const int64_t table = plan.layers[0].elements;
+        if (stage.copies_table()) planned += 2 * table * 4;
+        // After each update: behind the last one for the report, which wants all weights.
+        if (stage.gives_table()) planned += 2 * table * size_of(plan.compute);
+        EXPECT_EQ(sent, planned);
+    });
 }
 
 // An fp16 gradient that overflows in one stage is skipped on all of them.

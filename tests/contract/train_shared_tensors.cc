@@ -3,6 +3,7 @@
 
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/write_tokens.h"
 
 namespace ferry::train::of_ranks {
 namespace {
@@ -17,10 +18,6 @@ struct Slices {
 class Tensors : public Ranks, public testing::WithParamInterface<Slices> {
 protected:
     int ranks() const override { return GetParam().ranks; }
-    void SetUp() override {
-        Ranks::SetUp();
-        if (comm::device_of_ranks() != DeviceKind::cpu) GTEST_SKIP() << "not on a GPU";
-    }
 
     // An MLP and a vocabulary that no number of ranks divides, and tokens that four do not.
     Config shared() const {
@@ -94,7 +91,94 @@ TEST_P(Tensors, FollowTheRunOfOneWhateverTheHeadsAndTiles) {
     config.freeze = {};
     config.batch.micro_batches = ranks() / GetParam().tensor / GetParam().sequence;
     config.precision = DType::bf16;
+    if (config.device == DeviceKind::cuda) config.model.head_dim = 8;
     compare("bf16", 4e-3);
+}
+
+// Patterns of blocks and documents, of this rank's heads. A GPU's kernels know both in 16 bits
+// alone.
+TEST_P(Tensors, FollowTheRunOfOneWhateverTheMask) {
+    if (GetParam().tensor == 3) GTEST_SKIP() << "a pattern wants heads of keys that they divide";
+    Config config = shared();
+    const bool on_gpu = config.device == DeviceKind::cuda;
+    if (on_gpu) config.precision = DType::bf16;
+    config.model.head_dim = 8;
+    config.batch = {.sequence = 132, .micro_batch = 1, .micro_batches = 4};
+    const auto compare = [&](const char* what) {
+        SCOPED_TRACE(what);
+        const Outcome several = run(config, ranks());
+        expect_equal(run(config, ranks()), several);
+        expect_near(several, alone(config), on_gpu ? 4e-3 : 2e-6);
+    };
+    config.attention = {.pattern = AttentionPattern::fixed,
+                        .different_layout_per_head = true,
+                        .num_local_blocks = 2,
+                        .num_different_global_patterns = 2};
+    compare("a pattern for each head");
+    config.attention = {};
+    std::vector<uint32_t> tokens(1500);
+    std::vector<uint64_t> documents;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        tokens[i] = static_cast<uint32_t>((i * i / 7 + i) % 31);
+        if (i * i % 37 == 0) documents.push_back(i);
+    }
+    const std::string path = comm::as_first_rank_says(directory_ / "documents.bin");
+    if (comm::launched_rank().value_or(0) == 0) write_tokens(path, tokens, 41, {}, documents);
+    comm::await_all_ranks();
+    config.data.tokens = path;
+    config.data.isolate_documents = true;
+    compare("documents");
+}
+
+// Where weights and sums are of 16 bits, as GPUs train.
+TEST_P(Tensors, FollowTheRunOfOneInSixteenBits) {
+    for (const DType precision : {DType::bf16, DType::f16}) {
+        SCOPED_TRACE(name_of(precision));
+        Config config = shared();
+        config.precision = precision;
+        config.model.hidden = 128;
+        config.model.head_dim = 64;  // which cuDNN attends
+        config.model.intermediate = 200;
+        config.batch.sequence = 64;
+        const Outcome several = run(config, ranks());
+        expect_equal(run(config, ranks()), several);
+        expect_equal(run(tight(config, ranks()), ranks()), several);
+        Config on_device = config;
+        on_device.zero.stage = 1;
+        on_device.swap.state_on_device = 0.6;
+        expect_equal(run(on_device, ranks()), several);
+        expect_near(several, alone(config), 4e-3);
+    }
+}
+
+// What kernels of the plan exchange, to the byte.
+TEST_P(Tensors, SendWhatIsPlanned) {
+    const Config config = shared();
+    comm::on_run_ranks(ranks(), [&](std::unique_ptr<comm::Communicator> others, Executor& its) {
+        const auto engine =
+            Engine::make(config, with({.executor = &its}, {.ranks = std::move(others)}));
+        engine->step();
+        const planner::Plan& plan = Inside(*engine).plan();
+        int64_t calls = 0, bytes = 0;
+        for (const CollectiveReport& of : engine->report().collectives) {
+            if (of.collective != "exchange sums" && of.collective != "gather sums" &&
+                of.collective != "exchange heads")
+                continue;
+            calls += of.calls;
+            bytes += of.sent_bytes;
+        }
+        for (int64_t layer = 0; layer < std::ssize(plan.layers); ++layer) {
+            const bool is_head = layer == std::ssize(plan.layers) - 1;
+            const model::BlockExchanges planned = plan.exchanges_of(layer);
+            for (const bool back : {false, true}) {
+                if (is_head && !back) continue;  // its backward is both ways
+                calls -= plan.micro_batches * planned.calls(back);
+                bytes -= plan.micro_batches * planned.bytes(back);
+            }
+        }
+        EXPECT_EQ(calls, 0);
+        EXPECT_EQ(bytes, 0);
+    });
 }
 
 // Of the first tokens, from all ranks' columns; one of the ranks has no room for them.
@@ -104,10 +188,8 @@ TEST_P(Tensors, GiveTheLogitsOfOne) {
     const int64_t tokens = config.batch.sequence * config.batch.micro_batch;
     if (GetParam().sequence > 1) GTEST_SKIP() << "each rank has other tokens";
     std::vector<float> expected(static_cast<size_t>(tokens * config.model.vocab));
-    Config one = config;
-    one.parallel = {};
     const auto executor = make_thread_executor();
-    Engine::make(one, {.executor = executor.get()})->evaluate(expected);
+    engine_alone(config, *executor)->evaluate(expected);
     std::vector<std::vector<float>> found(static_cast<size_t>(ranks()), expected);
     for (std::vector<float>& logits : found) std::ranges::fill(logits, 0.0f);
     found.back().clear();

@@ -16,6 +16,7 @@
 
 #include "base/simd_dispatch.h"
 #include "ops/ops.h"
+#include "zero/feedback.h"
 
 namespace ferry::zero {
 namespace {
@@ -483,6 +484,75 @@ TEST_F(CodecsOnAGpu, SumPartsInTheOrderOfTheRanks) {
                     ASSERT_EQ(bits_of(got), bits_of(want)) << text_of(codec) << ", " << count;
                 }
             }
+        }
+    }
+}
+
+// As a host's processors add its ranks' parts, of each host in their order, and code them again.
+TEST_F(CodecsOnAGpu, CombineTheRanksOfEachHost) {
+    constexpr int kHosts = 3;
+    for (const Codec& codec : codecs()) {
+        for (const int senders : {1, 2, 5}) {
+            for (const int64_t count :
+                 {int64_t{4096}, int64_t{20480}, 2 * int64_t{2048} + 3 * codec.block}) {
+                const auto elements = static_cast<size_t>(count);
+                const auto bytes = static_cast<size_t>(codec.bytes(count));
+                std::vector<std::byte> parts, want(kHosts * bytes), got(want.size());
+                std::vector<std::vector<float>> sums(kHosts, std::vector<float>(elements));
+                for (int sender = 0; sender < senders; ++sender) {
+                    for (size_t host = 0; host < kHosts; ++host) {
+                        auto values = random_values(
+                            elements, static_cast<uint32_t>(sender * kHosts) + uint32_t(host) + 1);
+                        for (size_t i = 64; i < 128; ++i) values[i] = 0;
+                        // A block that nobody can add to.
+                        if (host == 1 && sender == senders - 1) values[700] = std::nanf("1");
+                        if (host == 2) values[elements - 1] = 0x1p99f;
+                        const std::vector<std::byte> part = part_of(codec, values);
+                        parts.insert(parts.end(), part.begin(), part.end());
+                        const auto take = sender == 0 ? decode_reference : decode_add_reference;
+                        take(codec, {part.data(), count}, 0, count, sums[host].data());
+                    }
+                }
+                for (size_t host = 0; host < kHosts; ++host)
+                    encode_reference(codec, sums[host].data(), count,
+                                     {want.data() + host * bytes, count}, 0);
+                OnDevice sent(parts.data(), std::ssize(parts));
+                OnDevice combined(got.data(), std::ssize(got));
+                cuda::combine(codec, sent.data(), senders, kHosts, count, combined.data(), nullptr);
+                combined.read(got.data());
+                ASSERT_EQ(got, want) << text_of(codec) << ", " << senders << ", " << count;
+            }
+        }
+    }
+}
+
+// Runs of a rank's gradient, rounded, each leaf the sum of theirs in order.
+TEST_F(CodecsOnAGpu, KeepGradientsWithTheirNorms) {
+    constexpr int64_t kCount = 3 * 4096, kApart = 5 * 4096;
+    const auto reference = ops::make_reference_ops();
+    for (const int ranks : {1, 2, 5}) {
+        std::vector<float> values =
+            random_values(static_cast<size_t>((ranks - 1) * kApart + kCount), 2);
+        for (size_t i = 0; i < 64; ++i) values[i] = 0x1p-61f;  // no part of a norm
+        values[100] = 65519.0f;                                // rounds to fp16's largest
+        OnDevice gradient(values.data(), std::ssize(values) * 4);
+        for (const DType type : kTypes) {
+            const int64_t bytes = kCount * size_of(type);
+            std::vector<std::byte> want(static_cast<size_t>(ranks * bytes)), got(want.size());
+            std::vector<float> sums(3), leaves(3);
+            for (int rank = 0; rank < ranks; ++rank) {
+                std::vector<float> its(3);
+                reference->round_gradient(values.data() + rank * kApart, kCount, type,
+                                          want.data() + rank * bytes, its.data());
+                for (size_t leaf = 0; leaf < 3; ++leaf) sums[leaf] += its[leaf];
+            }
+            OnDevice kept(got.data(), std::ssize(got)), norms(leaves.data(), 12);
+            cuda::keep(gradient.floats(), ranks, kApart, kCount, type, kept.data(), norms.floats(),
+                       nullptr);
+            kept.read(got.data());
+            norms.read(leaves.data());
+            ASSERT_EQ(got, want) << ranks << ", " << name_of(type);
+            ASSERT_EQ(bits_of(leaves), bits_of(sums)) << ranks << ", " << name_of(type);
         }
     }
 }

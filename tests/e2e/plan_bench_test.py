@@ -73,7 +73,10 @@ class PlanTest(FerryTest):
         seconds = [one["seconds"] for one in report["layouts"]]
         self.assertEqual(seconds, sorted(seconds))
         for one in report["layouts"]:
-            self.assertEqual(one["tensor"] * one["pipeline"] * one["replicas"], 1024)
+            self.assertEqual(one["tensor"] * one["sequence"] * one["pipeline"] * one["replicas"], 1024)
+            self.assertEqual(one["micro_batches"] % one["groups"], 0)
+            sent = one["tensor_bytes"] + one["sequence_bytes"] + one["pipeline_bytes"] + one["zero_bytes"]
+            self.assertAlmostEqual(one["in_host_bytes"] + one["across_hosts_bytes"], sent, delta=sent * 1e-9)
             self.assertEqual(8 % one["tensor"], 0)
             self.assertLess(one["device_bytes"], 80e9)
         # What it takes where the arithmetic errs as it did for recorded steps.
@@ -89,10 +92,15 @@ class PlanTest(FerryTest):
         self.assertIn("data sheet of an h100", text.out)
         best = report["layouts"][0]
         self.assertGreater(best["tensor"] * best["pipeline"], 1)
-        self.assertIn(f"best: parallel.tensor={best['tensor']} parallel.pipeline={best['pipeline']} "
-                      f"zero.stage={best['zero_stage']} batch.micro_batch={best['micro_batch']} "
-                      f"batch.micro_batches={best['micro_batches'] * best['replicas']}\n", text.out)
-        self.assertIn("ferry does not run it yet: ranks of", text.out)
+        self.assertIn("best: " + " ".join(best["keys"]) + "\n", text.out)
+        for key in (f"parallel.tensor={best['tensor']}", f"parallel.schedule={best['schedule']}",
+                    f"swap.groups={best['groups']}", f"batch.micro_batches={best['micro_batches'] * best['replicas']}"):
+            self.assertEqual(key in best["keys"], best["pipeline"] > 1 or key[:5] in ("paral", "batch"), key)
+        # The configuration's own checks say what refuses it, as they do when it is planned.
+        for one in report["layouts"]:
+            run = self.ferry("plan", path, "--layouts", "--set", "device=cuda", *(word for key in one["keys"] for word in ("--set", key)))
+            self.assertEqual(one["refused"] != "", run.code == USAGE and "yet" in run.err, run.err)
+        self.assertEqual("ferry does not run it yet: " in text.out, best["refused"] != "")
         for more, code, words in ((("--network", "400Gbit", "--gpu", "abacus"), USAGE, ("--gpu", "abacus")),
                                   (("--gpu", "h100"), USAGE, ("--layouts", "1024 ranks, 8 a host", "--network")),
                                   (("--network", "400Gbit", "--gpu", "h100", "--set", "batch.micro_batches=3"),

@@ -79,7 +79,8 @@ class PlanTest(PredictionTest):
                                          "bound_seconds", "bound_link", "peak_bound_seconds", "links", "timeline",
                                          "what_if", "measured", "assumed", "state",
                                          "bound_state", "attention", "bound_attention", "mlp", "bound_mlp",
-                                         "projections", "bound_projections"})
+                                         "projections", "bound_projections", "ranks_at_once", "timed_at_once"})
+        self.assertEqual((prediction["ranks_at_once"], prediction["timed_at_once"]), (1, ""))
         step = prediction["step_seconds"]
         self.assertGreater(step, 0)
         self.assertGreaterEqual(step, prediction["plan_bound_seconds"] * 0.999)
@@ -550,6 +551,21 @@ class MachineTest(PredictionTest):
         nvme = next(link for link in first["links"] if link["link"] == "nvme")
         rate = path["mixed_read_bytes_per_s"] + path["mixed_write_bytes_per_s"]
         self.assertAlmostEqual(nvme["bytes"] / nvme["seconds"] / rate, 1)
+
+    def test_ranks_of_a_host_are_measured_at_once(self):
+        """What one rank found alone says nothing of two at once, and the file keeps both."""
+        file = self.with_content(self.content)
+        two = self.config(budgets__nvme=[], batch__micro_batches=12)
+        self.assertIn("this model's kernels",
+                      json.loads(self.plan(two, "--ranks", "2", "--machine", file).out)["prediction"]["measured"])
+        saved = self.ferry("bench", "--all", "--save", file, "--config", self.command(two)[1], "--ranks", "2")
+        self.assertEqual(saved.code, 0, saved.err)
+        with open(file, encoding="utf-8") as again:
+            content = json.load(again)
+        for part in ("memory", "devices", "kernels"):
+            self.assertEqual(sorted(one["ranks_at_once"] for one in content[part]), [1, 2], part)
+        prediction = json.loads(self.plan(two, "--ranks", "2", "--machine", file).out)["prediction"]
+        self.assertEqual((prediction["measured"], prediction["ranks_at_once"]), ([], 2))
 
     def test_twice_the_drive_is_seen(self):
         def faster(content):

@@ -36,12 +36,23 @@ class PipelineTest(Groups):
         staged = {"parallel__pipeline": 2, "model__layers": 3, "zero__stage": 1}
         tight = {**self.tight(4), "budgets__host": "8MiB"}
         runs = [self.ranks(4, self.config(**staged, **tiers))
-                for tiers in ({}, {}, tight, {"swap__groups": 3}, {"swap__save_attention": 1},
+                for tiers in ({}, {"parallel__schedule": "1f1b"}, {"parallel__schedule": "1f1b", **tight},
+                              {"swap__groups": 3}, {"swap__save_attention": 1},
                               {"parallel__schedule": "zero_bubble"},
                               {"parallel__schedule": "zero_bubble", "swap__groups": 3, "swap__save_mlp": 2, **tight})]
         for run in runs:
             self.assert_trained(run)
             self.assertEqual(run.numbers(), runs[0].numbers())
+        for schedule in ("interleaved", "round_robin"):
+            several = {**staged, "model__layers": 4, "parallel__schedule": schedule, "parallel__virtual_stages": 2,
+                       "clip_norm": 0}
+            whole = self.ranks(4, self.config(model__layers=4, parallel__pipeline=2, zero__stage=1, clip_norm=0))
+            for tiers in ({}, tight):
+                with self.subTest(schedule=schedule, tiers=tiers):
+                    run = self.ranks(4, self.config(**several, **tiers))
+                    self.assert_trained(run)
+                    self.assertIn("2 stages: embedding and blocks 0, 2; blocks 1, 3 and head", run.err)
+                    self.assertEqual([step["loss"] for step in run.steps], [step["loss"] for step in whole.steps])
         sent = {one["collective"]: one for one in runs[0].summary["collectives"]}
         # What the first rank passes on: block inputs of its half of the micro-batches.
         config = self.config()
@@ -55,6 +66,12 @@ class PipelineTest(Groups):
                 (3, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 3 ranks", "start 4 ranks")),
                 (1, {"parallel__pipeline": 2}, ("parallel.pipeline", "groups of 2, 1 rank", "start 2 ranks")),
                 (3, {"parallel__pipeline": 3, "model__layers": 2}, ("3 stages", "2 blocks", "set it to 2 or less")),
+                (2, {"parallel__pipeline": 2, "parallel__virtual_stages": 2},
+                 ("parallel.virtual_stages", "one run of blocks a stage", "interleaved")),
+                (2, {"parallel__pipeline": 2, "parallel__schedule": "interleaved"},
+                 ("parallel.virtual_stages", "several runs of blocks", "set it to 2 or more")),
+                (2, {"parallel__pipeline": 2, "parallel__schedule": "interleaved", "parallel__virtual_stages": 3,
+                     "model__layers": 4}, ("parallel.virtual_stages", "2 stages with 3 each", "4 blocks")),
                 (2, {"parallel__pipeline": 0}, ("parallel.pipeline", "at least 1, at most 4096")),
                 (4, {"parallel__pipeline": 2, "parallel__tensor": 4},
                  ("parallel.pipeline", "groups of 8, 4 ranks", "start 8 ranks", "product divides 4")),
@@ -63,7 +80,7 @@ class PipelineTest(Groups):
                 (2, {"parallel__pipeline": 2, "checkpoint__durable_steps": True, "budgets__nvme": [self.nvme()]},
                  ("checkpoint.durable_steps", "steps of a pipeline"))):
             self.assert_refused(number, changes, words)
-        config = self.config(parallel__pipeline=2, batch__micro_batches=1, steps=1)
+        config = self.config(parallel__pipeline=2, parallel__schedule="1f1b", batch__micro_batches=1, steps=1)
         run = self.ranks(2, config)
         self.assert_trained(run)
         self.assertIn("1 group of micro-batches for 2 stages: each stage waits 50 % of a step", run.err)
@@ -74,7 +91,7 @@ class PipelineTest(Groups):
 
     def test_the_plan_of_a_pipeline_is_that_of_training(self):
         tight = {**self.tight(4), "budgets__host": "8MiB"}
-        config = self.config(parallel__pipeline=2, model__layers=5, zero__stage=1, **tight)
+        config = self.config(parallel__pipeline=2, parallel__schedule="1f1b", model__layers=5, zero__stage=1, **tight)
         run = self.ranks(4, config)
         self.assert_trained(run)
         picture = self.path("step.svg")
@@ -100,6 +117,67 @@ class PipelineTest(Groups):
         for stage in stages:
             self.assertGreater(stage["compute_seconds"], 0)
             self.assertTrue(0 < stage["waits"] < 1)
+
+    def test_plans_count_the_weights_that_stream(self):
+        """Groups move them each, and their accumulators between; all micro-batches in one group move them once."""
+        def plan(**changes):
+            config = self.config(parallel__pipeline=2, model__layers=4, zero__stage=1, batch__micro_batches=4, **changes)
+            planned = self.ferry("plan", self.command(config)[1], "--ranks", "2", "--json")
+            self.assertEqual(planned.code, 0, planned.err)
+            return json.loads(planned.out)["pipeline"]
+        streams = {"budgets__device": "2MiB", "swap__save_inputs": 0}
+        groups = plan(parallel__schedule="1f1b", **streams)
+        turns = plan(parallel__schedule="round_robin", parallel__virtual_stages=2, **streams)
+        self.assertEqual((groups["schedule"], turns["schedule"]), ("1f1b", "round_robin"))
+        self.assertEqual(turns["virtual_stages"], 2)
+        for one in turns["stages"]:
+            self.assertEqual((one["accumulators_down_bytes"], one["accumulators_up_bytes"]), (0, 0))
+        for one in groups["stages"]:
+            self.assertGreater(one["accumulators_down_bytes"], 0)
+            self.assertEqual(one["accumulators_down_bytes"], one["accumulators_up_bytes"])
+        for one, other in zip(groups["stages"], turns["stages"]):
+            self.assertLessEqual(other["weights_up_bytes"], one["weights_up_bytes"])
+        self.assertEqual(set(groups["bubbles"]), {"1f1b", "zero_bubble", "interleaved", "round_robin"})
+        self.assertLess(groups["bubbles"]["interleaved"], groups["bubbles"]["1f1b"])
+    def test_the_schedule_is_chosen_by_the_plan_and_by_training_alike(self):
+        """Left to ferry: a table of both, and the run takes the same one; where one does not fit it says what is missing."""
+        config = self.config(parallel__pipeline=2, model__layers=4, zero__stage=1)
+
+        def planned(config, *options):
+            run = self.ferry("plan", self.command(config)[1], "--ranks", "2", *options)
+            self.assertEqual(run.code, 0, run.err)
+            return run
+
+        found = json.loads(planned(config, "--json").out)["pipeline"]
+        both = {one["schedule"]: one for one in found["schedules"]}
+        self.assertEqual(list(both), ["1f1b", "zero_bubble", "round_robin"])
+        for one in both.values():
+            self.assertGreater(one["step_seconds"], 0)
+            self.assertTrue(0 < one["waits"] < 1)
+            self.assertGreaterEqual(one["weight_bytes"], 0)
+        self.assertGreater(both["zero_bubble"]["device_bytes"], both["1f1b"]["device_bytes"])
+        fastest = min(one["step_seconds"] for one in found["schedules"])
+        self.assertLessEqual(both[found["schedule"]]["step_seconds"], 1.01 * fastest)
+        text = planned(config, "--no-prediction").out
+        self.assertRegex(text, r"parallel\.schedule auto")
+        self.assertRegex(text, rf"  {found['schedule']} .*  taken\n")
+        run = self.ranks(2, config)
+        self.assert_trained(run)
+        self.assertEqual(run.err.count("parallel.schedule auto takes"), 1)
+        self.assertIn(f"parallel.schedule auto takes {found['schedule']}, ", run.err)
+        # All wait for a slow network, whatever fills their bubbles.
+        slow = json.loads(planned(config, "--json", "--network", "1Kbit").out)["pipeline"]
+        self.assertEqual(slow["schedule"], "1f1b")
+        fixed = json.loads(planned({**config, "parallel": {"pipeline": 2, "schedule": "zero_bubble"}}, "--json",
+                                   "--no-prediction").out)["pipeline"]
+        self.assertEqual((fixed["schedule"], fixed["schedules"]), ("zero_bubble", []))
+        # Between what one and the other need.
+        bytes_between = (both["1f1b"]["device_bytes"] + both["zero_bubble"]["device_bytes"]) // 2
+        tight = {**config, "budgets": {**config.get("budgets", {}), "device": bytes_between}}
+        self.assert_trained(self.ranks(2, tight))
+        small = self.ranks(2, {**config, "budgets": {**config.get("budgets", {}), "device": 4096}})
+        self.assertNotEqual(small.code, 0)
+        self.assertIn("(stage 0 of 2)", small.err)
 
     def test_checkpoints_of_a_pipeline_go_on_with_other_stages(self):
         """The same ranks a stage keep every bit; also from one rank's, and to one."""

@@ -390,11 +390,11 @@ TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
                        .sequence_order = GetParam().order,
                        .tensor = GetParam().tensor,
                        .pipeline = GetParam().pipeline};
-    if (GetParam().pipeline > 1 && GetParam().stage == 1)
-        config.parallel.schedule = PipelineSchedule::zero_bubble;
-    const ParallelConfig& cut = config.parallel;
-    if (cut.sequence * cut.tensor * cut.pipeline > 1 && config.device != DeviceKind::cpu)
-        GTEST_SKIP();
+    config.parallel.schedule = GetParam().pipeline > 1 && GetParam().stage == 1
+                                   ? PipelineSchedule::zero_bubble
+                                   : PipelineSchedule::one_f_one_b;
+    if (config.parallel.sequence > 1 && config.device != DeviceKind::cpu)
+        GTEST_SKIP() << "not on a GPU";
     Golden golden = read_golden(name);
     Trace trace;
     comm::on_run_ranks(

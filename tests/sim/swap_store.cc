@@ -18,6 +18,7 @@ class StoreTest : public testing::Test, public Kernels {
 protected:
     std::string describe(const Call&) const override { return "a kernel"; }
     bool runs_beside(const Task& task) const override { return task.flags == kBeside; }
+    bool leaves_first(const Task& exchange) const override { return exchange.flags == kFirst; }
     // Kernels add their op to every byte of their first place, in the second.
     void run(const Call& call) noexcept override {
         ran_.push_back(call.task->item);
@@ -53,7 +54,8 @@ protected:
             Store::make({.objects = objects,
                          .host_slots = {{.offset = 8 * kBytes, .slot_bytes = kBytes, .slots = 3}},
                          .resources = 8,
-                         .host_arena = host_},
+                         .host_arena = host_,
+                         .collectives = collectives_},
                         *executor_, *device_, volume_.get(), *this);
     }
     void TearDown() override {
@@ -128,9 +130,10 @@ protected:
         return task;
     }
 
-    static constexpr uint8_t kBeside = 1;
+    static constexpr uint8_t kBeside = 1, kFirst = 2;
     std::vector<int32_t> ran_;  // items of kernels, in the order in which they ran
     static constexpr int64_t kRecordBytes = 512;
+    Collectives* collectives_ = nullptr;
     int64_t slots_ = 3;
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<aio::SimulatedDisk> disk_;
@@ -149,6 +152,55 @@ const Object kVersionedOnHost{
 const Object kStored{.home = Tier::nvme, .bytes = kBytes, .slot_class = 0};
 const Object kVersionedStored{
     .home = Tier::nvme, .bytes = kBytes, .slot_class = 0, .versioned = true};
+
+// Notes when an exchange begins, and ends it at once.
+class Noting final : public Collectives {
+public:
+    explicit Noting(std::vector<int32_t>& ran) : ran_(ran) {}
+    void start(const Call& call) override { ran_.push_back(call.task->item); }
+    void signal(std::atomic<uint64_t>& counter) override { ++counter; }
+    void check() override {}
+
+private:
+    std::vector<int32_t>& ran_;
+};
+
+// A kernel that nothing else keeps back.
+TEST_F(StoreTest, AnExchangeThatLeavesFirstIsNotOvertakenByKernels) {
+    Noting noting(ran_);
+    collectives_ = &noting;
+    make({});
+    for (const uint8_t flags : {uint8_t{0}, kFirst}) {
+        Schedule schedule;
+        const auto append = [&](Lane lane, int32_t item, uint8_t of, std::vector<Wait> waits) {
+            Task task = add(1, host(0), host(0));
+            task.lane = lane;
+            task.item = item;
+            task.flags = of;
+            auto& tasks = schedule.lanes[static_cast<size_t>(lane)];
+            task.index = static_cast<uint32_t>(tasks.size());
+            task.first_wait = static_cast<uint32_t>(schedule.waits.size());
+            task.waits = static_cast<uint32_t>(waits.size());
+            schedule.waits.insert(schedule.waits.end(), waits.begin(), waits.end());
+            tasks.push_back(static_cast<uint32_t>(schedule.tasks.size()));
+            schedule.tasks.push_back(task);
+        };
+        append(Lane::compute, 0, 0, {});
+        append(Lane::comm, 1, flags, {{Lane::compute, 0}});
+        for (int32_t item = 2; item < 5; ++item) append(Lane::compute, item, 0, {});
+        prove_acyclic(schedule);
+        ran_.clear();
+        store_->append(schedule, 1, 1);
+        store_->drain();
+        std::vector<int32_t> expected{0, 1, 2, 3, 4};
+        if (flags == kFirst) {
+            EXPECT_EQ(ran_, expected);
+        } else {
+            EXPECT_EQ(ran_.size(), expected.size());
+        }
+    }
+    store_.reset();
+}
 
 TEST_F(StoreTest, ObjectsOnEveryTierKeepTheirBytes) {
     make({kOnDevice, kOnHost, kVersionedOnHost, kStored, kVersionedStored});

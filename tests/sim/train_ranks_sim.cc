@@ -93,7 +93,10 @@ TEST_F(RanksSim, EveryInterleavingOfStagesEndsWithTheSameBits) {
             config.swap.groups = 1 + static_cast<int64_t>(seed / 4 % 2);
             if (seed % 7 == 0) config.swap.groups = 4;
             config.swap.speculate = seed % 5 < 3 ? Speculate::all : Speculate::off;
-            if (seed % 2 == 1) config.parallel.schedule = PipelineSchedule::zero_bubble;
+            constexpr std::array kSchedules{PipelineSchedule::one_f_one_b,
+                                            PipelineSchedule::zero_bubble,
+                                            PipelineSchedule::automatic};
+            config.parallel.schedule = kSchedules[seed % kSchedules.size()];
             for (const TinyOutcome& outcome : simulate(config, seed)) {
                 EXPECT_EQ(outcome.hash, expected.hash);
                 EXPECT_EQ(outcome.losses, expected.losses);

@@ -59,15 +59,17 @@ public:
         return ops_->norm_backward_scratch_bytes(rows, n);
     }
     void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
-                       ConstView addend, View dx, float* gradient, std::byte*) override {
+                       ConstView addend, View dx, Accumulator gradient, std::byte*) override {
         Mirror m({of(dy),
                   of(x),
                   of(weight),
                   {rstd, runs_of(x, weight) * 4},
                   of(addend),
                   of(dx),
-                  {gradient, weight.cols * 4}},
-                 gradient ? ops_->norm_backward_scratch_bytes(runs_of(x, weight), weight.cols) : 0);
+                  {gradient.at, weight.cols * 4}},
+                 gradient.asked()
+                     ? ops_->norm_backward_scratch_bytes(runs_of(x, weight), weight.cols)
+                     : 0);
         ops_->norm_backward(m(dy), m(x), m(weight), m(rstd), m(addend), m(dx), m(gradient),
                             m.scratch());
         m.finish();
@@ -82,24 +84,24 @@ public:
         return ops_->layer_norm_backward_scratch_bytes(rows, n);
     }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                             ConstView addend, View dx, float* gradient, float* bias_gradient,
-                             std::byte*) override {
-        const bool sums = gradient != nullptr || bias_gradient != nullptr;
+                             ConstView addend, View dx, Accumulator gradient,
+                             Accumulator bias_gradient, std::byte*) override {
+        const bool sums = gradient.asked() || bias_gradient.asked();
         Mirror m({of(dy),
                   of(x),
                   of(weight),
                   {stats, x.rows * 8},
                   of(addend),
                   of(dx),
-                  {gradient, x.cols * 4},
-                  {bias_gradient, x.cols * 4}},
+                  {gradient.at, x.cols * 4},
+                  {bias_gradient.at, x.cols * 4}},
                  sums ? ops_->layer_norm_backward_scratch_bytes(x.rows, x.cols) : 0);
         ops_->layer_norm_backward(m(dy), m(x), m(weight), m(stats), m(addend), m(dx), m(gradient),
                                   m(bias_gradient), m.scratch());
         m.finish();
     }
-    void sum_rows(ConstView x, float* sums, std::byte*) override {
-        Mirror m({of(x), {sums, x.cols * 4}}, ops_->norm_backward_scratch_bytes(x.rows, x.cols));
+    void sum_rows(ConstView x, Accumulator sums, std::byte*) override {
+        Mirror m({of(x), {sums.at, x.cols * 4}}, ops_->norm_backward_scratch_bytes(x.rows, x.cols));
         ops_->sum_rows(m(x), m(sums), m.scratch());
         m.finish();
     }
@@ -133,16 +135,18 @@ public:
         m.finish();
     }
     void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
-                            float* gradient, const Rope& rope, const float* angles,
+                            Accumulator gradient, const Rope& rope, const float* angles,
                             std::byte*) override {
         Mirror m({of(d),
                   of(x),
                   of(weight),
                   {rstd, runs_of(x, weight) * 4},
-                  {gradient, weight.cols * 4},
+                  {gradient.at, weight.cols * 4},
                   {rope.document_start, x.rows * 4},
                   {angles, ops_->rope_angles_floats(rope) * 4}},
-                 gradient ? ops_->norm_backward_scratch_bytes(runs_of(x, weight), weight.cols) : 0);
+                 gradient.asked()
+                     ? ops_->norm_backward_scratch_bytes(runs_of(x, weight), weight.cols)
+                     : 0);
         Rope there = rope;
         there.document_start = m(rope.document_start);
         ops_->norm_rope_backward(m(d), m(x), m(weight), m(rstd), m(gradient), there, m(angles),
@@ -408,6 +412,9 @@ private:
         View operator()(View v) const {
             v.data = (*this)(v.data);
             return v;
+        }
+        Accumulator operator()(const Accumulator& sums) const {
+            return {(*this)(sums.at), sums.fresh};
         }
         std::byte* scratch() const { return static_cast<std::byte*>(scratch_); }
 

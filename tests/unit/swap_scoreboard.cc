@@ -50,6 +50,42 @@ TEST(Scoreboard, ATaskIsReadyOnceItsCountersAreReached) {
     EXPECT_TRUE(next_is_ready(board, Lane::compute));
 }
 
+// Of the schedules before as well; what comes behind it in program order does not count.
+TEST(Scoreboard, KnowsWhatIsLeftBeforeATask) {
+    Draft draft;
+    draft.add(Lane::comm).item = 1;
+    draft.add(Lane::compute);
+    draft.add(Lane::comm).item = 2;
+    draft.add(Lane::compute);
+    draft.add(Lane::comm).item = 3;
+    Scoreboard board(0);
+    board.append(draft.schedule, 1);
+    board.append(draft.schedule, 2);
+    const auto is_left = [&](int32_t item) {
+        const Active *active = nullptr, *unused = nullptr;
+        const Task* task = board.next(Lane::compute, &active);
+        board.next(Lane::comm, &unused);
+        return board.is_left_before(Lane::comm, *task, *active,
+                                    [&](const Task& other) { return other.item == item; });
+    };
+    EXPECT_TRUE(is_left(1));
+    EXPECT_FALSE(is_left(2));
+    board.take(Lane::comm);
+    EXPECT_FALSE(is_left(1));
+    board.take(Lane::compute);
+    EXPECT_TRUE(is_left(2));
+    EXPECT_FALSE(is_left(3));
+    board.take(Lane::compute);  // then come those of the next schedule
+    EXPECT_TRUE(is_left(3));
+    EXPECT_TRUE(is_left(1));
+    board.take(Lane::comm);
+    board.take(Lane::comm);
+    EXPECT_FALSE(is_left(3));
+    EXPECT_TRUE(is_left(1));
+    board.take(Lane::comm);
+    EXPECT_FALSE(is_left(1));
+}
+
 TEST(Scoreboard, CountsGoOnOverSchedules) {
     Draft draft;
     draft.add(Lane::h2d);

@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "model/gradients.h"
 #include "planner/recorder.h"
@@ -32,6 +35,7 @@ struct Case {
     zero::Stage layers{};
     zero::Hosts hosts{};
     std::vector<std::string> freeze{};
+    bool on_gpu = false;  // which the team does not share a memory with
 };
 
 constexpr int64_t kInput = 16384, kTokens = 64;
@@ -66,6 +70,7 @@ planner::Plan plan_of(const Case& of) {
          .saved = {kInput, kInput, kInput},
          .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0),
                          std::vector<double>(3, 1.0)},
+         .maps_host = of.on_gpu,
          .deferred = kInput},
         cost::default_measurements(request.device),
         zero::partition_of(of.stage, of.ranks - 1, of.ranks, of.codecs, {}, of.layers, of.hosts));
@@ -102,6 +107,11 @@ const std::vector<Case> kCases{
      .ranks = 2,
      .codecs = {.momentum = {CodecKind::sign, 64}, .local_steps = true},
      .on_nvme = 1},
+    {.stage = 3,
+     .ranks = 2,
+     .codecs = {.momentum = {CodecKind::sign, 64}},
+     .on_nvme = 0.5,
+     .on_gpu = true},
     {.tied = true,
      .groups = 4,
      .stage = 1,
@@ -214,6 +224,11 @@ int64_t bytes_of(const cost::OperandOf& operand, Op op, const Work& work) {
     }
 }
 
+// The head's, and a block's.
+bool adds_to_gradients(Op op) {
+    return op == Op::head || op == Op::backward || op == Op::weight_gradients;
+}
+
 // Recorded with the operands that its row asks for, on its row's lane; and the row's bytes are
 // those of the operands, added up apart from it.
 TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
@@ -232,6 +247,7 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
                           row.item == ItemOf::chunk ? std::ssize(plan.chunks) : plan.micro_batches);
             }
             const Work work = planner::work_of(plan, task);
+            const bool fresh = (task.flags & cost::kFresh) != 0 && adds_to_gradients(op);
             int64_t touched = 0;
             for (size_t i = 0; i < task.places.size(); ++i) {
                 const bool given = task.places[i].kind != swap::Place::Kind::none;
@@ -241,8 +257,10 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
                 }
                 const cost::OperandOf& operand = row.operands[i];
                 EXPECT_TRUE(given || operand.optional || op == Op::agree) << "operand " << i;
-                if (given)
-                    touched += (operand.role == Role::in_out ? 2 : 1) * bytes_of(operand, op, work);
+                const bool gradient = operand.content == Content::gradient ||
+                                      operand.content == Content::table_gradient;
+                const bool both = operand.role == Role::in_out && !(fresh && gradient);
+                if (given) touched += (both ? 2 : 1) * bytes_of(operand, op, work);
             }
             // The bytes that ranks exchange do not follow from a rank's buffers.
             EXPECT_EQ(row.bytes(work), row.lane == Lane::comm ? task.bytes : touched);
@@ -253,6 +271,40 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
         });
     }
     for (const Row& row : cost::operations()) EXPECT_TRUE(seen.contains(row.op)) << row.name;
+}
+
+bool is_given_a_gradient(const Task& task) {
+    const auto& operands = cost::row_of(task).operands;
+    for (size_t i = 0; i < operands.size(); ++i) {
+        const Content content = operands[i].content;
+        if (content != Content::gradient && content != Content::table_gradient) continue;
+        if (task.places[i].kind != swap::Place::Kind::none) return true;
+    }
+    return false;
+}
+
+// In each step one task finds nothing in an accumulator, the first that adds to it, however many
+// groups its micro-batches go in; only the embedding's is filled with zeros first.
+TEST(OperationRows, TheFirstOfAStepWritesAnAccumulator) {
+    for (const Case& of : kCases) {
+        SCOPED_TRACE(&of - kCases.data());
+        const planner::Plan plan = plan_of(of);
+        std::map<int64_t, int64_t> added;
+        const swap::Schedule step = record_step(plan, Previous::none, false);
+        for (const Task& task : step.tasks) {
+            if (task.verb != swap::Verb::kernel) continue;
+            const auto op = static_cast<Op>(task.op);
+            const Work work = planner::work_of(plan, task);
+            if (op == Op::zero && work.layer->kind != model::LayerKind::embedding) {
+                EXPECT_EQ(task.bytes, model::norm_elements(*work.layer) * 4);
+            }
+            const bool defers = op == Op::backward && (task.flags & cost::kDefers) != 0;
+            if (!adds_to_gradients(op) || defers || !is_given_a_gradient(task)) continue;
+            EXPECT_EQ((task.flags & cost::kFresh) != 0, added[task.layer]++ == 0);
+        }
+        EXPECT_GT(added.size(), 0U);
+        for (const auto& [layer, count] : added) EXPECT_EQ(count, plan.micro_batches);
+    }
 }
 
 constexpr double kAttention = 1000, kMlp = 300, kProjections = 70;
@@ -367,6 +419,115 @@ TEST(OperationRows, CountOnlyTheGradientsThatAreAskedFor) {
                     : once(kAgain + of.inputs + of.weights) + of.attentions * kAttention;
             EXPECT_EQ(flops, expected - spared);
         });
+    }
+}
+
+// The team makes and reads codes of momentum in host memory; the ranks of GPUs exchange the
+// device's. Between the two every code is copied once a direction.
+TEST(CodesOfMomentum, PassThroughHostMemoryBesideAGpu) {
+    for (const int64_t stage : {0, 2, 3}) {
+        Case of{.stage = stage,
+                .ranks = 3,
+                .codecs = {.momentum = {CodecKind::sign, 64}},
+                .on_nvme = 0.5,
+                .on_gpu = true};
+        const planner::Plan plan = plan_of(of);
+        ASSERT_TRUE(plan.stages_codes());
+        int64_t exchanged = 0, up = 0, down = 0;
+        const swap::Schedule step =
+            record_step(plan, Previous::not_speculative, false, Exchanged::momentum);
+        for (const Task& task : step.tasks) {
+            const auto op = static_cast<Op>(task.op);
+            const bool kernel = task.verb == swap::Verb::kernel;
+            if (kernel && op == Op::exchange_momentum) {
+                const planner::Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
+                const int64_t bytes = plan.partition.codecs.momentum.bytes(chunk.count);
+                exchanged += 3 * bytes;
+                up += 3 * bytes + bytes;  // what goes to the owners, and what this one returns
+                down += 2 * 3 * bytes;
+            }
+            for (const swap::Place& place : task.places) {
+                if (kernel && task.lane == Lane::team) {
+                    EXPECT_NE(place.kind, swap::Place::Kind::device) << cost::name_of(task);
+                }
+                if (kernel && task.lane == Lane::comm && op != Op::agree) {
+                    EXPECT_NE(place.kind, swap::Place::Kind::host) << cost::name_of(task);
+                }
+            }
+            if (task.verb != swap::Verb::copy || task.object != swap::kNoObject) continue;
+            const planner::Buffers& codes =
+                plan.buffers[static_cast<size_t>(planner::Class::codes_staging)];
+            const auto of_codes = [&](const swap::Place& place) {
+                return place.kind == swap::Place::Kind::host && place.offset >= codes.offset &&
+                       place.offset < codes.offset + codes.count * codes.bytes;
+            };
+            if (task.lane == Lane::h2d && of_codes(task.places[0])) up -= task.bytes;
+            if (task.lane == Lane::d2h && of_codes(task.places[1])) down -= task.bytes;
+        }
+        EXPECT_GT(exchanged, 0);
+        EXPECT_EQ(up, 0) << "stage " << stage;
+        EXPECT_EQ(down, 0) << "stage " << stage;
+        of.on_gpu = false;
+        EXPECT_FALSE(plan_of(of).stages_codes());
+    }
+}
+
+// In the order of the record, what each task of a turn finds is what the one before it left.
+TEST(CodesOfMomentum, OfATurnGoFromTaskToTask) {
+    enum class Is : uint8_t { none, made, arrived, merged, gathered };
+    using At = std::pair<swap::Place::Kind, int64_t>;
+    const auto at = [](const swap::Place& place, int64_t behind = 0) {
+        return At{place.kind, place.offset + behind};
+    };
+    for (const bool on_gpu : {false, true}) {
+        const planner::Plan plan = plan_of({.stage = 3,
+                                            .ranks = 3,
+                                            .codecs = {.momentum = {CodecKind::sign, 64}},
+                                            .on_gpu = on_gpu});
+        std::map<At, std::pair<Is, int32_t>> holds;
+        int turns = 0;
+        const swap::Schedule step =
+            record_step(plan, Previous::not_speculative, false, Exchanged::momentum);
+        for (const Task& task : step.tasks) {
+            const auto& [first, second, third] =
+                std::tie(task.places[0], task.places[1], task.places[2]);
+            if (task.verb == swap::Verb::copy) {
+                const auto found = holds.find(at(first));
+                if (found != holds.end()) holds[at(second)] = found->second;
+                continue;
+            }
+            if (task.verb != swap::Verb::kernel || task.item < 0) continue;
+            const auto chunk = static_cast<size_t>(task.item);
+            const auto is = [&](Is what) { return std::pair(what, task.item); };
+            const auto mine = [&] {
+                return plan.partition.rank *
+                       plan.partition.codecs.momentum.bytes(plan.chunks[chunk].count);
+            };
+            switch (static_cast<Op>(task.op)) {
+                case Op::compress:
+                    holds[at(third)] = is(Is::made);
+                    break;
+                case Op::exchange_momentum:
+                    EXPECT_EQ(holds[at(first)], is(Is::made));
+                    holds[at(second)] = is(Is::arrived);
+                    break;
+                case Op::merge:
+                    EXPECT_EQ(holds[at(first)], is(Is::arrived));
+                    holds[at(third, mine())] = is(Is::merged);
+                    break;
+                case Op::gather_momentum:
+                    EXPECT_EQ(holds[at(first, mine())], is(Is::merged));
+                    holds[at(first)] = is(Is::gathered);
+                    break;
+                case Op::average:
+                    EXPECT_EQ(holds[at(first)], is(Is::gathered));
+                    ++turns;
+                    break;
+                default:
+                    break;
+            }
+        }
+        EXPECT_GT(turns, 2);
     }
 }
 

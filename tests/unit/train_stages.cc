@@ -11,6 +11,7 @@
 #include "train/setup/rank_share.h"
 #include "train/step/schedules.h"
 #include "train/step/step.h"
+#include "zero/stage_order.h"
 
 namespace ferry::train {
 namespace {
@@ -121,6 +122,50 @@ TEST(Stages, WaitLessWhereWeightsGradientsFillIn) {
     EXPECT_DOUBLE_EQ(bubble_of(4, 1, 2, 2, true), 0);
 }
 
+// Every rank has every so many-th run of blocks; of several runs each waits for fewer.
+TEST(Stages, HaveRunsOfBlocksInTurn) {
+    Config config = config_of(9, 2, true);
+    config.parallel.schedule = PipelineSchedule::interleaved;
+    config.parallel.virtual_stages = 2;
+    config.freeze = {"*embed_tokens*", "*layers.0.*", "*layers.1.*"};
+    const auto stages = cut(config);
+    ASSERT_EQ(stages.size(), 2);
+    int64_t behind = 0;
+    for (int64_t v = 0; v < 2; ++v) {
+        for (const zero::Stage& stage : stages) {
+            const zero::VirtualStage of = stage.virtual_stage(v);
+            EXPECT_EQ(of.first, behind);
+            EXPECT_EQ(of.trains_below, of.first > 3);
+            behind = of.end;
+            for (int64_t layer = 0; layer < 11; ++layer) {
+                if (of.first <= layer && layer < of.end) {
+                    EXPECT_EQ(stage_with(stages, layer), stage.index);
+                }
+            }
+        }
+    }
+    EXPECT_EQ(behind, 11);
+    EXPECT_TRUE(stages[0].gives_table());
+    EXPECT_TRUE(stages[1].copies_table());
+    EXPECT_EQ(text_of(stages, 11),
+              "embedding and blocks 0 to 1, 4 to 5; blocks 2 to 3, 6 to 8 and head");
+    config.parallel.virtual_stages = 5;
+    try {
+        cut(config);
+        FAIL() << "a virtual stage without a block";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.problem().where, "parallel.virtual_stages");
+        EXPECT_THAT(error.what(), HasSubstr("2 stages with 5 each"));
+        EXPECT_THAT(error.what(), HasSubstr("set it to 4 or less"));
+    }
+}
+
+TEST(Stages, WaitLessInSeveralVirtualStages) {
+    EXPECT_DOUBLE_EQ(bubble_of(6, 3, 1, 2, false, 2), 1.0 / 7);  // 2 of 12 + 2
+    EXPECT_DOUBLE_EQ(bubble_of(1, 3, 6, 2, false, 2), 1.0 / 7);  // one group, a block each
+    EXPECT_DOUBLE_EQ(bubble_of(2, 4, 1, 2, false, 2), 5.0 / 9);  // the second round waits for two
+}
+
 // ---------------------------------------------------------------- their schedules
 
 struct Pipeline {
@@ -128,11 +173,13 @@ struct Pipeline {
     int64_t groups, size;
     bool tied;
     PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+    int virtual_stages = 1;
 };
 
 std::vector<planner::Plan> plans_of(const Pipeline& of) {
-    Config config = config_of(5, of.stages, of.tied);
+    Config config = config_of(std::max(5, of.stages * of.virtual_stages + 1), of.stages, of.tied);
     config.parallel.schedule = of.schedule;
+    config.parallel.virtual_stages = of.virtual_stages;
     const model::Shape shape = model_of(config).shape;
     const auto whole = layers_of(config, shape, of.stages);
     std::vector<planner::Plan> plans;
@@ -160,13 +207,18 @@ std::string why_stopped(const std::vector<planner::Plan>& plans, const Record& r
 TEST(Stages, EndWhateverTheNumbersOfStagesAndGroups) {
     for (const int stages : {2, 3, 4, 5}) {
         for (const int64_t groups : {1, 2, 3, 4, 5, 6, 11}) {
-            for (const int kind : {0, 1, 2}) {
-                const bool tied = kind == 1;
-                const Pipeline of{
-                    stages, groups, groups % 2 + 1, tied,
-                    kind == 2 ? PipelineSchedule::zero_bubble : PipelineSchedule::one_f_one_b};
-                SCOPED_TRACE(testing::Message() << stages << " stages, " << groups << " groups of "
-                                                << of.size << ", kind " << kind);
+            using enum PipelineSchedule;
+            const int64_t size = groups % 2 + 1;
+            for (const Pipeline& of :
+                 {Pipeline{stages, groups, size, false}, Pipeline{stages, groups, size, true},
+                  Pipeline{stages, groups, size, false, zero_bubble},
+                  Pipeline{stages, groups, size, true, interleaved, 2},
+                  Pipeline{stages, groups, size, true, interleaved, 3},
+                  Pipeline{stages, groups, size, true, round_robin, 1},
+                  Pipeline{stages, groups, size, true, round_robin, 3}}) {
+                SCOPED_TRACE(testing::Message()
+                             << stages << " stages, " << groups << " groups of " << of.size
+                             << ", schedule " << static_cast<int>(of.schedule));
                 const auto plans = plans_of(of);
                 for (const Previous previous : {Previous::none, Previous::not_speculative}) {
                     EXPECT_EQ(why_stopped(plans,
@@ -208,6 +260,41 @@ TEST(Stages, HaveFewGroupsUnderWay) {
         EXPECT_EQ(forward, 14);
         EXPECT_EQ(under_way, 0);
         EXPECT_EQ(most, 2 * (3 - stage.index));
+    }
+}
+
+// Groups go forward and back in order in each virtual stage, with as many under way as is said; and
+// a step's buffers hold what the actions leave.
+TEST(Stages, GoForwardAndBackInVirtualStages) {
+    for (const bool round_robin : {false, true}) {
+        for (const int stages : {2, 3, 4, 6}) {
+            for (const int64_t each : {2, 3, 4}) {
+                for (int64_t groups = 1; groups <= 14; ++groups) {
+                    SCOPED_TRACE(testing::Message() << round_robin << ": " << stages << " stages, "
+                                                    << each << " each, " << groups << " groups");
+                    zero::Stage stage{.count = stages, .round_robin = round_robin};
+                    stage.several.resize(static_cast<size_t>(each));
+                    for (; stage.index < stages; ++stage.index) {
+                        std::vector<int64_t> forward(static_cast<size_t>(each)), back = forward,
+                                                                                 most = forward;
+                        for (const zero::Action& action : zero::actions_of(stage, groups)) {
+                            const auto v = static_cast<size_t>(action.virtual_stage);
+                            using What = zero::Action::What;
+                            if (action.what == What::forward) {
+                                EXPECT_EQ(action.group, forward[v]++);
+                            }
+                            if (action.what == What::backward) {
+                                EXPECT_EQ(action.group, back[v]++);
+                            }
+                            EXPECT_LE(back[v], forward[v]);
+                            most[v] = std::max(most[v], forward[v] - back[v]);
+                        }
+                        EXPECT_THAT(back, testing::Each(groups));
+                        EXPECT_EQ(most, stage.under_way_of_each(groups));
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -99,8 +99,10 @@ private:
                              .value = seconds * 1e3,
                              .unit = "ms"});
         }
-        if (!options_.save.empty())
-            save_measurements(options_.save, what_is_measured(*predictor), measurements);
+        if (options_.save.empty()) return;
+        MeasurementsOf what = what_is_measured(*predictor);
+        what.at_once = predictor->measured_at_once();
+        save_measurements(options_.save, what, measurements);
     }
 
     void measure_paths() {

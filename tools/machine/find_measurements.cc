@@ -81,6 +81,22 @@ cost::Measurements known_of(const std::optional<MachineFile>& file, const Measur
     return {.threads = what.kernels.threads, .computes_on_host = what.kernels.on_host()};
 }
 
+// Of ranks that were timed at the same time; empty: one alone.
+std::string at_once_text(const train::Predictor& predictor, int ranks) {
+    const int asked = predictor.at_once(), threads = predictor.threads(), cores = predictor.cores();
+    if (asked == 1) return {};
+    std::string text = fmt::format("{} rank{} of {} thread{}", ranks, ranks == 1 ? "" : "s",
+                                   threads, threads == 1 ? "" : "s");
+    if (ranks < asked)
+        text += fmt::format(" of the {} that share this machine: it holds no more", asked);
+    if (ranks * threads > cores)
+        text += fmt::format(
+            ", which take turns on its {} core{}: with a core for each thread a "
+            "step is shorter",
+            cores, cores == 1 ? "" : "s");
+    return text;
+}
+
 class Finder {
 public:
     Finder(const Config& config, const planner::Plan& plan, const std::optional<MachineFile>& file)
@@ -97,12 +113,13 @@ private:
     void find_kernels(train::Predictor& predictor) {
         const MeasurementsOf what = what_is_measured(predictor);
         cost::Measurements known = known_of(file_, what);
-        if (!predictor.covers(plan_, known.kernels)) known.kernels = {};
+        if (!predictor.covers_choice(plan_, known.kernels)) known.kernels = {};
         const bool memory = known.dram_bytes_per_s > 0, copies = known.copy_bytes_per_s > 0,
                    kernels = !known.kernels.seconds.empty();
         const char* links = memory ? "copies" : copies ? "memory" : "memory and copies";
         if (!predictor.is_here()) return assume(predictor, what, std::move(known), links);
         found_.measurements = std::move(known);
+        found_.ranks_at_once = what.at_once;
         if (memory && copies && kernels) return;
         const cost::Measurements measured =
             predictor.measure(plan_, train::Predictor::Memory::of_plan);
@@ -113,6 +130,8 @@ private:
             found_.measurements.product_flops_per_s = measured.product_flops_per_s;
         }
         found_.measurements = cost::known_or(std::move(found_.measurements), measured);
+        found_.ranks_at_once = predictor.measured_at_once();
+        found_.at_once = at_once_text(predictor, found_.ranks_at_once);
     }
 
     void assume(const train::Predictor& predictor, const MeasurementsOf& what,
@@ -216,6 +235,7 @@ MeasurementsOf what_is_measured(const train::Predictor& predictor) {
     const cost::KernelsOf kernels = predictor.kernels_of();
     return {.kernels = kernels,
             .count = predictor.count(),
+            .at_once = predictor.at_once(),
             .groups = predictor.groups(),
             .ranks_per_host = predictor.ranks_per_host(),
             .by = kernels.on_host() ? "mpi" : "nccl",
@@ -290,7 +310,7 @@ cost::Measurements known_measurements(const Config& config, const train::RankCou
     if (known.dram_bytes_per_s == 0 || known.copy_bytes_per_s == 0)
         lacks(file, fmt::format("{} with {} threads", what.kernels.device, what.kernels.threads),
               measure_all);
-    if (known.kernels.seconds.empty() || !predictor->covers(plan, known.kernels))
+    if (known.kernels.seconds.empty() || !predictor->covers_choice(plan, known.kernels))
         lacks(file, "this model's kernels", measure_all);
     for (const NvmePath& path : config.budgets.nvme) {
         if (plan.nvme_bytes > 0 && !file.path(path.path)) lacks(file, path.path, measure_all);

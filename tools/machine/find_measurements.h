@@ -16,6 +16,8 @@ struct FoundMeasurements {
     cost::Measurements measurements{};
     std::vector<double> path_rates{};     // bytes/s, mixed, of each path of the configuration
     std::vector<std::string> measured{};  // a line each: what was measured just now
+    int ranks_at_once = 1;                // that were timed at the same time
+    std::string at_once{};                // the same in words, just now; empty: one
     std::vector<std::string> assumed{};   // and what nobody knows of a machine that is not here
     std::string missing{};                // why there is no prediction; empty: nothing is missing
 };

@@ -36,6 +36,8 @@ const char* key_of(model::Saved what) {
 constexpr const char *kOf = "of", *kOfHost = "host", *kOfRank = "rank";
 // Of a path: a chunk goes through one ring.
 constexpr const char* kAtOnce = "chunks_at_once";
+// Of kernels, memory and processors: ranks of the host that were measured at the same time.
+constexpr const char* kRanksAtOnce = "ranks_at_once";
 // Ranks in each group of `ranks`, and the rates within these groups.
 constexpr const char *kTensor = "tensor", *kSequence = "sequence", *kPerHost = "ranks_per_host";
 
@@ -128,6 +130,7 @@ json fields_of(const IoSettings& settings) {
 // What a key stands for that an entry lacks: memory's numbers are a host's, ranks share nothing.
 json by_default(const std::string& key) {
     if (key == kOf) return kOfHost;
+    if (key == kRanksAtOnce) return 1;
     return key == kTensor || key == kSequence || key == kPerHost ? json(1) : json();
 }
 
@@ -186,11 +189,19 @@ json json_of(std::span<const Field> fields, const Measurements& measured) {
     return entry;
 }
 
-json key_of_memory(int threads, const char* of) { return {{"threads", threads}, {kOf, of}}; }
+json key_of_memory(int threads, const char* of, int at_once) {
+    return {{"threads", threads}, {kOf, of}, {kRanksAtOnce, at_once}};
+}
 
-json key_of(const cost::KernelsOf& of) {
+json key_of_device(const std::string& device, int at_once) {
+    return {{"device", device}, {kRanksAtOnce, at_once}};
+}
+
+json key_of_kernels(const MeasurementsOf& what) {
+    const cost::KernelsOf& of = what.kernels;
     return {{"model", of.model},         {"compute", of.compute}, {"device", of.device},
-            {"libraries", of.libraries}, {"threads", of.threads}, {"under_load", of.under_load}};
+            {"libraries", of.libraries}, {"threads", of.threads}, {"under_load", of.under_load},
+            {kRanksAtOnce, what.at_once}};
 }
 
 json key_of_ranks(const MeasurementsOf& what) {
@@ -314,7 +325,8 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
                        const Measurements& measured) {
     json content = read_file(file, true);
     const char* of = measured.memory_of == cost::Of::host ? kOfHost : kOfRank;
-    replace(content["memory"], key_of_memory(what.kernels.threads, of), json_of(kMemory, measured));
+    replace(content["memory"], key_of_memory(what.kernels.threads, of, what.at_once),
+            json_of(kMemory, measured));
     json device = json_of(kDevice, measured);
     if (measured.device_copy_bytes_per_s > 0)
         device[kCopyWithin] = rounded(measured.device_copy_bytes_per_s);
@@ -322,7 +334,7 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
         device["memory_bytes"] = what.device_bytes;
         device["overhead_bytes"] = what.needs.overhead;
     }
-    replace(content["devices"], {{"device", what.kernels.device}}, device);
+    replace(content["devices"], key_of_device(what.kernels.device, what.at_once), device);
     json times = json::array();
     for (const auto& [kind, seconds] : measured.kernels.seconds) {
         times.push_back({{"kernel", cost::name_of(static_cast<cost::Op>(kind[0]))},
@@ -341,7 +353,7 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
         const double seconds = measured.kernels.saved_s[at(result)];
         if (seconds > 0) kernels[key_of(result)] = seconds;
     }
-    if (!times.empty()) replace(content["kernels"], key_of(what.kernels), kernels);
+    if (!times.empty()) replace(content["kernels"], key_of_kernels(what), kernels);
     write_whole("--save", file, text_of(content));
 }
 
@@ -405,15 +417,19 @@ public:
     Measurements read(const MeasurementsOf& what) {
         found_.threads = what.kernels.threads;
         found_.computes_on_host = what.kernels.on_host();
-        read_memory(what.kernels.threads, what.count.on_a_host);
-        if (const json* device = entry(content_, "devices", {{"device", what.kernels.device}})) {
+        const int at_once = what.at_once;
+        read_memory(what.kernels.threads, at_once, what.count.on_a_host);
+        const json* device =
+            entry(content_, "devices", key_of_device(what.kernels.device, at_once));
+        if (!device) device = entry(content_, "devices", key_of_device(what.kernels.device, 1));
+        if (device) {
             const std::string where = "devices, " + what.kernels.device;
             read(kDevice, *device, where);
             if (device->contains(kCopyWithin))
                 found_.device_copy_bytes_per_s = positive(file_, *device, where, kCopyWithin);
         }
         if (what.count.ranks > 1) read_ranks(what);
-        const json* kernels = entry(content_, "kernels", key_of(what.kernels));
+        const json* kernels = entry(content_, "kernels", key_of_kernels(what));
         if (kernels) read_kernels(*kernels);
         if (kernels && kernels->contains(kMomentum))
             found_.momentum_bytes_per_s = positive(file_, *kernels, "kernels", kMomentum);
@@ -431,12 +447,17 @@ private:
         for (const auto& [key, value] : fields) found_.*value = positive(file_, from, where, key);
     }
 
-    // A rank keeps the rate that it reaches alone as far as the host's memory goes for all of them.
-    void read_memory(int threads, int ranks_on_host) {
+    // What a rank reaches beside the others it has. What it reaches alone it keeps as far as the
+    // host's memory goes for all of them.
+    void read_memory(int threads, int at_once, int ranks_on_host) {
         const std::string where = fmt::format("memory, threads {}", threads);
-        const json* host = entry(content_, "memory", key_of_memory(threads, kOfHost));
-        const json* rank = entry(content_, "memory", key_of_memory(threads, kOfRank));
-        if (rank && ranks_on_host > 1) {
+        const json* host = entry(content_, "memory", key_of_memory(threads, kOfHost, 1));
+        const json* rank = entry(content_, "memory", key_of_memory(threads, kOfRank, 1));
+        const json* beside = entry(content_, "memory", key_of_memory(threads, kOfRank, at_once));
+        if (beside && at_once > 1) {
+            read(kMemory, *beside, where);
+            found_.memory_of = cost::Of::rank;
+        } else if (rank && ranks_on_host > 1) {
             read(kMemory, *rank, where);
             found_.memory_of = cost::Of::rank;
             found_.dram_bytes_per_s =

@@ -33,6 +33,8 @@ void save_paths(const std::string& file, const std::vector<IoSettings>& paths);
 struct MeasurementsOf {
     cost::KernelsOf kernels{};  // with device and threads
     train::RankCount count{};
+    // Ranks that compute on the host's processors meanwhile, each with as many threads.
+    int at_once = 1;
     ParallelConfig groups{};   // of these ranks
     int ranks_per_host = 1;    // zero.ranks_per_host; 1: hosts are none of their business
     std::string by{};          // comm::Communicator::kind() of several ranks

@@ -239,9 +239,27 @@ void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
                     tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
 }
 
+// What refuses the configuration with these keys more; "": nothing. It has been warned of already.
+std::string refusal_of(const PlanOptions& options, const std::vector<std::string>& more) {
+    static constexpr LogSink kNowhere{.line = [](LogLevel, std::string_view) {}};
+    std::vector<std::string> keys = options.overrides.keys;
+    keys.insert(keys.end(), more.begin(), more.end());
+    if (!options.gpu.empty()) keys.emplace_back("device=cuda");
+    set_log_sink(&kNowhere);
+    std::string why;
+    try {
+        load_config(options.config, keys);
+    } catch (const Error& error) {
+        why = error.problem().what;
+    }
+    set_log_sink(nullptr);
+    return why;
+}
+
 void run_layouts(const PlanOptions& options, const Config& config) {
-    const LayoutsReport report =
-        layouts_report(config, count_of(options), options.gpu, network_of(options));
+    const LayoutsReport report = layouts_report(
+        config, count_of(options), options.gpu, network_of(options),
+        [&](const std::vector<std::string>& more) { return refusal_of(options, more); });
     print("{}", options.json ? json_line(to_json(report)) : text_of(report));
 }
 
@@ -279,6 +297,8 @@ void run_plan(const PlanOptions& options) {
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto predictor = predictor_for(config, count, machine);
     const std::string planned_by = plan_by(machine, config, *predictor);
+    if (network)
+        predictor->choose_schedule(over(*network, count, config.parallel, predictor->planned_by()));
     const std::vector<planner::Plan> plans = predictor->plans(train::request_of(config));
     const planner::Plan& plan = plans.front();
     warn_of_hosts(plan, count);
@@ -305,7 +325,7 @@ void run_plan(const PlanOptions& options) {
     const int64_t longest = options.longest ? predictor->longest_sequence() : 0;
     if (!options.json) {
         print_plan(plan, config);
-        print("{}", pipeline_text(plans, step));
+        print("{}", pipeline_text(plans, step, predictor->schedules()));
         print("planned by {}\n\n", planned_by);
         if (!tokens_checked)
             print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
@@ -325,7 +345,7 @@ void run_plan(const PlanOptions& options) {
     line["attention"] = to_json(share, config);
     line["slow_operations"] = to_json(slow);
     line["wear"] = to_json(wear);
-    if (plans.size() > 1) line["pipeline"] = pipeline_json(plans, step);
+    if (plans.size() > 1) line["pipeline"] = pipeline_json(plans, step, predictor->schedules());
     if (options.longest) line["longest_sequence"] = longest;
     if (checkpoint) line["checkpoint"] = to_json(*checkpoint);
     if (report) line["prediction"] = to_json(*report);
@@ -353,6 +373,12 @@ void add_plan_command(CLI::App& app) {
         ->add_option("--ranks-per-host", options->count.on_a_host,
                      "how many of them share a host (default: all)")
         ->check(CLI::Range(1, 1 << 16));
+    CLI::Option* here =
+        command
+            ->add_option("--ranks-here", options->count.here,
+                         "how many ranks compute on this machine at the same time, where it stands "
+                         "for several hosts (default, and at the least: those of one)")
+            ->check(CLI::Range(1, 1 << 10));
     CLI::Option* svg =
         command->add_option("--svg", options->svg, "write the step's timeline to this file (SVG)");
     CLI::Option* pattern_svg =
@@ -370,8 +396,8 @@ void add_plan_command(CLI::App& app) {
         ->needs(network);
     CLI::Option* layouts = command->add_flag(
         "--layouts", options->layouts,
-        "nothing but the best ways for so many ranks to share tensors, layers and state, by "
-        "arithmetic");
+        "nothing but the best ways for so many ranks to share tensors, sequences, layers and "
+        "state, by arithmetic");
     command
         ->add_option("--gpu", options->gpu,
                      "the GPU that --layouts reckons with: a100, h100 or h200")
@@ -385,7 +411,7 @@ void add_plan_command(CLI::App& app) {
     CLI::Option* schedule = command->add_flag("--schedule", options->schedule,
                                               "the learning rate over the steps as well");
     // It plans no single layout, and its rates are those of a device or a data sheet.
-    for (CLI::Option* other : {machine, svg, pattern_svg, longest, schedule})
+    for (CLI::Option* other : {machine, here, svg, pattern_svg, longest, schedule})
         layouts->excludes(other);
     command->add_flag("--json", options->json,
                       "one JSON object; with --schedule the rates of at most 10,000 steps, evenly "

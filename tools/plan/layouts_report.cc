@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
+#include "config/words.h"
 #include "cost/measurements.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
@@ -73,23 +75,39 @@ cost::Cluster cluster_of(const Config& config, const train::RankCount& count,
 
 std::string bytes_text(double bytes) { return format_bytes(static_cast<int64_t>(bytes)); }
 
-double parameters_of(const cost::ModelSizes& model) {
-    return static_cast<double>(model.blocks) * model.block_elements +
-           (model.tied ? 1 : 2) * model.table_elements;
-}
-
-// What refuses the best layout.
-std::string why_not_yet(const LayoutsReport& report) {
-    const cost::Layout& best = report.layouts.front();
-    if (report.device != DeviceKind::cpu && best.tensor * best.pipeline > 1)
-        return "ranks of GPUs share neither tensors nor layers";
-    return "";
+// Those that parallel.schedule has.
+std::vector<cost::Order> orders() {
+    std::vector<cost::Order> found;
+    for (const cost::Order order : cost::kOrders) {
+        if (std::ranges::any_of(config::kPipelineSchedules, [order](const auto& word) {
+                return word.text == cost::name_of(order);
+            }))
+            found.push_back(order);
+    }
+    return found;
 }
 
 }  // namespace
 
+std::vector<std::string> keys_of(const cost::Layout& of) {
+    std::vector<std::string> keys{fmt::format("parallel.tensor={}", of.tensor),
+                                  fmt::format("parallel.sequence={}", of.sequence),
+                                  fmt::format("parallel.pipeline={}", of.pipeline)};
+    if (of.pipeline > 1) {
+        keys.push_back(fmt::format("parallel.schedule={}", cost::name_of(of.order)));
+        if (of.virtual_stages > 1)
+            keys.push_back(fmt::format("parallel.virtual_stages={}", of.virtual_stages));
+        keys.push_back(fmt::format("swap.groups={}", of.groups));
+    }
+    keys.push_back(fmt::format("zero.stage={}", of.zero_stage));
+    keys.push_back(fmt::format("batch.micro_batch={}", of.micro_batch));
+    keys.push_back(fmt::format("batch.micro_batches={}", of.micro_batches * of.replicas));
+    return keys;
+}
+
 LayoutsReport layouts_report(const Config& config, const train::RankCount& count,
-                             const std::string& gpu, const std::optional<Network>& network) {
+                             const std::string& gpu, const std::optional<Network>& network,
+                             const RefusalOf& refusal_of) {
     if (count.ranks > count.on_a_host && !network)
         throw Error(Trouble::usage,
                     {.what = "nobody says what joins the hosts",
@@ -99,16 +117,19 @@ LayoutsReport layouts_report(const Config& config, const train::RankCount& count
     LayoutsReport report{
         .model = train::model_sizes(config),
         .cluster = cluster_of(config, count, gpu, network),
-        .device = gpu.empty() ? config.device : DeviceKind::cuda,
         .rates = gpu.empty() ? "default rates of its device" : "data sheet of an " + gpu};
-    report.layouts = cost::best_layouts(report.model, report.cluster, kShown);
+    cost::FoundLayouts found = cost::best_layouts(report.model, report.cluster, kShown, orders());
+    report.layouts = std::move(found.best);
+    report.weighed = found.weighed;
+    for (const cost::Layout& layout : report.layouts)
+        report.refusals.push_back(refusal_of(keys_of(layout)));
     if (!report.layouts.empty()) return report;
     throw Error(
         Trouble::does_not_fit,
         {.what = "no layout of these ranks fits",
          .where = "--layouts",
          .measured = fmt::format("{:.3g} parameters, {} sequences a step on {} ranks",
-                                 parameters_of(report.model), report.model.sequences, count.ranks),
+                                 report.model.parameters(), report.model.sequences, count.ranks),
          .limit = fmt::format("{} of device memory a rank, {} of host memory and {} of NVMe a host",
                               bytes_text(std::min(report.cluster.device_bytes, 1e18)),
                               bytes_text(std::min(report.cluster.host_bytes, 1e18)),
@@ -123,66 +144,98 @@ namespace {
 double least_of(const cost::Layout& of) { return of.seconds / cost::kArithmeticMost; }
 double most_of(const cost::Layout& of) { return of.seconds / cost::kArithmeticLeast; }
 
-}  // namespace
+std::string order_text(const cost::Layout& of) {
+    if (of.pipeline == 1) return "-";
+    if (of.virtual_stages == 1) return cost::name_of(of.order);
+    return fmt::format("{} {}", cost::name_of(of.order), of.virtual_stages);
+}
 
-std::string text_of(const LayoutsReport& report) {
-    const cost::Cluster& cluster = report.cluster;
+std::string batch_text(const cost::Layout& of) {
+    const std::string all = fmt::format("{} x {}", of.micro_batches, of.micro_batch);
+    return of.pipeline == 1 ? all : fmt::format("{} in {}", all, of.groups);
+}
+
+// What a step takes, spends its time on, and has in memory.
+std::string steps_text(const LayoutsReport& report) {
     std::string text = fmt::format(
-        "{:.3g} parameters, {} sequences of {} tokens a step, on {} ranks of which a host has {}: "
-        "the best layouts, by arithmetic and the {}\n\n"
-        "  {:>6} {:>8} {:>8} {:>4} {:>11} {:>6} {:>9} {:>18} {:>8} {:>6} {:>9} {:>7} {:>11} "
-        "{:>11} {:>11}\n",
-        parameters_of(report.model), report.model.sequences, report.model.sequence, cluster.ranks,
-        cluster.on_a_host, report.rates, "tensor", "pipeline", "replicas", "zero", "micro-batch",
-        "state", "s a step", "or, as it errs", "computes", "bubble", "exchanges", "updates",
+        "  {:>6} {:>8} {:>8} {:>8} {:>14} {:>4} {:>18} {:>6} {:>7} {:>9} {:>18} {:>8} {:>6} {:>9} "
+        "{:>7} {:>11} {:>11} {:>11}\n",
+        "tensor", "sequence", "pipeline", "replicas", "schedule", "zero", "micro-batches", "state",
+        "weights", "s a step", "or, as it errs", "computes", "bubble", "exchanges", "updates",
         "device", "host", "NVMe");
     const auto part = [](double seconds, const cost::Layout& of) {
         return fmt::format("{:.0f}%", 100 * seconds / of.seconds);
     };
     for (const cost::Layout& l : report.layouts)
         text += fmt::format(
-            "  {:>6} {:>8} {:>8} {:>4} {:>11} {:>6} {:>9.4g} {:>18} {:>8} {:>6} {:>9} {:>7} {:>11} "
-            "{:>11} {:>11}\n",
-            l.tensor, l.pipeline, l.replicas, l.zero_stage,
-            fmt::format("{} x {}", l.micro_batches, l.micro_batch), cost::name_of(l.state),
-            l.seconds, fmt::format("{:.3g} to {:.3g}", least_of(l), most_of(l)),
-            part(l.compute_seconds, l), part(l.bubble_seconds, l), part(l.exchange_seconds, l),
-            part(l.update_seconds, l), bytes_text(l.device_bytes), bytes_text(l.host_bytes),
-            bytes_text(l.nvme_bytes));
-    text += fmt::format(
-        "\n  a rank sends in a step\n  {:>6} {:>8} {:>8} {:>14} {:>14} {:>14} {:>14} {:>14}\n",
-        "tensor", "pipeline", "replicas", "sums", "block inputs", "state", "to its host",
-        "to NVMe");
+            "  {:>6} {:>8} {:>8} {:>8} {:>14} {:>4} {:>18} {:>6} {:>7} {:>9.4g} {:>18} {:>8} "
+            "{:>6} {:>9} {:>7} {:>11} {:>11} {:>11}\n",
+            l.tensor, l.sequence, l.pipeline, l.replicas, order_text(l), l.zero_stage,
+            batch_text(l), cost::name_of(l.state), l.weights_stay ? "device" : "host", l.seconds,
+            fmt::format("{:.3g} to {:.3g}", least_of(l), most_of(l)), part(l.compute_seconds, l),
+            part(l.bubble_seconds, l), part(l.exchange_seconds, l), part(l.update_seconds, l),
+            bytes_text(l.device_bytes), bytes_text(l.host_bytes), bytes_text(l.nvme_bytes));
+    return text;
+}
+
+// By what it is, and by the link that it takes.
+std::string sent_text(const LayoutsReport& report) {
+    std::string text = fmt::format(
+        "\n  a rank sends in a step\n  {:>6} {:>8} {:>8} {:>8} {:>12} {:>12} {:>12} {:>12} | "
+        "{:>14} {:>14} | {:>12} {:>12}\n",
+        "tensor", "sequence", "pipeline", "replicas", "sums", "heads", "block inputs", "state",
+        "inside a host", "between hosts", "copies", "to NVMe");
     for (const cost::Layout& l : report.layouts)
-        text += fmt::format("  {:>6} {:>8} {:>8} {:>14} {:>14} {:>14} {:>14} {:>14}\n", l.tensor,
-                            l.pipeline, l.replicas, bytes_text(l.tensor_bytes),
-                            bytes_text(l.pipeline_bytes), bytes_text(l.zero_bytes),
-                            bytes_text(l.copied_bytes), bytes_text(l.stored_bytes));
+        text += fmt::format(
+            "  {:>6} {:>8} {:>8} {:>8} {:>12} {:>12} {:>12} {:>12} | {:>14} {:>14} | {:>12} "
+            "{:>12}\n",
+            l.tensor, l.sequence, l.pipeline, l.replicas, bytes_text(l.tensor_bytes),
+            bytes_text(l.sequence_bytes), bytes_text(l.pipeline_bytes), bytes_text(l.zero_bytes),
+            bytes_text(l.in_host_bytes()), bytes_text(l.across_hosts_bytes),
+            bytes_text(l.copied_bytes), bytes_text(l.stored_bytes));
+    return text;
+}
+
+}  // namespace
+
+std::string text_of(const LayoutsReport& report) {
+    const cost::Cluster& cluster = report.cluster;
+    std::string text = fmt::format(
+        "{:.3g} parameters, {} sequences of {} tokens a step, on {} ranks of which a host has {}: "
+        "the best of {} layouts, by arithmetic and the {}\n\n",
+        report.model.parameters(), report.model.sequences, report.model.sequence, cluster.ranks,
+        cluster.on_a_host, report.weighed, report.rates);
+    text += steps_text(report) + sent_text(report);
     text += fmt::format(
         "\n  The arithmetic said {:.2f}x to {:.2f}x of what recorded steps of one to four GPUs "
         "took. "
         "Of what ranks that share\n  tensors or layers take nothing was compared.\n",
         cost::kArithmeticLeast, cost::kArithmeticMost);
-    const cost::Layout& best = report.layouts.front();
-    text += fmt::format(
-        "\n  best: parallel.tensor={} parallel.pipeline={} zero.stage={} batch.micro_batch={} "
-        "batch.micro_batches={}\n",
-        best.tensor, best.pipeline, best.zero_stage, best.micro_batch,
-        best.micro_batches * best.replicas);
-    const std::string why_not = why_not_yet(report);
-    return why_not.empty() ? text : text + "  ferry does not run it yet: " + why_not + "\n";
+    text += fmt::format("\n  best: {}\n", fmt::join(keys_of(report.layouts.front()), " "));
+    for (size_t i = 0; i < report.refusals.size(); ++i) {
+        if (report.refusals[i].empty()) continue;
+        text += fmt::format("  ferry does not run {} yet: {}\n",
+                            i == 0 ? "it" : fmt::format("number {}", i + 1), report.refusals[i]);
+    }
+    return text;
 }
 
 nlohmann::json to_json(const LayoutsReport& report) {
     nlohmann::json all = nlohmann::json::array();
-    for (const cost::Layout& l : report.layouts)
+    for (size_t i = 0; i < report.layouts.size(); ++i) {
+        const cost::Layout& l = report.layouts[i];
         all.push_back({{"tensor", l.tensor},
+                       {"sequence", l.sequence},
                        {"pipeline", l.pipeline},
                        {"replicas", l.replicas},
+                       {"schedule", cost::name_of(l.order)},
+                       {"virtual_stages", l.virtual_stages},
                        {"zero_stage", l.zero_stage},
                        {"micro_batch", l.micro_batch},
                        {"micro_batches", l.micro_batches},
+                       {"groups", l.groups},
                        {"state", cost::name_of(l.state)},
+                       {"weights", l.weights_stay ? "device" : "host"},
                        {"seconds", l.seconds},
                        {"least_seconds", least_of(l)},
                        {"most_seconds", most_of(l)},
@@ -194,14 +247,21 @@ nlohmann::json to_json(const LayoutsReport& report) {
                        {"host_bytes", l.host_bytes},
                        {"nvme_bytes", l.nvme_bytes},
                        {"tensor_bytes", l.tensor_bytes},
+                       {"sequence_bytes", l.sequence_bytes},
                        {"pipeline_bytes", l.pipeline_bytes},
                        {"zero_bytes", l.zero_bytes},
+                       {"in_host_bytes", l.in_host_bytes()},
+                       {"across_hosts_bytes", l.across_hosts_bytes},
                        {"copied_bytes", l.copied_bytes},
-                       {"stored_bytes", l.stored_bytes}});
-    return {{"parameters", parameters_of(report.model)},
+                       {"stored_bytes", l.stored_bytes},
+                       {"keys", keys_of(l)},
+                       {"refused", report.refusals[i]}});
+    }
+    return {{"parameters", report.model.parameters()},
             {"ranks", report.cluster.ranks},
             {"ranks_per_host", report.cluster.on_a_host},
             {"rates", report.rates},
+            {"weighed", report.weighed},
             {"layouts", all}};
 }
 

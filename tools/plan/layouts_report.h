@@ -1,6 +1,7 @@
-// How many of a cluster's ranks should share tensors, layers and state.
+// How many of a cluster's ranks should share tensors, sequences, layers and state.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -15,15 +16,22 @@ namespace ferry::tools {
 struct LayoutsReport {
     cost::ModelSizes model{};
     cost::Cluster cluster{};
-    DeviceKind device = DeviceKind::cpu;
     std::string rates{};  // whose they are
     std::vector<cost::Layout> layouts{};
+    std::vector<std::string> refusals{};  // of each, by the configuration's own checks; "": none
+    int64_t weighed = 0;                  // layouts
 };
 
-// The best layout and three more. `gpu`: "h100", "h200" or "a100"; "": what the configuration's
-// device is by default. Throws usage for another one, and does_not_fit where nothing fits.
+// The keys of a layout, each "key=value".
+std::vector<std::string> keys_of(const cost::Layout& layout);
+
+// The best layout and three more, in the orders that parallel.schedule has. `gpu`: "h100", "h200"
+// or "a100"; "": what the configuration's device is by default. `refusal_of`: a configuration with
+// these keys more. Throws usage for another GPU, and does_not_fit where nothing fits.
+using RefusalOf = std::function<std::string(const std::vector<std::string>& keys)>;
 LayoutsReport layouts_report(const Config& config, const train::RankCount& count,
-                             const std::string& gpu, const std::optional<Network>& network);
+                             const std::string& gpu, const std::optional<Network>& network,
+                             const RefusalOf& refusal_of);
 std::string text_of(const LayoutsReport& report);
 nlohmann::json to_json(const LayoutsReport& report);
 

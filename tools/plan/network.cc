@@ -54,8 +54,8 @@ struct Hosts {
 std::optional<Hosts> hosts_of(const Config& config, const train::RankCount& count) {
     const ParallelConfig& p = config.parallel;
     const int each = count.on_a_host;
-    if (config.device != DeviceKind::cpu || p.tensor > 1 || p.pipeline > 1 || each == 1 ||
-        each >= count.ranks || count.ranks % each != 0)
+    if (p.tensor > 1 || p.pipeline > 1 || each == 1 || each >= count.ranks ||
+        count.ranks % each != 0)
         return std::nullopt;
     return Hosts{.each = each, .keep = config.zero.stage == 3};
 }

@@ -64,6 +64,8 @@ std::string text_of(const PredictionReport& report) {
     std::string out;
     if (!report.found.measured.empty())
         out += fmt::format("measured now: {}\n\n", joined(report.found.measured, ", "));
+    if (!report.found.at_once.empty())
+        out += fmt::format("timed at the same time: {}\n\n", report.found.at_once);
     if (!report.found.assumed.empty())
         out += fmt::format("assumed, for nobody measured it: {}\n\n",
                            joined(report.found.assumed, "; "));
@@ -135,6 +137,8 @@ nlohmann::json to_json(const PredictionReport& report) {
             {"timeline", timeline},
             {"what_if", answers},
             {"measured", measured},
+            {"ranks_at_once", report.found.ranks_at_once},
+            {"timed_at_once", report.found.at_once},
             {"assumed", report.found.assumed}};
 }
 

@@ -43,6 +43,11 @@ void see_only(int gpu) {
                            "its GPU"});
 }
 
+// A queue of the GPU for each stream, before the driver looks: by default it has eight, and streams
+// that share one wait for each other. A receive that waits for another rank would hold up kernels
+// that this rank's answer needs. Whoever set the variable knows better.
+void ask_for_queues() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
+
 // Before anything else: whether there is a GPU that this build can drive.
 void demand_gpu(int gpu) {
     int count = 0;
@@ -191,6 +196,7 @@ private:
 
 std::unique_ptr<Device> open_cuda_device(Executor& executor, int gpu) {
     FERRY_CHECK(!executor.simulated(), "a GPU does not run in virtual time");
+    ask_for_queues();
     if (gpu > 0) see_only(gpu);
     demand_gpu(gpu);
     free_before_process();  // this is before, if anything is

@@ -98,7 +98,7 @@ public:
         return ceil_div(rows, kNormRows) * n * 4;
     }
     void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
-                       ConstView addend, View dx, float* weight_gradient,
+                       ConstView addend, View dx, Accumulator weight_gradient,
                        std::byte* scratch) override {
         cuda::norm_backward(dy, x, weight, rstd, addend, dx, weight_gradient, floats(scratch),
                             stream_);
@@ -112,12 +112,12 @@ public:
         return 2 * norm_backward_scratch_bytes(rows, n);
     }
     void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                             ConstView addend, View dx, float* weight_gradient,
-                             float* bias_gradient, std::byte* scratch) override {
+                             ConstView addend, View dx, Accumulator weight_gradient,
+                             Accumulator bias_gradient, std::byte* scratch) override {
         cuda::layer_norm_backward(dy, x, weight, stats, addend, dx, weight_gradient, bias_gradient,
                                   floats(scratch), stream_);
     }
-    void sum_rows(ConstView x, float* sums, std::byte* scratch) override {
+    void sum_rows(ConstView x, Accumulator sums, std::byte* scratch) override {
         cuda::sum_rows(x, sums, floats(scratch), stream_);
     }
 
@@ -137,7 +137,7 @@ public:
             Ops::norm_rope_forward(x, weight, eps, y, rstd, rope, angles);
     }
     void norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
-                            float* weight_gradient, const Rope& rope, const float* angles,
+                            Accumulator weight_gradient, const Rope& rope, const float* angles,
                             std::byte* scratch) override {
         if (!cuda::norm_rope_backward(d, x, weight, rstd, weight_gradient, rope, angles,
                                       floats(scratch), stream_))

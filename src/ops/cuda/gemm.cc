@@ -283,7 +283,7 @@ cublasStatus_t Products::multiply(const Gemm& g, const Choice& choice,
                                   const cublasLtMatmulAlgo_t& algorithm, void* workspace,
                                   cudaStream_t stream) const {
     const ConstView c = added(g);
-    const float alpha = 1, beta = g.accumulate || g.addend.data != nullptr ? 1 : 0;
+    const float alpha = 1, beta = g.reads_c() || g.addend.data != nullptr ? 1 : 0;
     return cublasLtMatmul(handle_, choice.product, &alpha, g.b.data, choice.a, g.a.data, choice.b,
                           &beta, c.data, choice.c, g.c.data, choice.d, &algorithm, workspace,
                           static_cast<size_t>(workspace_bytes_), stream);

@@ -12,7 +12,7 @@ bool runs_here();
 
 // ---------------------------------------------------------------- products
 
-// c = round(sum + bias + addend + (accumulate ? c : 0)), sum: fp32 [m, n].
+// c = round(sum + bias + addend + (reads_c() ? c : 0)), sum: fp32 [m, n].
 void finish_gemm(const Gemm& gemm, const float* sum, cudaStream_t stream);
 // The edges of a product whose bias is a part of its depth: a's spare columns, [m, kSpare], become
 // 1, 0, ...; b's rows or columns (of nt) behind its own, [kSpare, n] or [n, kSpare], bias, 0, ...
@@ -35,14 +35,14 @@ void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd
                   cudaStream_t stream);
 // partial: [ceil(tokens * runs / kNormRows), weight.cols], where the weight trains.
 void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd, ConstView addend,
-                   View dx, float* weight_gradient, float* partial, cudaStream_t stream);
+                   View dx, Accumulator weight_gradient, float* partial, cudaStream_t stream);
 void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
                         float* stats, cudaStream_t stream);
 // partial: twice as much where the bias trains.
 void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
-                         ConstView addend, View dx, float* weight_gradient, float* bias_gradient,
-                         float* partial, cudaStream_t stream);
-void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream);
+                         ConstView addend, View dx, Accumulator weight_gradient,
+                         Accumulator bias_gradient, float* partial, cudaStream_t stream);
+void sum_rows(ConstView x, Accumulator sums, float* partial, cudaStream_t stream);
 
 // ---------------------------------------------------------------- attention
 
@@ -78,7 +78,7 @@ void rope_angles(const Rope& rope, float* angles, cudaStream_t stream);
 bool norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
                        const Rope& rope, const float* angles, cudaStream_t stream);
 bool norm_rope_backward(View d, ConstView x, ConstView weight, const float* rstd,
-                        float* weight_gradient, const Rope& rope, const float* angles,
+                        Accumulator weight_gradient, const Rope& rope, const float* angles,
                         float* partial, cudaStream_t stream);
 void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream);
 void swiglu_backward(View dy, View gate_up, cudaStream_t stream);

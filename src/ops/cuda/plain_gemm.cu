@@ -12,7 +12,7 @@ constexpr int kSide = 16, kThreads = 256;
 __device__ void finish(const Gemm& g, int64_t row, int64_t col, float sum) {
     if (g.bias.data != nullptr) sum += load(g.bias, 0, col);
     if (g.addend.data != nullptr) sum += load(g.addend, row, col);
-    if (g.accumulate) sum += load(g.c, row, col);
+    if (g.accumulate) sum += g.fresh ? 0.0f : load(g.c, row, col);
     store(sum, g.c, row, col);
 }
 

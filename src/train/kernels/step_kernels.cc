@@ -139,8 +139,8 @@ void StepKernels::kernel(const Call& call, const op::Forward<At>& at) {
 void StepKernels::kernel(const Call& call, const op::Head<At>& at) {
     begin_exchanges(call);
     model_.decoder->head(at.weights, at.table, at.x, targets(at.tokens),
-                         states_[call.sequence].gradient_scale, at.dx, at.gradient,
-                         at.table_gradient, loss_sum(call, at.report), at.scratch);
+                         states_[call.sequence].gradient_scale, at.dx, sums(call, at.gradient),
+                         sums(call, at.table_gradient), loss_sum(call, at.report), at.scratch);
 }
 
 void StepKernels::kernel(const Call& call, const op::HeadLoss<At>& at) {
@@ -171,6 +171,10 @@ double* StepKernels::loss_sum(const Call& call, std::byte* report) {
     return reinterpret_cast<double*>(report) + call.task->item;
 }
 
+ops::Accumulator StepKernels::sums(const Call& call, float* gradient) {
+    return {gradient, (call.task->flags & cost::kFresh) != 0};
+}
+
 void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
     begin_exchanges(call);
     const bool needs_dx = (call.task->flags & cost::kNeedsDx) != 0;
@@ -181,8 +185,9 @@ void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
         return model_.decoder->input_gradients(
             call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient, at.scratch,
             {attention, at.mlp, projections}, documents(at.tokens), at.deferred);
-    model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient,
-                             at.scratch, {attention, at.mlp, projections}, documents(at.tokens));
+    model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx,
+                             sums(call, at.gradient), at.scratch, {attention, at.mlp, projections},
+                             documents(at.tokens));
 }
 
 void StepKernels::kernel(const Call& call, const op::WeightGradients<At>& at) {
@@ -191,8 +196,8 @@ void StepKernels::kernel(const Call& call, const op::WeightGradients<At>& at) {
     auto* attention = const_cast<std::byte*>(at.attention);
     auto* mlp = const_cast<std::byte*>(at.mlp);
     auto* deferred = const_cast<std::byte*>(at.deferred);
-    model_.decoder->weight_gradients(call.task->layer - 1, needs_dx, at.gradient, at.scratch,
-                                     {attention, mlp, nullptr}, deferred, at.norms);
+    model_.decoder->weight_gradients(call.task->layer - 1, needs_dx, sums(call, at.gradient),
+                                     at.scratch, {attention, mlp, nullptr}, deferred, at.norms);
 }
 
 void StepKernels::kernel(const Call& call, const op::EmbedBackward<At>& at) {
@@ -251,12 +256,19 @@ void StepKernels::encode_on_gpu(const op::Cut<At>& at, const Chunk& chunk,
                                 const model::Segment& segment, int64_t within) {
     const zero::Partition& partition = plan_.partition;
     const zero::Codec& codec = partition.codecs.gradients;
-    FERRY_CHECK(!partition.two_levels(), "GPUs make no groups of a host");
-    const zero::cuda::Several ranks{.count = partition.ranks,
-                                    .values_apart = partition.shard_elements(segment),
-                                    .parts_apart = codec.bytes(chunk.count)};
-    zero::cuda::encode(codec, DType::f32, at.gradient + partition.shard(segment, 0).first + within,
-                       chunk.count, {at.parts, chunk.count}, 0, ranks, compute_stream());
+    // Parts that follow each other are of ranks as far apart: of neighbours, or of those that stand
+    // alike in their hosts.
+    const int apart = partition.two_levels() ? partition.hosts.each : 1;
+    const int64_t bytes = codec.bytes(chunk.count);
+    const zero::cuda::Several ranks{.count = partition.ranks / apart,
+                                    .values_apart = apart * partition.shard_elements(segment),
+                                    .parts_apart = bytes};
+    for (int rank = 0; rank < apart; ++rank) {
+        const zero::Part first{at.parts + partition.part_for(rank) * bytes, chunk.count};
+        zero::cuda::encode(codec, DType::f32,
+                           at.gradient + partition.shard(segment, rank).first + within, chunk.count,
+                           first, 0, ranks, compute_stream());
+    }
 }
 
 // Of each host: what its ranks sent, added in their order, and coded again.
@@ -265,6 +277,10 @@ void StepKernels::kernel(const Call& call, const op::Combine<At>& at) {
     const zero::Partition& partition = plan_.partition;
     const zero::Codec& codec = partition.codecs.gradients;
     const int hosts = partition.host_count();
+    if (on_gpu()) {
+        return zero::cuda::combine(codec, at.parts, partition.hosts.each, hosts, chunk.count,
+                                   at.combined, compute_stream());
+    }
     const auto part = [&](int index) { return index * codec.bytes(chunk.count); };
     each_leaf_of_turn(chunk, hosts, [&](int host, int64_t first) {
         std::array<float, optim::kLeaf> sum;
@@ -331,6 +347,11 @@ void StepKernels::kernel(const Call& call, const op::Keep<At>& at) {
     const Chunk& chunk = chunk_of(call);
     const zero::Partition& partition = plan_.partition;
     const auto [segment, within] = place_in_shards(plan_, chunk);
+    if (on_gpu()) {
+        return zero::cuda::keep(at.gradient + partition.shard(segment, 0).first + within,
+                                partition.ranks, partition.shard_elements(segment), chunk.count,
+                                plan_.wire, at.parts, at.leaves, compute_stream());
+    }
     each_leaf_of_turn(chunk, 1, [&](int, int64_t first) {
         float sum = 0;
         for (int rank = 0; rank < partition.ranks; ++rank) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cost/kernel_times.h"
 #include "cost/operands.h"
 #include "data/tokens.h"
 #include "ferry/swap.h"
@@ -42,6 +43,11 @@ public:
     // Updates of single elements, while nobody hears of them: a listener wants their order, and a
     // matrix has the one workspace.
     bool runs_beside(const swap::Task& task) const override;
+    // Passes to other stages, where a GPU's kernels exchange: their launch waits where the stream
+    // is full of what waits for the other ranks of the stage.
+    bool leaves_first(const swap::Task& exchange) const override {
+        return model_.exchanges.any() && on_gpu() && cost::passes(exchange);
+    }
     std::string describe(const swap::Call& call) const override;
 
     StepStates& states() { return states_; }
@@ -120,6 +126,7 @@ private:
     model::Documents documents(const int32_t* tokens) const;
     void begin_exchanges(const swap::Call& call);
     static double* loss_sum(const swap::Call& call, std::byte* report);
+    static ops::Accumulator sums(const swap::Call& call, float* gradient);
     void keep(int64_t token, int64_t column, ops::ConstView logits);
     template <cost::Op which>
     void update(const swap::Call& call, const cost::op::Updating<At, which>& at,

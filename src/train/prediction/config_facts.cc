@@ -52,28 +52,62 @@ std::optional<PatternShare> pattern_share(const Config& config) {
     return share;
 }
 
+namespace {
+
+// Of a block, to what ranks that share tensors divide, or all have.
+void count(cost::LayerElements& into, const model::Tensor& tensor) {
+    switch (tensor.role) {
+        case model::Role::key:
+        case model::Role::value:
+        case model::Role::key_bias:
+        case model::Role::value_bias:
+            into.of_keys += tensor.count;
+            return;
+        case model::Role::attention_norm:
+        case model::Role::attention_norm_bias:
+        case model::Role::mlp_norm:
+        case model::Role::mlp_norm_bias:
+        case model::Role::query_norm:
+        case model::Role::key_norm:
+        case model::Role::output_bias:
+        case model::Role::down_bias:
+            into.whole += tensor.count;
+            return;
+        default:
+            into.divided += tensor.count;
+    }
+}
+
+}  // namespace
+
 cost::ModelSizes model_sizes(const Config& config) {
     const model::Shape shape = model_of(config).shape;
     const auto layers = model::layers_of(shape, {}, false);
+    const model::Numerics numerics = numerics_of(config, shape);
     cost::ModelSizes found{
         .hidden = shape.hidden,
         .blocks = shape.layers,
         .heads = shape.heads,
         .kv_heads = shape.kv_heads,
-        .table_elements = static_cast<double>(shape.vocab * shape.hidden),
+        .head_dim = shape.head_dim,
+        .mlp_columns = (shape.gated ? 3 : 2) * shape.intermediate,
+        .vocab = shape.vocab,
         .tied = shape.tie_embeddings,
         .sequence = config.batch.sequence,
         .sequences = config.batch.micro_batches * config.batch.micro_batch,
-        .element = cost::element_bytes(format_of(config), config.precision,
-                                       config.numerics.wire.value_or(config.precision))};
-    const auto blocks = static_cast<double>(shape.layers);
+        .residual = size_of(numerics.residual),
+        .element = cost::element_bytes(format_of(config), numerics.compute, numerics.wire)};
+    for (const model::Tensor& tensor : layers[1].tensors) count(found.block, tensor);
+    for (const model::Tensor& tensor : layers.front().tensors)
+        if (tensor.role != model::Role::token_table) found.embedding_whole += tensor.count;
+    for (const model::Tensor& tensor : layers.back().tensors)
+        if (tensor.role != model::Role::head_table) found.head_whole += tensor.count;
     for (const model::Layer& layer : layers) {
         if (layer.kind != model::LayerKind::block) continue;
-        const double keys = cost::keys_seen(shape, config.batch.sequence, layer.index);
-        found.block_elements += static_cast<double>(layer.elements) / blocks;
         // Two products, each of two operations a key and element.
-        found.attention_flops +=
-            4 * keys * static_cast<double>(shape.heads * shape.head_dim) / blocks;
+        found.attention_flops += 4 * cost::keys_seen(shape, config.batch.sequence, layer.index) *
+                                 static_cast<double>(shape.heads * shape.head_dim) /
+                                 static_cast<double>(shape.layers);
     }
     return found;
 }

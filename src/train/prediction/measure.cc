@@ -1,9 +1,13 @@
 #include "measure.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 #include <vector>
 
+#include "base/median.h"
 #include "planner/recorder.h"
+#include "planner/work.h"
 #include "train/stack/device_needs.h"
 #include "train/stack/seconds_of.h"
 
@@ -78,20 +82,122 @@ void fill_buffers(const Bench& on, const Patterns& patterns) {
 
 namespace {
 
-// The shortest of a few runs; `time`: seconds of one among so many.
+// Of three. Alone the shortest, else the middle one: what the others do beside it is no
+// disturbance.
 template <class Time>
-double shortest(const Time& time) {
-    constexpr double kShort = 2e-3;  // seconds: shorter work is repeated, its launch is not counted
-    constexpr int64_t kRepeats = 20;
-    time(1);
-    const double once = time(1);
-    const int64_t times = std::clamp<int64_t>(static_cast<int64_t>(kShort / once), 1, kRepeats);
-    return std::min({time(times), time(times), time(times)});
+double of_three(const Time& time, const Together& together) {
+    const std::vector<double> found{time(), time(), time()};
+    return together.size() > 1 ? median(found) : std::ranges::min(found);
 }
 
-}  // namespace
+// Seconds of one run. `time`: seconds of one among so many.
+template <class Time>
+double seconds_of_one(const Time& time, Together& together) {
+    constexpr double kShort = 2e-3;  // seconds: shorter work is repeated, its launch is not counted
+    constexpr int64_t kRepeats = 20;
+    double seconds = 0;
+    together.run(
+        [&] {
+            time(1);
+            const double once = time(1);
+            const auto times =
+                std::clamp<int64_t>(static_cast<int64_t>(kShort / once), 1, kRepeats);
+            seconds = of_three([&] { return time(times); }, together);
+        },
+        [&] { time(1); });
+    return seconds;
+}
 
-cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
+// The kernels of a step in its order, again and again, each timed on the thread that runs it. Of a
+// kind that a step has many of, a few in each round.
+class Played {
+public:
+    Played(const swap::Schedule& step, const Bench& on) : on_(on) {
+        constexpr int64_t kOfAKind = 4;
+        const cost::WorkOf work_of = planner::work_of(on.plan);
+        std::map<cost::KernelTimes::Kind, int64_t> counts;
+        for (const swap::Task& task : step.tasks) {
+            if (!cost::is_timed(task)) continue;
+            const cost::KernelTimes::Kind kind = cost::KernelTimes::kind_of(task, work_of);
+            if (counts[kind]++ < kOfAKind)
+                kernels_.push_back({.kind = kind, .call = {&on.kernels, call_of(task, on)}});
+        }
+    }
+
+    // The middle of the rounds' means.
+    std::map<cost::KernelTimes::Kind, double> seconds(Together& together) {
+        std::map<cost::KernelTimes::Kind, std::vector<double>> found;
+        together.run(
+            [&] {
+                constexpr double kEnoughS = 0.5;
+                constexpr int kLeast = 3, kMost = 9;
+                round();  // warms the caches
+                double spent = 0;
+                for (int i = 0; i < kLeast || (i < kMost && spent < kEnoughS); ++i)
+                    spent += note(round(), found);
+            },
+            [&] {
+                if (!kernels_.empty()) run(next_++ % kernels_.size(), 1);
+            });
+        std::map<cost::KernelTimes::Kind, double> middle;
+        for (const auto& [kind, means] : found) middle[kind] = median(means);
+        return middle;
+    }
+
+private:
+    struct Kernel {
+        cost::KernelTimes::Kind kind{};
+        KernelCall call{};
+        double seconds = 0;  // when it ran last
+        void start(Stream& stream) {
+            stream.launch({[](void* context, uint64_t) {
+                               auto& one = *static_cast<Kernel*>(context);
+                               one.seconds =
+                                   seconds_of([&] { one.call.kernels->run(one.call.call); });
+                           },
+                           this});
+        }
+    };
+    using Sum = std::pair<double, int64_t>;  // seconds, and of how many
+
+    void run(size_t first, size_t count) {
+        seconds_on(on_.device.stream(StreamKind::compute), on_.executor,
+                   static_cast<int64_t>(count), [&](int64_t i) {
+                       kernels_[first + static_cast<size_t>(i)].start(
+                           on_.device.stream(StreamKind::compute));
+                   });
+    }
+
+    std::map<cost::KernelTimes::Kind, Sum> round() {
+        constexpr size_t kTogether = 64;  // a stream holds so many with ease
+        for (size_t first = 0; first < kernels_.size(); first += kTogether)
+            run(first, std::min(kTogether, kernels_.size() - first));
+        std::map<cost::KernelTimes::Kind, Sum> sums;
+        for (const Kernel& kernel : kernels_) {
+            auto& [seconds, count] = sums[kernel.kind];
+            seconds += kernel.seconds;
+            ++count;
+        }
+        return sums;
+    }
+
+    // Seconds of the round.
+    static double note(const std::map<cost::KernelTimes::Kind, Sum>& round,
+                       std::map<cost::KernelTimes::Kind, std::vector<double>>& means) {
+        double all = 0;
+        for (const auto& [kind, sum] : round) {
+            means[kind].push_back(sum.first / static_cast<double>(sum.second));
+            all += sum.first;
+        }
+        return all;
+    }
+
+    const Bench& on_;
+    std::vector<Kernel> kernels_{};
+    size_t next_ = 0;
+};
+
+cost::KernelTimes time_on_gpu(const swap::Schedule& step, const Bench& on) {
     constexpr double kSettle = 1.5, kBetween = 0.05;  // seconds of a GPU's load
     Stream& compute = on.device.stream(StreamKind::compute);
     Load load(step, on);
@@ -102,12 +208,21 @@ cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
         const auto time = [&, &kernel = work](int64_t times) {
             return seconds_on(compute, on.executor, times, [&](int64_t) { kernel.start(compute); });
         };
-        found.seconds[kind] = shortest(time);
+        found.seconds[kind] = seconds_of_one(time, alone());
     }
     return found;
 }
 
-model::OfSaved<double> time_saved(const Bench& on) {
+}  // namespace
+
+cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on, Together& together) {
+    if (on.device.kind() == DeviceKind::cuda) return time_on_gpu(step, on);
+    cost::KernelTimes found;
+    found.seconds = Played(step, on).seconds(together);
+    return found;
+}
+
+model::OfSaved<double> time_saved(const Bench& on, Together& together) {
     model::OfSaved<double> seconds{};
     if (on.decoder == nullptr) return seconds;
     const auto buffer = [&on](planner::Class c) {
@@ -142,9 +257,12 @@ model::OfSaved<double> time_saved(const Bench& on) {
                                                   w.documents);
                       },
                       &work};
-        seconds[at(what)] = shortest([&](int64_t times) {
-            return seconds_on(compute, on.executor, times, [&](int64_t) { compute.launch(job); });
-        });
+        seconds[at(what)] = seconds_of_one(
+            [&](int64_t times) {
+                return seconds_on(compute, on.executor, times,
+                                  [&](int64_t) { compute.launch(job); });
+            },
+            together);
     }
     return seconds;
 }
@@ -172,7 +290,7 @@ struct Product {
 
 }  // namespace
 
-double time_product(const Bench& on, std::span<const std::byte> numbers) {
+double time_product(const Bench& on, std::span<const std::byte> numbers, Together& together) {
     constexpr int64_t kUnit = 256;  // sides are multiples of it
     // Buffers come first; behind them are weights that live here.
     const std::span<std::byte> memory =
@@ -180,7 +298,10 @@ double time_product(const Bench& on, std::span<const std::byte> numbers) {
     int64_t side = on.device.kind() == DeviceKind::cpu ? 1024 : 8192;
     const auto of = [&](int64_t n) { return Product(*on.ops, on.plan.compute, n, memory.data()); };
     while (side >= kUnit && of(side).bytes > std::ssize(memory)) side -= kUnit;
-    if (side < kUnit) return 0;
+    if (side < kUnit) {
+        together.run({}, {});
+        return 0;
+    }
     Product product = of(side);
     fill_device(on, memory.data(), 2 * product.operand_bytes, numbers);
     Stream& compute = on.device.stream(StreamKind::compute);
@@ -194,38 +315,58 @@ double time_product(const Bench& on, std::span<const std::byte> numbers) {
                             &product});
         });
     };
-    time();
-    const double seconds = std::min({time(), time(), time()});
+    double seconds = 0;
+    together.run(
+        [&] {
+            time();
+            seconds = of_three(time, together);
+        },
+        [&] { time(); });
     const auto n = static_cast<double>(side);
     return 2 * n * n * n / seconds;
 }
 
-double time_checks(std::span<std::byte> bytes) {
+double time_checks(std::span<std::byte> bytes, Together& together) {
     std::vector<uint64_t> sums(static_cast<size_t>(aio::pieces_of(std::ssize(bytes))));
     const auto time = [&] { return seconds_of([&] { aio::seal(bytes, 1, sums); }); };
-    time();
-    return static_cast<double>(bytes.size()) / std::min({time(), time(), time()});
+    double seconds = 0;
+    together.run(
+        [&] {
+            time();
+            seconds = of_three(time, together);
+        },
+        [&] { time(); });
+    return static_cast<double>(bytes.size()) / seconds;
 }
 
-double time_copies(const Bench& on, std::span<std::byte> host) {
+double time_copies(const Bench& on, std::span<std::byte> host, Together& together) {
     const std::span<std::byte> device = on.device.memory();
     const auto bytes = static_cast<int64_t>(std::min(device.size(), host.size()));
     constexpr int64_t kMost = 64;  // copies on their way
     Stream& stream = on.device.stream(StreamKind::d2h);
     const int64_t times = std::clamp<int64_t>(256 * kMiB / bytes, 1, kMost);
+    // From one place after the other, as a step copies: the last one's may still be in the caches.
+    const int64_t places = std::ssize(device) / bytes;
+    int64_t next = 0;
     const auto time = [&] {
-        return seconds_on(stream, on.executor, times,
-                          [&](int64_t) { stream.copy(host.data(), device.data(), bytes); });
+        return seconds_on(stream, on.executor, times, [&](int64_t) {
+            stream.copy(host.data(), device.data() + next++ % places * bytes, bytes);
+        });
     };
-    return static_cast<double>(bytes) / std::min({time(), time(), time()});
+    double seconds = 0;
+    together.run([&] { seconds = of_three(time, together); }, [&] { time(); });
+    return static_cast<double>(bytes) / seconds;
 }
 
-double time_device_copies(const Bench& on) {
+double time_device_copies(const Bench& on, Together& together) {
     constexpr int64_t kMost = 2 * kGiB, kWidth = 4096;
     if (on.ops == nullptr) return 0;
     const int64_t half = std::min(kMost, overwritable_bytes(on.plan) / 2);
     const int64_t rows = half / (4 * kWidth);
-    if (rows == 0) return 0;
+    if (rows == 0) {
+        together.run({}, {});
+        return 0;
+    }
     std::byte* memory = on.device.memory().data();
     struct Copy {
         ops::Ops& ops;
@@ -238,9 +379,11 @@ double time_device_copies(const Bench& on) {
                   },
                   &copy};
     Stream& compute = on.device.stream(StreamKind::compute);
-    const double seconds = shortest([&](int64_t times) {
-        return seconds_on(compute, on.executor, times, [&](int64_t) { compute.launch(job); });
-    });
+    const double seconds = seconds_of_one(
+        [&](int64_t times) {
+            return seconds_on(compute, on.executor, times, [&](int64_t) { compute.launch(job); });
+        },
+        together);
     return 2 * static_cast<double>(rows * 4 * kWidth) / seconds;
 }
 
@@ -291,7 +434,8 @@ std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::b
 
 cost::Measurements take_measurements(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
                                      const optim::Scalars& scalars, std::span<std::byte> host,
-                                     int64_t vocab, const std::function<UpdateRates()>& updates) {
+                                     int64_t vocab, const std::function<UpdateRates()>& updates,
+                                     Together& together) {
     const auto staging = [&](planner::Class c) {
         const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(c)];
         return host.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
@@ -300,20 +444,21 @@ cost::Measurements take_measurements(const swap::Schedule& step, const Bench& on
                                weight = staging(planner::Class::weight_staging);
     const Patterns patterns = make_patterns(state, vocab);
     // The best that a product reaches: before the kernels' load. It overwrites device buffers.
-    const double product = time_product(on, patterns.numbers);
+    const double product = time_product(on, patterns.numbers, together);
     fill_buffers(on, patterns);
     cost::Measurements found{.memory_of = cost::Of::rank,
                              .computes_on_host = on.device.kind() == DeviceKind::cpu,
                              .product_flops_per_s = product,
-                             .kernels = time_kernels(step, on)};
-    found.kernels.saved_s = time_saved(on);
-    found.copy_bytes_per_s = time_copies(on, weight);
+                             .kernels = time_kernels(step, on, together)};
+    found.kernels.saved_s = time_saved(on, together);
+    found.copy_bytes_per_s = time_copies(on, weight, together);
     set_updates(updates(), found);
-    found.check_bytes_per_s = time_checks(state);
+    found.check_bytes_per_s = time_checks(state, together);
     found.threads = teams.all().threads();
     found.device_bytes_per_s =
         found.computes_on_host ? found.dram_bytes_per_s : time_device_updates(on, scalars);
-    found.device_copy_bytes_per_s = time_device_copies(on);
+    found.device_copy_bytes_per_s = time_device_copies(on, together);
+    agree_on_slowest(together, found);
     return found;
 }
 

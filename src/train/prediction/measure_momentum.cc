@@ -1,9 +1,11 @@
-// How fast the team codes momentum: a turn in memory of its own, as a step goes through it.
+// How fast the team codes momentum: turns in memory of their own, as a step goes through them.
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <vector>
 
 #include "base/log.h"
+#include "base/median.h"
 #include "measure.h"
 #include "planner/work.h"
 #include "train/kernels/step_state.h"
@@ -54,6 +56,11 @@ public:
     // Bytes, as the operations' rows count them, and the seconds of each once.
     struct Taken {
         double bytes = 0, seconds = 0;
+        Taken& operator+=(const Taken& more) {
+            bytes += more.bytes;
+            seconds += more.seconds;
+            return *this;
+        }
     };
     Taken once() {
         auto* feedback = reinterpret_cast<std::byte*>(feedback_.data());
@@ -102,25 +109,47 @@ private:
     std::vector<std::byte> kept_, parts_, merged_;
 };
 
+// Of all turns that a step has.
+int64_t bytes_of_turns(const planner::Plan& plan) {
+    int64_t bytes = 0;
+    for (const planner::Chunk& chunk : plan.chunks)
+        bytes += chunk.trainable && plan.owns(chunk) ? Turn::bytes(plan, chunk) : 0;
+    return bytes;
+}
+
 }  // namespace
 
-double time_momentum(const Bench& on, const Topology& machine) {
+double time_momentum(const Bench& on, const Topology& machine, Together& together) {
     const planner::Chunk* chunk = on.plan.has_feedback() ? largest_turn(on.plan) : nullptr;
     if (chunk == nullptr) return 0;
-    if (Turn::bytes(on.plan, *chunk) > machine.memory_left_bytes) {
-        log_warn(
-            "how fast momentum is coded is not timed, for want of memory: it is taken to be "
-            "as fast as updates");
+    const int64_t each = Turn::bytes(on.plan, *chunk), left = machine.memory_left_bytes;
+    // A step goes over all of them before it comes back to one, so that none waits in the caches
+    // that the others do not fit into.
+    const int64_t wanted = bytes_to_time(bytes_of_turns(on.plan), each, machine);
+    std::deque<Turn> turns;
+    for (int64_t bytes = each; bytes <= std::min(wanted, left); bytes += each)
+        turns.emplace_back(on, *chunk);
+    if (together.least(static_cast<double>(turns.size())) == 0) {
+        if (together.speaks())
+            log_warn(
+                "how fast momentum is coded is not timed, for want of memory: it is taken to be "
+                "as fast as updates");
         return 0;
     }
-    Turn turn(on, *chunk);
-    turn.once();
-    Turn::Taken best = turn.once();
-    for (int again = 0; again < 2; ++again) {
-        const Turn::Taken taken = turn.once();
-        if (taken.seconds < best.seconds) best = taken;
-    }
-    return best.bytes / best.seconds;
+    const auto round = [&] {
+        Turn::Taken all;
+        for (Turn& turn : turns) all += turn.once();
+        return all.bytes / all.seconds;
+    };
+    double rate = 0;
+    together.run(
+        [&] {
+            round();
+            const std::vector<double> rates{round(), round(), round()};
+            rate = together.size() > 1 ? median(rates) : std::ranges::max(rates);
+        },
+        [&, next = size_t{0}]() mutable { turns[next++ % turns.size()].once(); });
+    return together.least(rate);
 }
 
 swap::Schedule kernels_of_momentum(const planner::Plan& plan) {

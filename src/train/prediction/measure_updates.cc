@@ -6,8 +6,10 @@
 #include <latch>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "base/log.h"
+#include "base/median.h"
 #include "base/process_limits.h"
 #include "ferry/pinned_mem.h"
 #include "measure.h"
@@ -84,7 +86,7 @@ public:
 
     // Seconds of an update of so many elements, by a pass over all of the memory. As in a run two
     // threads take turns, so that the cores do not wait between two updates.
-    double seconds(int64_t elements, bool in_place) {
+    double seconds(int64_t elements, bool in_place, const Together& together) {
         const int64_t all = stripes_.count() * (stripes_.elements() / elements);
         const int64_t threads = updates_take_turns(teams_) && all >= 4 ? 2 : 1;
         const int64_t chunks = round_down(all, threads);
@@ -96,7 +98,16 @@ public:
             return threads > 1 ? seconds_of_two(turn) : seconds_of([&] { turn(0); });
         };
         pass();
-        return std::min({pass(), pass(), pass()}) / static_cast<double>(chunks);
+        const std::vector<double> passes{pass(), pass(), pass()};
+        const double taken = together.size() > 1 ? median(passes) : std::ranges::min(passes);
+        return taken / static_cast<double>(chunks);
+    }
+
+    // One more update of so many elements, of all in turn.
+    void one(int64_t elements) {
+        const int64_t all = stripes_.count() * (stripes_.elements() / elements);
+        next_ = (next_ + 1) % all;
+        update(elements, next_, next_);
     }
 
 private:
@@ -124,15 +135,13 @@ private:
     const optim::Scalars& scalars_;
     const planner::Plan& plan_;
     const Stripes& stripes_;
+    int64_t next_ = 0;
 };
 
-// As much lies in the caches between two updates as in a run, and no more.
-int64_t bytes_to_time(const planner::Plan& plan, int64_t working_bytes, const Topology& machine) {
-    // So many times the last-level cache. With 300 MB of it the rate fell from 186 GB/s in 0.3 GB
-    // and 154 in 1.5 to 139 in 3, and in 12 GB it was 144 (bench/results/dram_footprint.json).
-    constexpr int64_t kCaches = 10;
-    return std::max(std::min(working_bytes, kCaches * machine.l3_bytes),
-                    2 * plan.chunk_elements * bytes_of_element(plan));
+// At the least two chunks.
+int64_t bytes_of_updates(const planner::Plan& plan, int64_t working_bytes,
+                         const Topology& machine) {
+    return bytes_to_time(working_bytes, 2 * plan.chunk_elements * bytes_of_element(plan), machine);
 }
 
 // A few per cent that weights take elsewhere are no matter.
@@ -154,6 +163,13 @@ void clear(std::span<std::byte> memory, Team& team) {
 
 }  // namespace
 
+int64_t bytes_to_time(int64_t working_bytes, int64_t least_bytes, const Topology& machine) {
+    // So many times the last-level cache. With 300 MB of it the rate fell from 186 GB/s in 0.3 GB
+    // and 154 in 1.5 to 139 in 3, and in 12 GB it was 144 (bench/results/dram_footprint.json).
+    constexpr int64_t kCaches = 10;
+    return std::max(std::min(working_bytes, kCaches * machine.l3_bytes), least_bytes);
+}
+
 int64_t footprint_of_updates(const planner::Plan& plan) {
     int64_t elements = 0;
     for (const planner::Chunk& chunk : plan.chunks) elements += chunk.trainable ? chunk.count : 0;
@@ -162,20 +178,26 @@ int64_t footprint_of_updates(const planner::Plan& plan) {
 
 UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
                          const planner::Plan& plan, int64_t working_bytes,
-                         std::span<std::byte> buffers) {
-    const int64_t wanted = bytes_to_time(plan, working_bytes, machine);
+                         std::span<std::byte> buffers, Together& together) {
+    const int64_t wanted = bytes_of_updates(plan, working_bytes, machine);
     const int64_t own = std::min(wanted, machine.memory_left_bytes);
     pinned_mem::Pool pool(machine, own);
     const std::span<std::byte> memory =
         own > std::ssize(buffers) ? pool.reserve("updates", own, teams) : buffers;
     const int64_t bytes = std::min(wanted, std::ssize(memory));
     const Stripes stripes(memory, bytes, plan);  // whole chunks of it
-    warn_of_little(bytes, wanted);
+    if (together.speaks()) warn_of_little(bytes, wanted);
     const int64_t large = stripes.elements();
     const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
     ColdUpdates updates(teams, scalars, plan, stripes);
-    const double whole_s = updates.seconds(large, true);
-    const double part_s = large > small ? updates.seconds(small, true) : whole_s;
+    double whole_s = 0, part_s = 0, elsewhere_s = 0;
+    together.run(
+        [&] {
+            whole_s = updates.seconds(large, true, together);
+            part_s = large > small ? updates.seconds(small, true, together) : whole_s;
+            elsewhere_s = updates.seconds(large, false, together);
+        },
+        [&] { updates.one(large); });
     // A line through both: seconds = overhead + elements * slope.
     const double slope = large > small ? (whole_s - part_s) / static_cast<double>(large - small)
                                        : whole_s / static_cast<double>(large);
@@ -184,17 +206,17 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
     return {.bytes_per_s =
                 static_cast<double>(update_bytes_as_asked(plan, large)) / (whole_s - overhead_s),
             .overhead_s = overhead_s,
-            .out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s),
+            .out_of_place = std::max(1.0, elsewhere_s / whole_s),
             .memory_bytes = stripes.bytes()};
 }
 
 UpdateRates time_updates_before_fill(TierStack& stack, const BudgetConfig& budgets,
-                                     const optim::Scalars& scalars) {
+                                     const optim::Scalars& scalars, Together& together) {
     FERRY_CHECK(!stack.is_open(), "updates are timed in memory that has contents");
     const planner::Plan& plan = stack.plan();
     NodeTeams& teams = stack.teams();
     const int64_t working = footprint_of_updates(plan);
-    const int64_t wanted = bytes_to_time(plan, working, stack.machine());
+    const int64_t wanted = bytes_of_updates(plan, working, stack.machine());
     const std::span<std::byte> arena = stack.arena();
     const Stripes stripes(arena, std::min(wanted, std::ssize(arena)), plan);
     const auto clear_stripes = [&] {
@@ -203,8 +225,8 @@ UpdateRates time_updates_before_fill(TierStack& stack, const BudgetConfig& budge
     for (int64_t i = 0; i < stripes.count(); ++i) stack.pool().touch(stripes.at(i), teams);
     clear_stripes();  // a program's own memory holds whatever it held
     const int64_t left = left_of_budget(budgets, stack.pool().reserved_bytes());
-    const UpdateRates found =
-        time_updates(teams, as_left_now(stack.machine(), left), scalars, plan, working, arena);
+    const UpdateRates found = time_updates(teams, as_left_now(stack.machine(), left), scalars, plan,
+                                           working, arena, together);
     clear_stripes();
     return found;
 }

@@ -56,6 +56,7 @@ ModelOnDevice::ModelOnDevice(const Config& of_run, const RankCount& count,
                              const std::optional<AbsentDevice>& not_here)
     : world(world_of(of_run, 0, count.ranks, count.on_a_host)),
       gpu(count.gpu),
+      here(std::max(count.here, count.on_a_host)),
       config(of_run),
       absent(not_here),
       executor(make_thread_executor()),
@@ -88,10 +89,11 @@ swap::Schedule ModelOnDevice::momentum_step(const Plan& plan, Previous previous,
     return step;
 }
 
-Topology ModelOnDevice::own_machine() const {
-    return with_part_of_limits(with_part_of_cores(machine_for(config), 0, world.local_ranks),
-                               world.local_ranks);
+Topology ModelOnDevice::own_machine(int rank) const {
+    return with_part_of_limits(with_part_of_cores(machine_for(config), rank, here), here);
 }
+
+int ModelOnDevice::at_once() const { return config.device == DeviceKind::cpu ? here : 1; }
 
 planner::PlanRequest ModelOnDevice::possible(const planner::PlanRequest& of_run) const {
     planner::PlanRequest request = of_rank(of_run, world);
@@ -113,7 +115,7 @@ zero::Partition ModelOnDevice::partition_of(const zero::Stage& stage) const {
 
 Plan ModelOnDevice::plan_of(const planner::PlanRequest& request, const zero::Stage& stage,
                             const cost::Measurements& machine) const {
-    return planner::make_plan(request,
+    return planner::make_plan(in_groups(request, stage),
                               zero::layers_of_stage(layers_with(request.state.moment_type), stage),
                               decoder.numerics(), needs, machine, partition_of(stage));
 }

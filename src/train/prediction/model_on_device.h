@@ -36,7 +36,9 @@ struct ModelOnDevice {
     // Of a step where momentum is exchanged: kernels that only it has were not measured.
     swap::Schedule momentum_step(const planner::Plan& plan, Previous previous,
                                  cost::Measurements& measurements) const;
-    Topology own_machine() const;
+    Topology own_machine(int rank = 0) const;  // what one of the ranks here has of it
+    // Ranks that compute on its processors at the same time; beside a GPU each measures alone.
+    int at_once() const;
     planner::PlanRequest possible(const planner::PlanRequest& of_run) const;
 
     // As they lie where the moments are kept so.
@@ -50,6 +52,7 @@ struct ModelOnDevice {
 
     const World world;
     const int gpu;        // of this host, as RankCount has it
+    const int here;       // ranks that share this machine
     const Config config;  // the whole run's
     const std::optional<AbsentDevice> absent;
     Team team{1};  // for operations that only say how much scratch they need

@@ -13,6 +13,9 @@ namespace ferry::train {
 struct RankCount {
     int ranks = 1, on_a_host = 1;
     int gpu = 0;  // the GPU of its host that this rank opens
+    // Ranks that run on this machine at the same time; 0: those of a host. More where several
+    // hosts are emulated here.
+    int here = 0;
 };
 
 // A device of another machine, as that one's measurements describe it. 0: not known.

@@ -21,7 +21,7 @@ const LinkPrediction& Prediction::binding() const {
 double bubble_of(const Plan& plan) {
     const zero::Stage& stage = plan.partition.stage;
     return bubble_of(plan.groups, stage.count, plan.group_size(), plan.blocks(),
-                     stage.splits_backward);
+                     stage.splits_backward, stage.virtual_stages());
 }
 
 std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {

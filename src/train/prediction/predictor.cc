@@ -16,6 +16,7 @@
 #include "ferry/config.h"
 #include "ferry/units.h"
 #include "measure.h"
+#include "measured_rank.h"
 #include "model/model.h"
 #include "model_on_device.h"
 #include "ops/patterns.h"
@@ -24,6 +25,8 @@
 #include "planner/request.h"
 #include "planner/work.h"
 #include "planning_measurements.h"
+#include "simulated_stages.h"
+#include "together.h"
 #include "train/setup/from_config.h"
 #include "train/setup/numerics_record.h"
 #include "train/setup/rank_share.h"
@@ -38,19 +41,24 @@ namespace ferry::train {
 
 using planner::Plan;
 
-Predictor::Predictor(std::unique_ptr<ModelOnDevice> model) : model_(std::move(model)) {}
+Predictor::Predictor(std::unique_ptr<ModelOnDevice> model)
+    : model_(std::move(model)), stages_(model_->stages) {}
 
 Predictor::~Predictor() = default;
 
 std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount& count) {
-    return std::unique_ptr<Predictor>(
+    std::unique_ptr<Predictor> found(
         new Predictor(std::make_unique<ModelOnDevice>(config, count, std::nullopt)));
+    found->choose_schedule();
+    return found;
 }
 
 std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount& count,
                                            const AbsentDevice& device) {
-    return std::unique_ptr<Predictor>(
+    std::unique_ptr<Predictor> found(
         new Predictor(std::make_unique<ModelOnDevice>(config, count, device)));
+    found->choose_schedule();
+    return found;
 }
 
 Plan Predictor::plan(const planner::PlanRequest& of_run) const {
@@ -61,36 +69,31 @@ namespace {
 
 // Says which stage it is that does not fit.
 [[noreturn]] void refuse_stage(const planner::DoesNotFit& refusal, const zero::Stage& stage) {
-    Problem problem = refusal.problem();
-    problem.what += fmt::format(" (stage {} of {})", stage.index, stage.count);
-    throw planner::DoesNotFit(std::move(problem), refusal.tier(), refusal.smallest(),
-                              refusal.larger());
+    throw planner::DoesNotFit(of_stage(refusal.problem(), stage), refusal.tier(),
+                              refusal.smallest(), refusal.larger());
 }
 
 }  // namespace
 
-// As RankPlanner does among ranks: by the chunks of the tightest.
 std::vector<Plan> Predictor::plans(const planner::PlanRequest& of_run) const {
+    return plans_in(stages_, of_run);
+}
+
+// As RankPlanner does among ranks: by the chunks of the tightest.
+std::vector<Plan> Predictor::plans_in(std::span<const zero::Stage> stages,
+                                      const planner::PlanRequest& of_run) const {
     planner::PlanRequest request = model_->possible(of_run);
     const cost::Measurements machine =
         planning_measurements(request, known_ ? &*known_ : nullptr, model_->world.local_ranks);
-    const auto plan_of = [&](const zero::Stage& stage) {
+    return plans_of_stages(stages, [&](const zero::Stage& stage, std::optional<int64_t> chunk) {
+        if (chunk) request.swap.chunk_elements = chunk;
         try {
             return model_->plan_of(request, stage, machine);
         } catch (const planner::DoesNotFit& refusal) {
             if (stage.all()) throw;
             refuse_stage(refusal, stage);
         }
-    };
-    std::vector<Plan> found;
-    for (const zero::Stage& stage : model_->stages) found.push_back(plan_of(stage));
-    request.swap.chunk_elements =
-        std::ranges::min_element(found, {}, &Plan::chunk_elements)->chunk_elements;
-    for (size_t s = 0; s < found.size(); ++s) {
-        if (found[s].chunk_elements != request.swap.chunk_elements)
-            found[s] = plan_of(model_->stages[s]);
-    }
-    return found;
+    });
 }
 
 const std::vector<model::Layer>& Predictor::layers() const { return model_->decoder.layers(); }
@@ -108,7 +111,26 @@ Plan Predictor::with_all_layers(const Plan& plan) const {
     return model_->plan_of(request, all, machine);  // no weights live there
 }
 
-void Predictor::plan_by(const cost::Measurements& known) { known_ = known; }
+void Predictor::plan_by(const cost::Measurements& known) {
+    known_ = known;
+    choose_schedule();
+}
+
+namespace {
+
+// As many ranks as compute here at once, as far as buffers of such a plan leave half of the
+// machine's memory, and no more of them than take a few turns on its cores.
+int how_many_at_once(const ModelOnDevice& model, int threads, const Plan& buffers) {
+    constexpr int kTurns = 4;
+    const Topology machine = machine_for(model.config);
+    const int64_t each = buffers.io_bytes + buffers.device_bytes + buffers.device_overhead_bytes;
+    const int64_t fit = machine.memory_left_bytes / 2 / std::max<int64_t>(each, 1);
+    const int64_t turns = ceil_div(int64_t{kTurns} * machine.cores(), int64_t{threads});
+    return static_cast<int>(
+        std::clamp<int64_t>(model.at_once(), 1, std::max<int64_t>(std::min(fit, turns), 1)));
+}
+
+}  // namespace
 
 cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
     if (model_->absent) {
@@ -117,47 +139,23 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
                                      .remedy = "measure on the machine that has it: ferry "
                                                "bench --all --config CONFIG --save FILE"});
     }
-    const Config& config = model_->config;
-    // Nothing is stored: the paths are the run's.
-    const RankShare share{.budgets = config.budgets, .threads = model_->share().threads};
-    TierStack stack({.config = config,
-                     .share = share,
-                     .executor = *model_->executor,
-                     .device = *model_->device,
-                     .machine = model_->own_machine(),
-                     .ranks = model_->world.ranks},
-                    TierStack::Model{model_->decoder.shape(), model_->decoder.numerics(),
-                                     model_->decoder.layers()});
-    Plan buffers = plan.partition.stage.all()
-                       ? this->plan(request_of_buffers(request_of(config), plan))
-                       : with_all_layers(plan);
-    buffers.host_bytes = buffers.io_bytes;
-    stack.plan(std::move(buffers));
-    const Plan& sample = stack.plan();
-    stack.reserve({.host_budget_bytes = sample.host_bytes, .name = "staging"});
-    stack.open({.buffers_alone = true});
-    stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-    const optim::Scalars scalars = optim::scalars_of(elements_hyper_of(config), 1, 1.0);
+    const Plan buffers = plan.partition.stage.all()
+                             ? this->plan(request_of_buffers(request_of(model_->config), plan))
+                             : with_all_layers(plan);
     const int64_t working = memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited;
-    const auto left_now = [&] {
-        return as_left_now(stack.machine(),
-                           left_of_budget(config.budgets, stack.pool().reserved_bytes()));
-    };
-    cost::Measurements found = take_measurements(
-        record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
-        scalars, stack.arena(), model_->decoder.shape().vocab, [&] {
-            return time_updates(stack.teams(), left_now(), scalars, sample, working,
-                                staging_buffers(sample, stack.arena()));
-        });
-    if (sample.has_feedback()) {
-        const Bench bench = stack.bench();
-        found.kernels.seconds.merge(time_kernels(kernels_of_momentum(sample), bench).seconds);
-        found.momentum_bytes_per_s = time_momentum(bench, left_now());
-    }
-    stack.store().drain();  // throws what went wrong
-    if (model_->world.local_ranks == 1) found.memory_of = cost::Of::host;
+    measured_at_once_ = how_many_at_once(*model_, threads(), buffers);
+    cost::Measurements found;
+    ThreadsTogether(measured_at_once_).each([&](int rank, Together& together) {
+        MeasuredRank one(*model_, rank, buffers);
+        cost::Measurements mine = one.measure(working, together);
+        if (rank == 0) found = std::move(mine);
+    });
+    if (model_->here == 1) found.memory_of = cost::Of::host;
     return found;
 }
+
+int Predictor::at_once() const { return model_->at_once(); }
+int Predictor::cores() const { return machine_for(model_->config).cores(); }
 
 bool Predictor::covers(const Plan& plan, const cost::KernelTimes& times) const {
     if (!plan.partition.stage.all()) return covers(with_all_layers(plan), times);
@@ -192,7 +190,7 @@ ParallelConfig Predictor::groups() const { return model_->config.parallel; }
 int Predictor::ranks_per_host() const { return model_->config.zero.ranks_per_host; }
 
 RankCount Predictor::count() const {
-    return {model_->world.ranks, model_->world.local_ranks, model_->gpu};
+    return {model_->world.ranks, model_->world.local_ranks, model_->gpu, model_->here};
 }
 
 cost::Measurements Predictor::assumed(const Plan& plan) const {
@@ -222,6 +220,7 @@ Predictor::Length Predictor::length_of(int64_t sequence) const {
     try {
         Predictor other(std::make_unique<ModelOnDevice>(config, count(), absent));
         other.known_ = known_;
+        other.choose_schedule();
         other.plan(request_of(config));
         return Length::fits;
     } catch (const ops::LengthRefused&) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,15 @@
 #include "planner/planner.h"
 #include "planner/request.h"
 #include "prediction.h"
+#include "schedule_choice.h"
+#include "train/setup/rank_share.h"
 #include "train/step/step.h"
+#include "zero/zero.h"
 
 namespace ferry::train {
 
 struct ModelOnDevice;
+class TierStack;
 
 // The step and the end of a search for the longest sequence, in tokens.
 constexpr int64_t kSequenceUnit = 1024, kSequenceMost = int64_t{1} << 20;
@@ -41,8 +46,15 @@ public:
     Predictor& operator=(const Predictor&) = delete;
 
     // `known`: measurements of the machine, as far as there are any. Later plans are weighed with
-    // them, earlier ones were with the defaults.
+    // them, earlier ones were with the defaults; a schedule that is ferry's choice is chosen anew.
     void plan_by(const cost::Measurements& known);
+    // The same by measurements of one rank, for the schedule alone.
+    void choose_schedule(const cost::Measurements& of_a_rank);
+    // One rank's, by which plans are weighed.
+    cost::Measurements planned_by() const;
+    // How the schedule of a pipeline was chosen, for the budgets of the configuration; no offers
+    // where there was no choice.
+    const ScheduleChoice& schedules() const { return choice_; }
     // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
     // knobs, state and micro-batches. Throws does_not_fit.
     planner::Plan plan(const planner::PlanRequest& request) const;
@@ -52,7 +64,10 @@ public:
     const std::vector<model::Layer>& layers() const;  // of the whole model
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
-    // or as a large model does. Once; blocks for seconds. Throws Error.
+    // or as a large model does. On processors all ranks of this machine run at once, by threads
+    // with buffers of their own, and the slowest is what is found; fewer (measured_at_once())
+    // where half of this machine's memory does not hold so many, or they would take more than a
+    // few turns on its cores. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
     cost::Measurements measure(const planner::Plan& plan, Memory memory);
     Prediction predict(const planner::PlanRequest& request, const planner::Plan& plan,
@@ -60,6 +75,8 @@ public:
                        Exchanged what = Exchanged::gradients) const;
     // Whether a step of this plan can be predicted by these times.
     bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const;
+    // And of the schedules that were chosen from.
+    bool covers_choice(const planner::Plan& plan, const cost::KernelTimes& times) const;
     // The things that the kernels' times depend on.
     cost::KernelsOf kernels_of() const;
     std::string device_text() const;
@@ -70,6 +87,9 @@ public:
     RankCount count() const;
     ParallelConfig groups() const;
     int ranks_per_host() const;  // that exchange among themselves first; 1: none do
+    // Ranks that compute on this machine's processors at the same time; beside a GPU 1.
+    int at_once() const;
+    int measured_at_once() const { return measured_at_once_; }  // as many as measure() ran
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
     cost::Measurements assumed(const planner::Plan& plan) const;
@@ -77,6 +97,7 @@ public:
     cost::Measurements with_assumed_kernels(cost::Measurements known,
                                             const planner::Plan& plan) const;
     int threads() const;
+    int cores() const;  // of this machine, which those ranks share
     // The longest batch.sequence, in multiples of kSequenceUnit, whose plan fits the budgets with
     // all else as it is, and that the model and its attention take. They must take the
     // configuration's own. 0: none does; kSequenceMost: or longer. Throws what plan() throws, but
@@ -87,6 +108,12 @@ private:
     explicit Predictor(std::unique_ptr<ModelOnDevice> model);
     enum class Length : uint8_t { too_short, fits, too_long };
     Length length_of(int64_t sequence) const;
+    void choose_schedule() { choose_schedule(planned_by()); }
+    std::vector<planner::Plan> plans_in(std::span<const zero::Stage> stages,
+                                        const planner::PlanRequest& request) const;
+    std::vector<zero::Stage> stages_in(PipelineSchedule schedule) const;
+    // The first stage's plans, of what fits and was not chosen.
+    std::vector<planner::Plan> plans_not_chosen() const;
     // With the kernels of all stages, of a plan of one of them.
     planner::Plan with_all_layers(const planner::Plan& plan) const;
     Prediction predict_one(const planner::PlanRequest& request, const planner::Plan& plan,
@@ -96,6 +123,9 @@ private:
 
     const std::unique_ptr<ModelOnDevice> model_;
     std::optional<cost::Measurements> known_{};
+    ScheduleChoice choice_{};
+    std::vector<zero::Stage> stages_;
+    int measured_at_once_ = 1;
 };
 
 }  // namespace ferry::train

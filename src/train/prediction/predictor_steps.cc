@@ -18,6 +18,7 @@
 #include "planner/planner.h"
 #include "planner/request.h"
 #include "planner/work.h"
+#include "simulated_stages.h"
 #include "step_timeline.h"
 #include "swap/schedule.h"
 #include "train/setup/rank_share.h"
@@ -159,18 +160,11 @@ Prediction Predictor::predict_pipeline(const planner::PlanRequest& request,
     cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
     const std::vector<Plan> plans = this->plans(request);
     const bool speculative = std::ranges::all_of(plans, &Plan::speculative);
-    std::vector<swap::Schedule> first, steady;
-    for (const Plan& plan : plans) {
-        first.push_back(record_step(plan, Previous::none, speculative));
-        steady.push_back(record_step(
-            plan, speculative ? Previous::committed : Previous::not_speculative, speculative));
-        if (measurements.kernels.covers(steady.back(), planner::work_of(plan))) continue;
-        for (const auto& [kind, seconds] :
-             model_->assumed_times_of(steady.back(), plan, measurements.assumed_flops_per_s)
-                 .seconds)
-            measurements.kernels.seconds.try_emplace(kind, seconds);
-    }
-    std::vector<swap::Timeline> timelines = predict_stages(plans, first, steady, measurements);
+    RecordedStages steps = record_stages(plans, speculative);
+    add_assumed_kernels(plans, steps, model_->decoder, measurements);
+    std::vector<swap::Timeline> timelines =
+        predict_stages(plans, steps.first, steps.steady, measurements);
+    std::vector<swap::Schedule>& steady = steps.steady;
     Prediction found{.speculative = speculative};
     double most_s = -1;
     for (size_t s = 0; s < plans.size(); ++s) {

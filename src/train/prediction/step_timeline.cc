@@ -44,16 +44,18 @@ public:
         if (!cost::passes(task)) return swap::kAlone;
         switch (static_cast<cost::StageLink>(task.flags)) {
             case cost::StageLink::previous:
-                return static_cast<int>(stage) - 1;
+                return stage == 0 ? ends() : static_cast<int>(stage) - 1;
             case cost::StageLink::next:
-                return static_cast<int>(stage);
-            case cost::StageLink::table:  // of two stages by the same way as all else
-                return stages_ == 2 ? 0 : static_cast<int>(stages_) - 1;
+                return stage + 1 == stages_ ? ends() : static_cast<int>(stage);
+            case cost::StageLink::table:
+                return ends();
         }
         bug("no such link");
     }
 
 private:
+    // The first stage and the last one: of two by the same way as all else.
+    int ends() const { return stages_ == 2 ? 0 : static_cast<int>(stages_) - 1; }
     const size_t stages_;
     std::vector<std::vector<size_t>> all_{};
 };

@@ -182,7 +182,12 @@ std::array<comm::Communicator*, cost::kStageLinks> ComputeContext::links(
     at(cost::StageLink::next) = of(even ? 0 : 1);
     at(cost::StageLink::previous) = of(even ? 1 : 0);
     // Of two stages the first and the last are neighbours.
-    at(cost::StageLink::table) = config.parallel.pipeline == 2 ? of(0) : of(2);
+    comm::Communicator* const ends = config.parallel.pipeline == 2 ? of(0) : of(2);
+    at(cost::StageLink::table) = ends;
+    // From the last stage to the first one's next virtual stage.
+    if (config.parallel.virtual_stages == 1) return found;
+    for (const cost::StageLink link : {cost::StageLink::next, cost::StageLink::previous})
+        if (at(link) == nullptr) at(link) = ends;
     return found;
 }
 

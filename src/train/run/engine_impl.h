@@ -83,8 +83,10 @@ private:
     Unwritten unwritten(const Saving& saving) const;
 
     void measure();
-    UpdateRates update_rates(const optim::Scalars& scalars);
-    void predict(const cost::Measurements& measured);
+    UpdateRates update_rates(const optim::Scalars& scalars, Together& together);
+    void predict(const cost::Measurements& alone);
+    cost::Measurements with_kernels_of_all(cost::Measurements measured);
+    PredictedSeconds seconds_of_pipeline(const cost::Measurements& measured);
     void change_over(Exchanged what);
     const swap::Schedule& next_schedule(bool speculative) const;
     void replay(StepReport& report);

@@ -14,6 +14,7 @@
 #include "train/kernels/step_kernels.h"
 #include "train/prediction/measure.h"
 #include "train/prediction/planning_measurements.h"
+#include "train/prediction/simulated_stages.h"
 #include "train/rank_agreement.h"
 #include "train/stack/memory_left.h"
 #include "train/step/schedules.h"
@@ -96,9 +97,10 @@ void Engine::Run::measure() {
     const trace::Recording::Pause pause(recording_);
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     const optim::Scalars scalars = judge_->scalars({}, 1.0)[0];
-    cost::Measurements measured =
-        take_measurements(schedules_.steady(), stack_.bench(), stack_.teams(), scalars,
-                          stack_.arena(), shape_.vocab, [&] { return update_rates(scalars); });
+    const std::unique_ptr<Together> together = this->together();
+    cost::Measurements measured = take_measurements(
+        schedules_.steady(), stack_.bench(), stack_.teams(), scalars, stack_.arena(), shape_.vocab,
+        [&] { return update_rates(scalars, *together); }, *together);
     time_storage(config_, plan_, store(), executor_, measured);
     comm::Communicator* const timed = world_.pipeline > 1 ? sharers_ : ranks_;
     if (timed) time_gathers(stack_.bench(), *timed, measured);
@@ -108,20 +110,45 @@ void Engine::Run::measure() {
 }
 
 // In what is left beside the run; or as before the state was filled, where that was in more memory.
-UpdateRates Engine::Run::update_rates(const optim::Scalars& scalars) {
+UpdateRates Engine::Run::update_rates(const optim::Scalars& scalars, Together& together) {
     const Topology machine = as_left_now(
         stack_.machine(), left_of_budget(share_.budgets, stack_.pool().reserved_bytes()));
     const std::span<std::byte> staging = staging_buffers(plan_, stack_.arena());
     const int64_t now = std::max(std::ssize(staging), machine.memory_left_bytes);
-    if (rates_before_fill_ && now < rates_before_fill_->memory_bytes) return *rates_before_fill_;
+    if (rates_before_fill_ && now < rates_before_fill_->memory_bytes) {
+        together.run({}, {});
+        return *rates_before_fill_;
+    }
     return time_updates(stack_.teams(), machine, scalars, plan_, footprint_of_updates(plan_),
-                        staging);
+                        staging, together);
 }
 
-void Engine::Run::predict(const cost::Measurements& measured) {
+// With the kernels of every stage, and those that nobody has timed by arithmetic.
+cost::Measurements Engine::Run::with_kernels_of_all(cost::Measurements measured) {
+    measured.kernels = kernels_of_any(*ranks_, executor_, measured.kernels);
+    if (measured.assumed_flops_per_s == 0)
+        measured.assumed_flops_per_s = planner_->machine().assumed_flops_per_s;
+    const std::span<const planner::Plan> mine(&plan_, 1);
+    add_assumed_kernels(mine, record_stages(mine, false), stack_.decoder(), measured);
+    if (plan_.speculative)
+        add_assumed_kernels(mine, record_stages(mine, true), stack_.decoder(), measured);
+    return measured;
+}
+
+// Of all stages together, by the first rank's links.
+PredictedSeconds Engine::Run::seconds_of_pipeline(const cost::Measurements& measured) {
+    PredictedSeconds mine;
+    if (world_.rank == 0)
+        mine = seconds_of_stages(plans_of_stages(stages_), stack_.decoder(), measured);
+    return gather(*ranks_, executor_, mine, "predicted step").front();
+}
+
+void Engine::Run::predict(const cost::Measurements& alone) {
+    const bool staged = world_.pipeline > 1;
+    const cost::Measurements measured = staged ? with_kernels_of_all(alone) : alone;
     planned_ = predict_all(schedules_, plan_, measured);
-    note_predicted(totals_, planned_, share_.budgets, plan_, stack_.decoder(), schedules_,
-                   measured);
+    const PredictedSeconds seconds = staged ? seconds_of_pipeline(measured) : seconds_of(planned_);
+    note_predicted(totals_, seconds, share_.budgets, plan_, stack_.decoder(), schedules_, measured);
     if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, measured);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "train/rank_agreement.h"
+#include "train/setup/rank_share.h"
 #include "train/stack/device_needs.h"
 
 namespace ferry::train {
@@ -44,9 +45,19 @@ planner::Plan RankPlanner::expecting(double clipped) const {
     return plan_of(request);
 }
 
+planner::Plan RankPlanner::plan_of(planner::PlanRequest request, const zero::Stage& stage,
+                                   std::optional<int64_t> chunk_elements) const {
+    request.budgets.device_bytes = possible_.budgets.device_bytes;
+    request.swap.chunk_elements = chunk_elements ? chunk_elements : possible_.swap.chunk_elements;
+    zero::Partition partition = partition_;
+    partition.stage = stage;
+    return planner::make_plan(in_groups(std::move(request), stage),
+                              zero::layers_of_stage(decoder_.layers(), stage), decoder_.numerics(),
+                              needs_, machine_, partition);
+}
+
 planner::Plan RankPlanner::plan_of(const planner::PlanRequest& request) const {
-    return planner::make_plan(request, zero::layers_of_stage(decoder_.layers(), partition_.stage),
-                              decoder_.numerics(), needs_, machine_, partition_);
+    return plan_of(request, partition_.stage, request.swap.chunk_elements);
 }
 
 }  // namespace ferry::train

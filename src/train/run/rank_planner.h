@@ -1,6 +1,9 @@
 // The plans of one rank: the run's, and what it would have been for another run of the kind.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "comm/comm.h"
 #include "ferry/device.h"
 #include "model/model.h"
@@ -17,12 +20,22 @@ public:
                 const model::Decoder& decoder, const zero::Partition& partition,
                 const cost::Measurements& machine, comm::Communicator* ranks, Executor& executor);
 
+    // Of another stage of its pipeline, or of the same in another order; before plan().
+    void take(const zero::Stage& stage) { partition_.stage = stage; }
+
     // The plan by which every rank starts the same exchanges. It goes by the device memory that
     // each of them has, and by the chunks that the tightest can pass through its memory. All make
     // it at once. Throws does_not_fit.
     planner::Plan plan(comm::Communicator* ranks, Executor& executor);
     // The same in the same chunks, had this share of the steps been expected to be clipped.
     planner::Plan expecting(double clipped) const;
+    // That of a rank that stands where this one does in such a stage, for its request, on the
+    // device memory that all have. In such chunks, or, with none, in those that the ranks have
+    // agreed on, if they have.
+    planner::Plan plan_of(planner::PlanRequest request, const zero::Stage& stage,
+                          std::optional<int64_t> chunk_elements) const;
+    // By which plans are weighed, this rank's.
+    const cost::Measurements& machine() const { return machine_; }
 
 private:
     planner::Plan plan_of(const planner::PlanRequest& request) const;
@@ -30,7 +43,7 @@ private:
     planner::PlanRequest possible_;
     const model::Decoder& decoder_;
     planner::DeviceNeeds needs_;
-    const zero::Partition partition_;
+    zero::Partition partition_;
     const cost::Measurements machine_;
 };
 

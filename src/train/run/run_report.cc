@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "train/prediction/predictor.h"
+#include "train/prediction/simulated_stages.h"
 #include "train/prediction/step_timeline.h"
 
 namespace ferry::train {
@@ -49,16 +49,31 @@ void add_collectives(std::vector<CollectiveReport>& collectives,
     }
 }
 
-void note_predicted(RunReport& report, const Timelines& planned, const BudgetConfig& budgets,
+PredictedSeconds seconds_of(const Timelines& planned) {
+    return {planned[static_cast<size_t>(Previous::not_speculative)][0].step_seconds,
+            planned[static_cast<size_t>(Previous::committed)][1].step_seconds};
+}
+
+PredictedSeconds seconds_of_stages(std::span<const planner::Plan> plans,
+                                   const model::Decoder& decoder, cost::Measurements measured) {
+    const auto seconds = [&](bool speculative) {
+        const RecordedStages steps = record_stages(plans, speculative);
+        add_assumed_kernels(plans, steps, decoder, measured);
+        double longest_s = 0;
+        for (const swap::Timeline& stage :
+             predict_stages(plans, steps.first, steps.steady, measured))
+            longest_s = std::max(longest_s, stage.step_seconds);
+        return longest_s;
+    };
+    const bool speculates = std::ranges::all_of(plans, &planner::Plan::speculative);
+    return {seconds(false), speculates ? seconds(true) : 0};
+}
+
+void note_predicted(RunReport& report, const PredictedSeconds& seconds, const BudgetConfig& budgets,
                     const planner::Plan& plan, const model::Decoder& decoder,
                     const Schedules& schedules, const cost::Measurements& measured) {
-    // Of a pipeline as if all stages were as long as this one.
-    const double waits = 1 / (1 - bubble_of(plan));
-    report.predicted_seconds =
-        waits * planned[static_cast<size_t>(Previous::not_speculative)][0].step_seconds;
-    if (plan.speculative)
-        report.predicted_speculative_seconds =
-            waits * planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
+    report.predicted_seconds = seconds.plain;
+    if (plan.speculative) report.predicted_speculative_seconds = seconds.speculative;
     report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
     if (plan.has_feedback()) return;  // some steps exchange momentum, which is less, or nothing
     const swap::Schedule& step = schedules.steady();

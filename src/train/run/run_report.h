@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <vector>
 
 #include "cost/measurements.h"
@@ -25,9 +26,19 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
 void add_collectives(std::vector<CollectiveReport>& collectives,
                      const std::vector<CollectiveReport>& more);
 
+// A step's, by its kind; 0: no such step.
+struct PredictedSeconds {
+    double plain = 0, speculative = 0;
+};
+PredictedSeconds seconds_of(const Timelines& planned);
+// The same of the stages of a pipeline together. `plans`: of each stage. Kernels that `measured`
+// lacks are taken by arithmetic.
+PredictedSeconds seconds_of_stages(std::span<const planner::Plan> plans,
+                                   const model::Decoder& decoder, cost::Measurements measured);
+
 // Notes the predicted seconds, and the bounds where they are lower than those that are known. Steps
 // of a run that exchanges gradients in some and momentum in others have no bound in common.
-void note_predicted(RunReport& report, const Timelines& planned, const BudgetConfig& budgets,
+void note_predicted(RunReport& report, const PredictedSeconds& seconds, const BudgetConfig& budgets,
                     const planner::Plan& plan, const model::Decoder& decoder,
                     const Schedules& schedules, const cost::Measurements& measured);
 

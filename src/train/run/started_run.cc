@@ -8,7 +8,9 @@
 #include "ops/blas_kernels.h"
 #include "train/inside.h"
 #include "train/prediction/planning_measurements.h"
-#include "train/prediction/predictor.h"
+#include "train/prediction/prediction.h"
+#include "train/prediction/schedule_choice.h"
+#include "train/prediction/simulated_stages.h"
 #include "train/rank_agreement.h"
 #include "train/resuming/resumed_formats.h"
 #include "train/resuming/resumed_kernels.h"
@@ -75,12 +77,13 @@ void log_stages(const std::vector<zero::Stage>& stages, const planner::Plan& pla
                     "waits {:.0f} % of a step where all are as fast",
                     count, text_of(stages, std::ssize(plan.layers)), plan.groups, plan.group_size(),
                     plan.group_size() == 1 ? "" : "es", bubble));
-    if (plan.groups >= count) return;
+    const bool in_turn = plan.partition.stage.round_robin;
+    if ((in_turn ? plan.micro_batches : plan.groups) >= count) return;
     log_warn(
         fmt::format("{} group{} of micro-batches for {} stages: each stage waits {:.0f} % of a "
                     "step; raise batch.micro_batches{}, or lower parallel.pipeline",
                     plan.groups, plan.groups == 1 ? "" : "s", count, bubble,
-                    plan.group_size() > 1 ? " or swap.groups" : ""));
+                    plan.group_size() > 1 && !in_turn ? " or swap.groups" : ""));
 }
 
 void refuse_restored(const Runtime& runtime, const Config& config) {
@@ -184,7 +187,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, share_.evaluation_micro_batches);
     if (ranks_) require_matching_exchanges();
-    stack_.warm(schedules_.steady(), judge_->scalars({}, 1.0));  // of zeros
+    stack_.warm(schedules_.of_all_kernels(), judge_->scalars({}, 1.0));  // of zeros
     stack_.fill([&] { first_contents(runtime); });
 }
 
@@ -230,10 +233,76 @@ void StartedRun::make_plan(const Runtime& runtime) {
     planner_.emplace(request, device_, stack_.decoder(), partition_,
                      planning_measurements(request, measurements_, world_.local_ranks), ranks_,
                      executor_);
+    if (ranks_ && world_.pipeline > 1)
+        sharers_of_hosts_ = gather(*ranks_, executor_, world_.local_ranks, "ranks of hosts");
+    if (chooses_schedule(config_) && request.trains) choose_schedule(request);
     stack_.plan(planner_->plan(ranks_, executor_));
     if (ranks_ && config_.checkpoint.durable_steps) require_durable_alone(plan_);
     // Before memory is reserved and touched, which takes a minute where there is much.
     if (!executor_.simulated() && !runtime.resume) require_room(plan_, share_.budgets.nvme);
+}
+
+void StartedRun::take_stages(PipelineSchedule schedule) {
+    stages_ = stages_of(with_schedule(config_, schedule), shape_, layers_);
+    partition_.stage = stages_[static_cast<size_t>(world_.stage())];
+    planner_->take(partition_.stage);
+}
+
+std::vector<planner::Plan> StartedRun::plans_of_stages(std::span<const zero::Stage> stages) const {
+    return train::plans_of_stages(
+        stages, [&](const zero::Stage& stage, std::optional<int64_t> chunk_elements) {
+            // The rank of it that has least of its host.
+            const std::span<const int> of_stage =
+                std::span(sharers_of_hosts_)
+                    .subspan(static_cast<size_t>(stage.index * world_.of_a_stage()),
+                             static_cast<size_t>(world_.of_a_stage()));
+            World other = world_;
+            other.local_ranks = std::ranges::max(of_stage);
+            return planner_->plan_of(of_rank(request_of(config_), other), stage, chunk_elements);
+        });
+}
+
+// Why this rank cannot have its part of the stages as they are; none: it can.
+std::optional<Error> StartedRun::refusal_of(const planner::PlanRequest& request) const {
+    std::optional<Error> refusal =
+        plan_schedule({}, [&] {
+            return std::vector{planner_->plan_of(request, partition_.stage, std::nullopt)};
+        }).refusal;
+    if (!refusal) return std::nullopt;
+    return Error(refusal->trouble(), of_stage(refusal->problem(), partition_.stage));
+}
+
+// Each rank says what it has no room for. The first one simulates what all have room for, and all
+// take what it chooses: measurements of another host could say otherwise.
+void StartedRun::choose_schedule(const planner::PlanRequest& request) {
+    std::vector<PlannedSchedule> planned;
+    for (const PipelineSchedule schedule : schedules_to_choose(config_)) {
+        planned.push_back(plan_schedule(schedule, [&] {
+            take_stages(schedule);
+            return std::vector<planner::Plan>{};
+        }));
+        std::optional<Error>& refusal = planned.back().refusal;
+        if (!refusal) refusal = refusal_of(request);
+        refusal = error_of_any(*ranks_, executor_, refusal);
+    }
+    if (std::ranges::all_of(planned, [](const auto& one) { return one.refusal.has_value(); }))
+        throw Error(*planned.front().refusal);
+    size_t chosen = 0;
+    if (world_.rank == 0) {
+        for (PlannedSchedule& one : planned) {
+            if (one.refusal) continue;
+            one = plan_schedule(one.schedule, [&] {
+                take_stages(one.schedule);
+                return plans_of_stages(stages_);
+            });
+        }
+        const ScheduleChoice choice =
+            train::choose_schedule(std::move(planned), stack_.decoder(), planner_->machine());
+        log_info("parallel.schedule auto takes " + text_of(choice));
+        chosen = choice.chosen;
+    }
+    chosen = gather(*ranks_, executor_, chosen, "schedule").front();
+    take_stages(schedules_to_choose(config_)[chosen]);
 }
 
 bool StartedRun::has_errors(int64_t moment_updates) const {
@@ -364,12 +433,18 @@ int64_t StartedRun::memory_for_reading() const {
                     train::memory_for_reading(plan_, share_.budgets, stack_.machine(), device_));
 }
 
+std::unique_ptr<Together> StartedRun::together() const {
+    if (ranks_ && device_.kind() == DeviceKind::cpu)
+        return std::make_unique<RanksTogether>(*ranks_, executor_);
+    return std::make_unique<Alone>();
+}
+
 // While host memory is reserved and holds nothing.
 void StartedRun::time_before_fill(const Runtime& runtime) {
     const bool measures = runtime.given && runtime.given->measures_bound && !measurements_;
     if (!measures || executor_.simulated()) return;
     rates_before_fill_ = time_updates_before_fill(
-        stack_, share_.budgets, optim::scalars_of(elements_hyper_of(config_), 1, 1.0));
+        stack_, share_.budgets, optim::scalars_of(elements_hyper_of(config_), 1, 1.0), *together());
     stack_.start_up().done("updates, timed in host memory", rates_before_fill_->memory_bytes);
 }
 

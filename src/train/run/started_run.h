@@ -61,6 +61,10 @@ protected:
     // Whether ranks have exchanged momentum after so many updates.
     bool has_errors(int64_t moment_updates) const;
 
+    // Those that measure with this rank: where processors compute, all ranks at once, since they
+    // share them. Beside a GPU each measures alone.
+    std::unique_ptr<Together> together() const;
+
     KernelExchanges kernel_exchanges() const { return {of_sequences_.get(), of_tensors_.get()}; }
 
     swap::Store& store() const { return stack_.store(); }
@@ -78,6 +82,10 @@ protected:
         PathRows paths;
         CheckpointRows checkpoint;
     };
+
+    // Of a pipeline: the plan of a rank of each of these stages, as they make them themselves. They
+    // are those of the run, or, before there is a plan, of a schedule that it may have.
+    std::vector<planner::Plan> plans_of_stages(std::span<const zero::Stage> stages) const;
 
     const std::shared_ptr<ComputeContext> context_;
     comm::Communicator* const ranks_;  // null: there is only this one
@@ -100,8 +108,8 @@ protected:
     const model::Numerics numerics_;
     const std::unique_ptr<Batches> loader_;
     const std::vector<model::Layer> layers_;  // of the whole model
-    const std::vector<zero::Stage> stages_;   // of which this rank has one
-    const zero::Partition partition_;
+    std::vector<zero::Stage> stages_;         // of which this rank has one; from make_plan() on
+    zero::Partition partition_;               // the same
     const std::string checkpoint_identity_;
     // The model's config.json, where checkpoints are written: the model's directory may be gone
     // by then.
@@ -119,6 +127,7 @@ protected:
     TierStack stack_;
     const planner::Plan& plan_ = stack_.plan();
     std::optional<RankPlanner> planner_{};
+    std::vector<int> sharers_of_hosts_{};  // of a pipeline: by rank, how many share its host
     std::optional<StateIo> state_{};
     std::optional<MomentumIo> momentum_{};  // where momentum is exchanged, sooner or later
     // Made once: the table of products that it names may change while the run goes on.
@@ -133,6 +142,9 @@ private:
     std::unique_ptr<LoadedWeights> first_weights_of(const Config& config,
                                                     const Runtime& runtime) const;
     void make_plan(const Runtime& runtime);
+    void take_stages(PipelineSchedule schedule);
+    std::optional<Error> refusal_of(const planner::PlanRequest& request) const;
+    void choose_schedule(const planner::PlanRequest& request);
     void require_same_start() const;
     void require_matching_exchanges() const;
     void refuse_of_pipeline(const Runtime& runtime) const;

@@ -133,12 +133,16 @@ planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
     if (world.ranks == 1) return request;
     check_batch(request.micro_batches, request.swap.groups, world);
     request.micro_batches /= world.replicas();
-    // The more groups a pipeline has, the shorter are its bubbles; all stages have as many.
-    if (world.pipeline > 1 && !request.swap.groups) request.swap.groups = request.micro_batches;
     request.budgets = budgets_of_rank(std::move(request.budgets), world);
     request.sharers = world.local_ranks;
     // It would write before all ranks have the durable step before.
     if (request.durable) request.swap.speculate = Speculate::off;
+    return request;
+}
+
+planner::PlanRequest in_groups(planner::PlanRequest request, const zero::Stage& stage) {
+    if (stage.count > 1 && !request.swap.groups)
+        request.swap.groups = stage.round_robin ? 1 : request.micro_batches;
     return request;
 }
 

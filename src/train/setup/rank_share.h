@@ -13,6 +13,7 @@
 #include "model/model.h"
 #include "planner/request.h"
 #include "topology/topology.h"
+#include "zero/zero.h"
 
 namespace ferry::train {
 
@@ -61,6 +62,9 @@ struct RankShare {
 RankShare share_of(const Config& config, const World& world);
 // The same of what a plan of the whole run is asked for. Throws usage as well.
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);
+// Where nothing says how many groups a stage of a pipeline takes: each micro-batch is one, for then
+// the bubbles are shortest; in round robin all are one, which goes through a virtual stage whole.
+planner::PlanRequest in_groups(planner::PlanRequest request, const zero::Stage& stage);
 // Where the configuration asks for speculation that ranks do not do.
 void warn_of_speculation(const Config& config, const World& world);
 // The rank whose directory below a path of the configuration this could be; none: it is nobody's.

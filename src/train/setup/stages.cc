@@ -112,27 +112,45 @@ std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& sha
                                      .measured = std::to_string(stages) + " stages",
                                      .limit = std::to_string(blocks) + " blocks",
                                      .remedy = "set it to " + std::to_string(blocks) + " or less"});
+    const auto each = static_cast<size_t>(config.parallel.virtual_stages);
+    if (stages * each > blocks)
+        throw Error(Trouble::usage,
+                    {.what = "more virtual stages than the model has blocks",
+                     .where = "parallel.virtual_stages",
+                     .measured = fmt::format("{} stages with {} each", stages, each),
+                     .limit = std::to_string(blocks) + " blocks",
+                     .remedy = fmt::format("set it to {} or less, or parallel.pipeline lower",
+                                           blocks / stages)});
     const LayerSeconds layers(config, shape, whole);
     std::vector<double> seconds(blocks);
     for (size_t b = 0; b < blocks; ++b) seconds[b] = layers.of(b + 1);
     seconds.front() += layers.of(0);
     seconds.back() += layers.of(blocks + 1);
-    const std::vector<size_t> cuts = cut_evenly(seconds, stages);
+    const std::vector<size_t> cuts = cut_evenly(seconds, stages * each);
     const bool tied = whole.back().find(model::Role::head_table) == nullptr;
-    std::vector<zero::Stage> found;
+    std::vector<zero::VirtualStage> all;
     bool trains_below = false;
-    for (size_t s = 0; s < stages; ++s) {
-        const bool first = s == 0, last = s + 1 == stages;
-        zero::Stage stage{
-            .index = static_cast<int>(s),
-            .count = static_cast<int>(stages),
-            .first = first ? 0 : static_cast<int64_t>(cuts[s] + 1),
-            .end = static_cast<int64_t>(cuts[s + 1] + (last ? 2 : 1)),
-            .trains_below = trains_below,
-            .tied = tied && (first || last),
-            .splits_backward = config.parallel.schedule == PipelineSchedule::zero_bubble};
-        for (int64_t l = stage.first; l < stage.end; ++l)
+    for (size_t k = 0; k < stages * each; ++k) {
+        const zero::VirtualStage next{
+            .first = k == 0 ? 0 : static_cast<int64_t>(cuts[k] + 1),
+            .end = static_cast<int64_t>(cuts[k + 1] + (k + 1 == stages * each ? 2 : 1)),
+            .trains_below = trains_below};
+        for (int64_t l = next.first; l < next.end; ++l)
             trains_below = trains_below || whole[static_cast<size_t>(l)].trainable_elements > 0;
+        all.push_back(next);
+    }
+    std::vector<zero::Stage> found;
+    for (size_t s = 0; s < stages; ++s) {
+        const PipelineSchedule schedule = config.parallel.schedule;
+        zero::Stage stage{.index = static_cast<int>(s),
+                          .count = static_cast<int>(stages),
+                          .first = all[s].first,
+                          .end = all[s + stages * (each - 1)].end,
+                          .trains_below = all[s].trains_below,
+                          .tied = tied && (s == 0 || s + 1 == stages),
+                          .splits_backward = schedule == PipelineSchedule::zero_bubble,
+                          .round_robin = schedule == PipelineSchedule::round_robin};
+        for (size_t k = s; each > 1 && k < all.size(); k += stages) stage.several.push_back(all[k]);
         found.push_back(stage);
     }
     return found;
@@ -162,10 +180,11 @@ int stage_with(const std::vector<zero::Stage>& stages, int64_t layer) {
 }
 
 double bubble_of(int64_t groups, int stages, int64_t group_size, int64_t blocks,
-                 bool splits_backward) {
+                 bool splits_backward, int64_t virtual_stages) {
     // Visits of a block: of a group, and those until the next stage has something to do.
-    const auto all = static_cast<double>(blocks * group_size),
-               first = static_cast<double>((blocks - 1) * group_size + 1);
+    const auto rounds = static_cast<double>(virtual_stages), size = static_cast<double>(group_size);
+    const double each = static_cast<double>(blocks) / rounds, all = each * size,
+                 first = (each - 1) * size + 1;
     const int64_t hops = stages - 1;
     double waits = static_cast<double>(hops) * first;
     if (splits_backward) {
@@ -177,21 +196,34 @@ double bubble_of(int64_t groups, int stages, int64_t group_size, int64_t blocks,
         waits = filled * std::max(kForward * first, hop - kWeights * all) +
                 (static_cast<double>(hops) - filled) * hop;
     }
-    return waits / (static_cast<double>(groups) * all + waits);
+    // The first stage's next round begins when its first group has gone through all stages.
+    const double visits = static_cast<double>(groups) * all;
+    waits += (rounds - 1) * std::max(0.0, static_cast<double>(stages) * first - visits);
+    return waits / (rounds * visits + waits);
 }
 
 std::string text_of(const std::vector<zero::Stage>& stages, int64_t layers) {
     std::string text;
-    for (const zero::Stage& stage : stages) {
-        const int64_t first = std::max<int64_t>(stage.first, 1) - 1,
-                      last = std::min(stage.end, layers - 1) - 2;
+    for (const zero::Stage& stage : stages)
         text += fmt::format("{}{}{}{}", text.empty() ? "" : "; ",
-                            stage.is_first() ? "embedding and " : "",
-                            first == last ? fmt::format("block {}", first)
-                                          : fmt::format("blocks {} to {}", first, last),
+                            stage.is_first() ? "embedding and " : "", blocks_text(stage, layers),
                             stage.is_last() ? " and head" : "");
-    }
     return text;
+}
+
+std::string blocks_text(const zero::Stage& stage, int64_t layers) {
+    std::string text;
+    bool one = stage.virtual_stages() == 1;
+    for (int64_t v = 0; v < stage.virtual_stages(); ++v) {
+        const zero::VirtualStage of = stage.virtual_stage(v);
+        const int64_t first = std::max<int64_t>(of.first, 1) - 1,
+                      last = std::min(of.end, layers - 1) - 2;
+        one = one && first == last;
+        text += fmt::format(
+            "{}{}", text.empty() ? "" : ", ",
+            first == last ? std::to_string(first) : fmt::format("{} to {}", first, last));
+    }
+    return fmt::format("block{} {}", one ? "" : "s", text);
 }
 
 }  // namespace ferry::train

@@ -37,13 +37,13 @@ std::vector<Passed> passes_of(const swap::Schedule& schedule) {
 
 namespace {
 
-// The stage at the other end.
+// The stage at the other end. Behind the last one comes the first, for the next virtual stages.
 size_t other_end(size_t stage, cost::StageLink link, size_t stages) {
     switch (link) {
         case cost::StageLink::previous:
-            return stage - 1;
+            return (stage + stages - 1) % stages;
         case cost::StageLink::next:
-            return stage + 1;
+            return (stage + 1) % stages;
         case cost::StageLink::table:
             return stage == 0 ? stages - 1 : 0;
     }
@@ -119,6 +119,13 @@ void Schedules::record_by_momentum(const planner::Plan& plan) {
         if (previous != Previous::none)
             drains_by_momentum[p] = record_drain(plan, previous, Exchanged::momentum);
     }
+}
+
+swap::Schedule Schedules::of_all_kernels() const {
+    swap::Schedule all = steady();
+    const auto& others = step_by_momentum(Previous::none).tasks;
+    all.tasks.insert(all.tasks.end(), others.begin(), others.end());
+    return all;
 }
 
 std::vector<const swap::Schedule*> Schedules::all() const {

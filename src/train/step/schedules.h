@@ -52,6 +52,8 @@ struct Schedules {
         return found[static_cast<size_t>(previous)];
     }
     const swap::Schedule& steady() const { return step(Previous::not_speculative, false); }
+    // A steady step's tasks, and those of what only steps that exchange momentum compute.
+    swap::Schedule of_all_kernels() const;
     std::vector<const swap::Schedule*> all() const;
 
 private:

@@ -1,13 +1,15 @@
 // The step, once, as plain code. It runs at start-up against a recorder; the schedule it leaves is
 // replayed every step. Micro-batches go through a layer together, groups of them
 // one after another; the optimizer's chunks run beside backward and beside the next forward.
-// A pipeline's stage does the same with its layers, and has several groups under way.
+// A pipeline's stage does the same with its layers, and has several groups under way, in the order
+// of zero/stage_order.h.
 #include "step.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "planner/recorder.h"
+#include "zero/stage_order.h"
 
 namespace ferry::train {
 
@@ -34,6 +36,8 @@ struct Group {
     bool is_first = true, is_last = true;
     int64_t slot = 0;           // of the groups under way
     int64_t deferred_slot = 0;  // of those whose weights' gradients are left
+    int64_t virtual_stage = 0;  // that it goes through
+    bool goes_back_next = true;
 };
 
 class Step {
@@ -47,7 +51,8 @@ public:
           by_momentum_(what != Exchanged::gradients),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
-          under_way_(at(plan_.groups_under_way())),
+          slots_(plan_.groups_under_way()),
+          under_way_(at(slots_ * stage().virtual_stages())),
           norms_(plan_.layers.size()) {
         const size_t visits = plan_.layers.size() * at(plan_.group_size());
         for (UnderWay& group : under_way_) group.saved.resize(visits);
@@ -102,19 +107,18 @@ public:
         if (layer == 0 && stage().copies_table()) take_table();
     }
 
-    void begin(const Group& first) {
+    void begin() {
         if (stage().copies_table()) take_table();
-        take_inputs(first);
     }
 
     // The first blocks' inputs, where the stage before makes them.
     void take_inputs(const Group& group) {
-        if (stage().is_first()) return;
+        if (embeds(group)) return;
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i) {
             own.x.push_back(r_.acquire<Content::input>());
-            r_.take_over(StageLink::previous, stage().first - 1, group.first + i, own.x.back(),
-                         plan_.input_bytes);
+            r_.take_over(StageLink::previous, layers_of(group).first - 1, group.first + i,
+                         own.x.back(), plan_.input_bytes);
         }
     }
 
@@ -122,8 +126,8 @@ public:
         UnderWay& own = under_way(group);
         load_tokens(group, false);
         if (group.is_first) finish_updates_to(0);
-        if (stage().is_first()) embed(group);
-        for (int64_t layer = first_block(); layer < end_block(); ++layer) {
+        if (embeds(group)) embed(group);
+        for (int64_t layer = first_block(group); layer < end_block(group); ++layer) {
             if (group.is_first) finish_updates_to(layer);
             const Weights weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
@@ -149,11 +153,11 @@ public:
                               std::exchange(own.x[at(i)], std::move(out)));
             }
         }
-        if (group.is_first) {
+        if (group.is_first && group.virtual_stage + 1 == stage().virtual_stages()) {
             finish_updates_to(head());
             r_.mark_committed();
         }
-        if (stage().is_last()) return visit_head(group);
+        if (has_head(group)) return visit_head(group);
         pass_outputs(group);
     }
 
@@ -161,25 +165,26 @@ public:
     void pass_outputs(const Group& group) {
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i)
-            r_.pass_on(StageLink::next, stage().end - 1, group.first + i, own.x[at(i)],
+            r_.pass_on(StageLink::next, layers_of(group).end - 1, group.first + i, own.x[at(i)],
                        plan_.input_bytes);
         own.x.clear();
     }
 
     // And its gradient comes back.
     void take_gradients(const Group& group) {
-        if (stage().is_last() || !plan_.trains_below(stage().end)) return;
+        const int64_t end = layers_of(group).end;
+        if (has_head(group) || !plan_.trains_below(end)) return;
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i) {
             own.dx.push_back(r_.acquire<Content::input_gradient>());
-            r_.take_over(StageLink::next, stage().end, group.first + i, own.dx.back(),
-                         plan_.input_bytes);
+            r_.take_over(StageLink::next, end, group.first + i, own.dx.back(), plan_.input_bytes);
         }
     }
 
     void backward(const Group& group) {
         UnderWay& own = under_way(group);
-        for (int64_t layer = end_block() - 1; layer >= first_block(); --layer) {
+        const int64_t first = first_block(group);
+        for (int64_t layer = end_block(group) - 1; layer >= first; --layer) {
             const bool trains = trainable(layer), below = plan_.trains_below(layer);
             if (!plan_.goes_back(layer)) {
                 for (int64_t i = 0; i < group.size; ++i)
@@ -196,28 +201,32 @@ public:
                 SavedOf saved = std::move(own.saved[at(layer * plan_.group_size() + i)]);
                 BufferOf<Content::deferred> deferred;
                 if (defers) deferred = r_.acquire<Content::deferred>();
-                r_.record<op::Backward>(layer, i,
-                                        {.weights = weights,
-                                         .x = x,
-                                         .dx = own.dx[at(i)],
-                                         .gradient = defers ? norms_[at(layer)] : gradient,
-                                         .scratch = scratch_,
-                                         .attention = saved.attention,
-                                         .mlp = saved.mlp,
-                                         .projections = saved.projections,
-                                         .tokens = documents(own, i),
-                                         .deferred = deferred},
-                                        {.flags = flags_of_backward(layer, below, defers)});
+                r_.record<op::Backward>(
+                    layer, i,
+                    {.weights = weights,
+                     .x = x,
+                     .dx = own.dx[at(i)],
+                     .gradient = defers ? norms_[at(layer)] : gradient,
+                     .scratch = scratch_,
+                     .attention = saved.attention,
+                     .mlp = saved.mlp,
+                     .projections = saved.projections,
+                     .tokens = documents(own, i),
+                     .deferred = deferred},
+                    {.flags = flags_of_backward(layer, below, defers,
+                                                trains && !defers && adds_first(group, i))});
                 saved.projections.release();
                 if (defers) deferred_of(group, layer, i) = {std::move(deferred), std::move(saved)};
             }
-            if (layer == first_block()) give_gradients(group);
+            if (layer == first) give_gradients(group);
             prefetch_for_backward(layer - 1, group);
             if (trains && !defers) finish_gradient(layer, group, gradient);
             if (defers && plan_.groups_deferred() == 0) add_weight_gradients(layer, group);
         }
-        if (stage().has(0) && trainable(0)) backward_embedding(group);
-        if (stage().copies_table()) give_table_gradient(group);
+        if (embeds(group) && trainable(0)) backward_embedding(group);
+        // Of all that this stage passes on the last: the first one takes it last.
+        if (stage().copies_table() && group.virtual_stage == 0 && group.is_last)
+            give_table_gradient();
         receive_gradient();
         own.dx.clear();
         own.tokens.clear();
@@ -225,42 +234,22 @@ public:
 
     // What a group's backward has left.
     void add_weight_gradients(const Group& group) {
-        for (int64_t layer = end_block() - 1; layer >= first_block(); --layer)
+        for (int64_t layer = end_block(group) - 1; layer >= first_block(group); --layer)
             if (trainable(layer)) add_weight_gradients(layer, group);
         receive_gradient();
     }
 
     void evaluate(int64_t micro_batches) {
-        const Group group{.size = micro_batches};
-        UnderWay& own = under_way(group);
-        load_tokens(group, true);
-        take_inputs(group);
-        if (stage().is_first()) embed(group);
-        for (int64_t layer = first_block(); layer < end_block(); ++layer) {
-            const Weights weights = r_.fetch_weights(layer);
-            for (int64_t i = 0; i < group.size; ++i) {
-                auto out = r_.acquire<Content::input>();
-                r_.record<op::Forward>(layer, 0,
-                                       {.weights = weights,
-                                        .x = own.x[at(i)],
-                                        .out = out,
-                                        .scratch = scratch_,
-                                        .report = report_,
-                                        .tokens = documents(own, i)});
-                own.x[at(i)] = std::move(out);
-            }
-        }
-        if (!stage().is_last()) return pass_outputs(group);
-        const Weights weights = r_.fetch_weights(head());
-        const Table table = tied_table();
-        for (int64_t i = 0; i < group.size; ++i) {
-            r_.record<op::HeadLoss>(head(), i,
-                                    {.weights = weights,
-                                     .table = table,
-                                     .x = own.x[at(i)],
-                                     .tokens = own.tokens[at(i)],
-                                     .scratch = scratch_,
-                                     .report = report_});
+        for (int64_t v = 0; v < stage().virtual_stages(); ++v) {
+            const Group group{.size = micro_batches, .virtual_stage = v};
+            load_tokens(group, true);
+            take_inputs(group);
+            if (embeds(group)) embed(group);
+            evaluate_blocks(group);
+            if (has_head(group))
+                evaluate_head(group);
+            else
+                pass_outputs(group);
         }
     }
 
@@ -289,9 +278,20 @@ private:
     static size_t at(Saved what) { return model::at(what); }
     int64_t head() const { return layers() - 1; }
     const zero::Stage& stage() const { return plan_.partition.stage; }
-    int64_t first_block() const { return stage().all() ? 1 : std::max<int64_t>(stage().first, 1); }
-    int64_t end_block() const { return stage().all() ? head() : std::min(stage().end, head()); }
-    UnderWay& under_way(const Group& group) { return under_way_[at(group.slot)]; }
+    // Which a group goes through.
+    zero::VirtualStage layers_of(const Group& group) const {
+        return stage().all() ? zero::VirtualStage{0, layers()}
+                             : stage().virtual_stage(group.virtual_stage);
+    }
+    int64_t first_block(const Group& group) const {
+        return std::max<int64_t>(layers_of(group).first, 1);
+    }
+    int64_t end_block(const Group& group) const { return std::min(layers_of(group).end, head()); }
+    bool embeds(const Group& group) const { return layers_of(group).first == 0; }
+    bool has_head(const Group& group) const { return layers_of(group).end == layers(); }
+    UnderWay& under_way(const Group& group) {
+        return under_way_[at(group.virtual_stage * slots_ + group.slot)];
+    }
     // Among the inputs that a block keeps.
     int64_t input_of(const Group& group, int64_t i) const {
         return group.slot * plan_.group_size() + i;
@@ -300,9 +300,12 @@ private:
     bool saves(int64_t layer, Saved what) const {
         return plan_.layer_plans[at(layer)].saves[at(what)];
     }
-    uint8_t flags_of_backward(int64_t layer, bool below, bool defers) const {
+    // Whether what adds to an accumulator for this micro-batch finds nothing in it.
+    static bool adds_first(const Group& group, int64_t i) { return group.is_first && i == 0; }
+    uint8_t flags_of_backward(int64_t layer, bool below, bool defers, bool fresh) const {
         uint8_t flags = below ? cost::kNeedsDx : 0;
         flags |= defers ? cost::kDefers : 0;
+        flags |= fresh ? cost::kFresh : 0;
         for (const Saved what : model::kAllSaved)
             flags |= saves(layer, what) ? cost::flag_of(what) : 0;
         return flags;
@@ -349,11 +352,11 @@ private:
     }
 
     // Blocks ask for them where documents do not see each other.
-    bool needs_tokens() const { return stage().is_first() || stage().is_last() || plan_.documents; }
     void load_tokens(const Group& group, bool evaluation) {
         UnderWay& own = under_way(group);
         own.tokens.clear();
-        for (int64_t i = 0; needs_tokens() && i < group.size; ++i)
+        const bool needed = embeds(group) || has_head(group) || plan_.documents;
+        for (int64_t i = 0; needed && i < group.size; ++i)
             own.tokens.push_back(r_.load_tokens(group.first + i, evaluation));
     }
 
@@ -380,32 +383,71 @@ private:
         const bool trains = trainable(head()), below = plan_.trains_below(head());
         Gradient gradient = trains ? r_.fetch_gradient(head(), group.is_first) : Gradient();
         if (table_trains()) table_gradient_ = r_.fetch_table_gradient(group.is_first);
+        const bool adds = trains || table_trains();
         for (int64_t i = 0; i < group.size; ++i) {
+            const uint8_t fresh = adds && adds_first(group, i) ? cost::kFresh : 0;
             const Input x = std::move(own.x[at(i)]);
             own.dx.push_back(below ? r_.acquire<Content::input_gradient>() : InputGradient());
-            r_.record<op::Head>(head(), group.first + i,
-                                {.weights = weights,
-                                 .table = table,
-                                 .x = x,
-                                 .tokens = own.tokens[at(i)],
-                                 .dx = own.dx.back(),
-                                 .gradient = gradient,
-                                 .table_gradient = table_gradient_,
-                                 .scratch = scratch_,
-                                 .report = report_},
-                                {.flags = below ? cost::kNeedsDx : uint8_t{0}});
+            r_.record<op::Head>(
+                head(), group.first + i,
+                {.weights = weights,
+                 .table = table,
+                 .x = x,
+                 .tokens = own.tokens[at(i)],
+                 .dx = own.dx.back(),
+                 .gradient = gradient,
+                 .table_gradient = table_gradient_,
+                 .scratch = scratch_,
+                 .report = report_},
+                {.flags = static_cast<uint8_t>(fresh | (below ? cost::kNeedsDx : 0))});
         }
         own.x.clear();
-        prefetch_for_backward(head() - 1, group);
+        if (group.goes_back_next) prefetch_for_backward(head() - 1, group);
         if (trains) finish_gradient(head(), group, gradient);
+        if (!stage().copies_table() || group.is_last) return;
+        if (table_trains()) r_.spill_table_gradient(table_gradient_);
+        table_gradient_.release();
+    }
+
+    void evaluate_blocks(const Group& group) {
+        UnderWay& own = under_way(group);
+        for (int64_t layer = first_block(group); layer < end_block(group); ++layer) {
+            const Weights weights = r_.fetch_weights(layer);
+            for (int64_t i = 0; i < group.size; ++i) {
+                auto out = r_.acquire<Content::input>();
+                r_.record<op::Forward>(layer, 0,
+                                       {.weights = weights,
+                                        .x = own.x[at(i)],
+                                        .out = out,
+                                        .scratch = scratch_,
+                                        .report = report_,
+                                        .tokens = documents(own, i)});
+                own.x[at(i)] = std::move(out);
+            }
+        }
+    }
+    void evaluate_head(const Group& group) {
+        const UnderWay& own = under_way(group);
+        const Weights weights = r_.fetch_weights(head());
+        const Table table = tied_table();
+        for (int64_t i = 0; i < group.size; ++i) {
+            r_.record<op::HeadLoss>(head(), i,
+                                    {.weights = weights,
+                                     .table = table,
+                                     .x = own.x[at(i)],
+                                     .tokens = own.tokens[at(i)],
+                                     .scratch = scratch_,
+                                     .report = report_});
+        }
     }
 
     // The gradient of the block inputs that the stage before gave.
     void give_gradients(const Group& group) {
-        if (stage().is_first() || !stage().trains_below) return;
+        const zero::VirtualStage of = layers_of(group);
+        if (!of.trains_below) return;
         UnderWay& own = under_way(group);
         for (int64_t i = 0; i < group.size; ++i)
-            r_.pass_on(StageLink::previous, stage().first, group.first + i, own.dx[at(i)],
+            r_.pass_on(StageLink::previous, of.first, group.first + i, own.dx[at(i)],
                        plan_.input_bytes);
     }
 
@@ -419,12 +461,9 @@ private:
     void take_table() {
         if (updates() && table_trains()) r_.take_table();
     }
-    void give_table_gradient(const Group& group) {
+    void give_table_gradient() {
         if (!table_trains()) return;
-        if (group.is_last)
-            r_.pass_on(StageLink::table, 0, 0, table_gradient_, table_gradient_bytes());
-        else
-            r_.spill_table_gradient(table_gradient_);
+        r_.pass_on(StageLink::table, 0, 0, table_gradient_, table_gradient_bytes());
         table_gradient_.release();
     }
     void take_table_gradient() {
@@ -466,7 +505,8 @@ private:
                  .attention = its.saved.attention,
                  .mlp = its.saved.mlp,
                  .norms = norms},
-                {.flags = flags_of_backward(layer, plan_.trains_below(layer), true)});
+                {.flags = flags_of_backward(layer, plan_.trains_below(layer), true,
+                                            adds_first(group, i))});
         }
         finish_gradient(layer, group, gradient);
     }
@@ -500,7 +540,8 @@ private:
     BufferOf<Content::scratch> scratch_;
     BufferOf<Content::report> report_;
     TableGradient table_gradient_;
-    std::vector<UnderWay> under_way_;
+    const int64_t slots_;                            // of groups under way in a virtual stage
+    std::vector<UnderWay> under_way_;                // [virtual stage, slot]
     std::vector<std::vector<Deferred>> deferred_{};  // by slot; [layer, micro-batch]
     std::vector<Gradient> norms_;                    // by layer, from the first group to the last
 };
@@ -509,36 +550,57 @@ private:
 
 namespace {
 
+// Groups of micro-batches go through the layers one after another; of a pipeline in the order of
+// its schedule.
+void take_actions(Step& step, const Plan& plan) {
+    using zero::Action;
+    using enum Action::What;
+    const int64_t size = plan.group_size(), slots = plan.groups_under_way(),
+                  deferred = plan.groups_deferred();
+    const std::vector<Action> actions = zero::actions_of(plan.partition.stage, plan.groups);
+    const auto is_visit = [](const Action& action) {
+        return action.what == forward || action.what == backward;
+    };
+    for (auto action = actions.begin(); action != actions.end(); ++action) {
+        const int64_t g = action->group;
+        const auto next = std::find_if(action + 1, actions.end(), is_visit);
+        const Group group{.first = g * size,
+                          .size = size,
+                          .is_first = g == 0,
+                          .is_last = g == plan.groups - 1,
+                          .slot = g % slots,
+                          .deferred_slot = g % (deferred + 1),
+                          .virtual_stage = action->virtual_stage,
+                          .goes_back_next = next != actions.end() &&
+                                            *next == Action{backward, action->virtual_stage, g}};
+        switch (action->what) {
+            case take_inputs:
+                step.take_inputs(group);
+                break;
+            case forward:
+                step.forward(group);
+                break;
+            case take_gradients:
+                step.take_gradients(group);
+                break;
+            case backward:
+                step.backward(group);
+                break;
+            case weight_gradients:
+                step.add_weight_gradients(group);
+                break;
+        }
+    }
+}
+
 void describe_step(Recorder& recorder, Previous previous, bool speculative,
                    Exchanged what = Exchanged::gradients) {
     {
         Step step(recorder, previous, speculative, what);
         step.start_report();
         step.end_speculation();
-        const Plan& plan = recorder.plan();
-        const int64_t size = plan.group_size(), under_way = plan.groups_under_way(),
-                      deferred = plan.groups_deferred();
-        const auto group = [&](int64_t g) {
-            return Group{g * size,          size, g == 0, g == plan.groups - 1, g % under_way,
-                         g % (deferred + 1)};
-        };
-        // Behind each backward what an earlier one has left. Nobody waits for that: so late it
-        // fills what stages wait for each other at the end.
-        const auto add_weight_gradients = [&](int64_t g) {
-            if (deferred > 0 && g >= 0 && g < plan.groups) step.add_weight_gradients(group(g));
-        };
-        step.begin(group(0));
-        // Of a pipeline as many groups go forward first as there are stages from here on; then one
-        // goes back for each that goes forward. The inputs of the next one arrive beside that.
-        for (int64_t g = 0; g < plan.groups + under_way - 1; ++g) {
-            const int64_t back = g - (under_way - 1);
-            if (g < plan.groups) step.forward(group(g));
-            if (back >= 0) step.take_gradients(group(back));
-            if (g + 1 < plan.groups) step.take_inputs(group(g + 1));
-            if (back >= 0) step.backward(group(back));
-            if (back >= 0) add_weight_gradients(back - deferred);
-        }
-        for (int64_t g = plan.groups - deferred; g < plan.groups; ++g) add_weight_gradients(g);
+        step.begin();
+        take_actions(step, recorder.plan());
         step.send_report();
     }
     recorder.mark_outcome();

@@ -1,5 +1,6 @@
-// The codecs as kernels (codec.h). Compiled without contraction (cmake/cuda.cmake): every product
-// and every sum is rounded by itself, as the processor's are.
+// The codecs as kernels (codec.h), and what keeps gradients (feedback.h). Compiled without
+// contraction (cmake/cuda.cmake): every product and every sum is rounded by itself, as the
+// processor's are.
 #include <cuda_runtime.h>
 
 #include <bit>
@@ -10,6 +11,7 @@
 #include "ferry/error.h"
 #include "ferry/units.h"
 #include "zero/codec.h"
+#include "zero/feedback.h"
 
 namespace ferry::zero::cuda {
 namespace {
@@ -90,9 +92,9 @@ __device__ uint32_t largest_of(uint32_t bits, bool of_halves) {
     return of_halves ? bits : max(bits, __shfl_xor_sync(kAll, bits, kWarp / 2));
 }
 
-// A block in any place and of any size, by a warp.
-template <CodecKind kKind, class T>
-__device__ void encode_slowly(const T* values, int count, int lane, std::byte* scale,
+// A block in any place and of any size, by a warp. `values`: a pointer, or what is like one.
+template <CodecKind kKind, class Values>
+__device__ void encode_slowly(Values values, int count, int lane, std::byte* scale,
                               std::byte* codes) {
     uint32_t bits = 0;
     for (int i = lane; i < count; i += kWarp) bits = max(bits, magnitude_bits(widened(values[i])));
@@ -161,8 +163,8 @@ __device__ void put_halves(const uint32_t (&words)[kSteps], int block, int lane,
 }
 
 // kTile elements by a warp, all of them in registers: four of each step's 128 are a thread's.
-template <CodecKind kKind, class T>
-__device__ void encode_tile(const T* values, int block, int lane, std::byte* scales,
+template <CodecKind kKind, class Values>
+__device__ void encode_tile(Values values, int block, int lane, std::byte* scales,
                             std::byte* codes) {
     Quad quads[kSteps];
     uint32_t largest[kSteps];
@@ -477,6 +479,104 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x < kRow) put_leaf(reinterpret_cast<const float*>(room), leaves + blockIdx.x);
 }
 
+// ---------------------------------------------------------------- combine
+
+// Several senders' codes as the values that they add up to: from one element on, as a pointer is.
+template <CodecKind kKind>
+struct SumOfCodes {
+    Coded first;  // the first sender's part
+    int senders;
+    int64_t apart;  // from one sender's part to the next: bytes
+    int64_t at = 0;
+
+    __device__ SumOfCodes operator+(int64_t elements) const {
+        SumOfCodes moved = *this;
+        moved.at += elements;
+        return moved;
+    }
+    __device__ float operator[](int64_t i) const {
+        Coded part = first;
+        float sum = decoded_one<kKind>(part, at + i);
+        for (int sender = 1; sender < senders; ++sender) {
+            part.scales += apart;
+            part.codes += apart;
+            sum = sum + decoded_one<kKind>(part, at + i);
+        }
+        return sum;
+    }
+};
+template <CodecKind kKind>
+__device__ Quad load_quad(const SumOfCodes<kKind>& values) {
+    const Place place = place_of<kKind>(values.first, values.at);
+    Quad sum = decoded_at<kKind>(values.first.scales, place);
+    for (int sender = 1; sender < values.senders; ++sender) {
+        const Quad one = decoded_at<kKind>(values.first.scales + sender * values.apart, place);
+        for (int k = 0; k < kQuad; ++k) sum.at[k] = sum.at[k] + one.at[k];
+    }
+    return sum;
+}
+
+// A warp a tile, and behind the tiles a block; of each host, whose parts follow each other.
+template <CodecKind kKind>
+__global__ void __launch_bounds__(kThreads)
+    combine_kernel(Runs parts, int senders, int64_t apart, Runs combined) {
+    const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int64_t tiles = parts.count / kTile;
+    const int64_t first =
+        warp < tiles ? warp * kTile : tiles * kTile + (warp - tiles) * parts.block;
+    if (first >= parts.count) return;
+    const std::byte* from = parts.scales + blockIdx.y * parts.parts_apart;
+    std::byte* to = combined.scales + blockIdx.y * combined.parts_apart;
+    const int64_t codes_behind = parts.codes - parts.scales;
+    const SumOfCodes<kKind> values{
+        {from, from + codes_behind, parts.count, parts.block, parts.block_bits},
+        senders,
+        apart,
+        first};
+    std::byte* scales = to + (first >> parts.block_bits) * int64_t{sizeof(float)};
+    std::byte* codes = to + codes_behind + code_bytes<kKind>(first);
+    if (warp < tiles)
+        encode_tile<kKind>(values, parts.block, lane, scales, codes);
+    else
+        encode_slowly<kKind>(values, parts.block, lane, scales, codes);
+}
+
+// ---------------------------------------------------------------- gradients that are kept
+
+// A block of threads a leaf of all runs.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    keep_kernel(const float* gradient, int ranks, int64_t apart, int64_t count, T* kept,
+                float* leaves) {
+    __shared__ float4 room[kLeaf / kQuad];
+    __shared__ float leaf;
+    const int64_t first = int64_t{blockIdx.x} * kLeaf;
+    float sum = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+        const float* from = gradient + rank * apart + first;
+        T* to = kept + rank * count + first;
+        for (int quad = static_cast<int>(threadIdx.x); quad < kLeaf / kQuad; quad += kThreads) {
+            const Quad values = load_quad(from + quad * kQuad);
+            store_quad(values, to + quad * kQuad);
+            float squares[kQuad];
+            for (int k = 0; k < kQuad; ++k) {
+                T once;
+                narrow(values.at[k], once);
+                const float rounded = widened(once);
+                const float value = fabsf(rounded) < 0x1p-60F ? 0.0f : rounded;
+                squares[k] = value * value;
+            }
+            room[quad] = make_float4(squares[0], squares[1], squares[2], squares[3]);
+        }
+        __syncthreads();
+        if (threadIdx.x < kRow) put_leaf(reinterpret_cast<const float*>(room), &leaf);
+        if (threadIdx.x == 0) sum = sum + leaf;
+        __syncthreads();  // the next run's squares take the room
+    }
+    if (threadIdx.x == 0) leaves[blockIdx.x] = sum;
+}
+
 // ---------------------------------------------------------------- launches
 
 void demand(cudaError_t status, const char* call) {
@@ -617,6 +717,40 @@ void sum(const Codec& codec, const std::byte* parts, int senders, int64_t count,
                 runs, senders, static_cast<T*>(wire), leaves);
     });
     check_launch("sum of codes");
+}
+
+void combine(const Codec& codec, const std::byte* parts, int senders, int hosts, int64_t count,
+             std::byte* combined, void* stream) {
+    FERRY_CHECK(senders > 0 && hosts > 0 && count % codec.block == 0, "parts of whole blocks");
+    const int64_t bytes = codec.bytes(count);
+    const Several several{.count = hosts, .parts_apart = bytes};
+    const Part sent{const_cast<std::byte*>(parts), count}, made{combined, count};
+    const Runs from = runs_of(codec, sent, 0, count, nullptr, DType::f32, several);
+    const Runs to = runs_of(codec, made, 0, count, nullptr, DType::f32, several);
+    if (count == 0) return;
+    const int64_t tiles = count / kTile;
+    const int64_t warps = tiles + (count - tiles * kTile) / codec.block;
+    const dim3 grid = grid_of(ceil_div(warps, kWarps), several);
+    with_numbers(codec.kind, DType::f32, [&](auto kind, float) {
+        combine_kernel<decltype(kind)::kValue>
+            <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(from, senders, hosts * bytes,
+                                                                       to);
+    });
+    check_launch("combine codes");
+}
+
+void keep(const float* gradient, int ranks, int64_t apart, int64_t count, DType wire, void* kept,
+          float* leaves, void* stream) {
+    FERRY_CHECK(ranks > 0 && count % kLeaf == 0 && apart % kQuad == 0, "runs of whole leaves");
+    FERRY_CHECK(aligned(gradient, kQuad * 4) && aligned(kept, kQuad * size_of(wire)));
+    if (count == 0) return;
+    const auto blocks = static_cast<unsigned>(count / kLeaf);
+    with_type(wire, [&](auto element) {
+        using T = decltype(element);
+        keep_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+            gradient, ranks, apart, count, static_cast<T*>(kept), leaves);
+    });
+    check_launch("keep gradients");
 }
 
 bool available() {

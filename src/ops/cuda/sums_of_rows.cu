@@ -1,0 +1,129 @@
+// The gradient of a bias, and the second pass of every sum over rows.
+#include "sums_of_rows.h"
+
+#include <algorithm>
+
+#include "norm_row.h"
+
+namespace ferry::ops::cuda {
+
+namespace {
+
+// A sector's width of columns, for many blocks; each of kParts threads of a column adds a run of
+// the partial sums in order, and the first adds the runs in order.
+constexpr int kColumns = 8, kParts = 32;
+__global__ void __launch_bounds__(kColumns* kParts)
+    gradient_kernel(const float* partial, int64_t blocks, int64_t cols, Accumulator gradient) {
+    __shared__ double sums[kParts][kColumns];
+    wait_for_last();
+    const int64_t col = int64_t{blockIdx.x} * kColumns + threadIdx.x;
+    const int64_t run = (blocks + kParts - 1) / kParts, first = threadIdx.y * run;
+    const float was = threadIdx.y == 0 && col < cols ? gradient.of(col) : 0;
+    double sum = 0;
+    if (col < cols) {
+#pragma unroll 16
+        for (int64_t b = first; b < min(first + run, blocks); ++b)
+            sum += static_cast<double>(partial[b * cols + col]);
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || col >= cols) return;
+    double total = 0;
+    for (int part = 0; part < kParts; ++part) total += sums[part][threadIdx.x];
+    gradient.at[col] = static_cast<float>(static_cast<double>(was) + total);
+}
+
+// A block has a strip of up to kStripPacks packs of columns, which lie next to each other, and a
+// run of the rows. Each of kStripDown threads of a pack adds every kStripDown-th row, a batch at a
+// time.
+constexpr int kStripPacks = 64, kStripDown = 4, kStripThreads = kStripPacks * kStripDown;
+
+// kWhole: bf16, all packs at multiples of 16 bytes.
+template <bool kWhole>
+struct StripBatch {
+    static constexpr int kRows = kWhole ? 8 : 4, kBlocks = kWhole ? 4 : 2;  // of a multiprocessor
+    static __device__ RawPack fetch(const ConstView& x, int64_t row, int64_t col, int count) {
+        if constexpr (!kWhole) return fetch_pack(x, row, col, count);
+        const auto* at = static_cast<const uint16_t*>(x.data) + row * x.ld + col;
+        return {*reinterpret_cast<const uint4*>(at), {}};
+    }
+};
+
+template <bool kWhole>
+__global__ void __launch_bounds__(kStripThreads, StripBatch<kWhole>::kBlocks)
+    strip_kernel(ConstView x, int64_t packs, int64_t rows, float* partial) {
+    using Batch = StripBatch<kWhole>;
+    __shared__ float room[kStripDown][kStripPacks * kPack];
+    wait_for_last();
+    let_next_start();
+    const int across = static_cast<int>(threadIdx.x) % kStripPacks;
+    const int down = static_cast<int>(threadIdx.x) / kStripPacks;
+    const int64_t begin = int64_t{blockIdx.y} * packs * kPack, col = begin + across * kPack;
+    const int count = across < packs ? pack_count(x.cols, col) : 0;
+    const int64_t first = int64_t{blockIdx.x} * rows;
+    const int64_t end = count > 0 ? min(first + rows, x.rows) : 0;
+    Pack total{};
+    for (int64_t row = first + down; row < end; row += Batch::kRows * kStripDown) {
+        RawPack raw[Batch::kRows];
+#pragma unroll
+        for (int k = 0; k < Batch::kRows; ++k) {
+            const int64_t at = row + k * kStripDown;
+            raw[k] = at < end ? Batch::fetch(x, at, col, count) : RawPack{};
+        }
+        Pack sum{};
+#pragma unroll
+        for (int k = 0; k < Batch::kRows; ++k) {
+            const Pack one = widen_pack(raw[k], kWhole ? DType::bf16 : x.type, count);
+#pragma unroll
+            for (int e = 0; e < kPack; ++e) sum.at[e] += one.at[e];
+        }
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) total.at[e] += sum.at[e];
+    }
+    total.count = kPack;
+    put_pack(total, &room[down][across * kPack], DType::f32);
+    __syncthreads();
+    for (int64_t c = threadIdx.x; c < packs * kPack && begin + c < x.cols; c += kStripThreads) {
+        float sum = 0;
+        for (int part = 0; part < kStripDown; ++part) sum += room[part][c];
+        partial[int64_t{blockIdx.x} * x.cols + begin + c] = sum;
+    }
+}
+
+// All blocks are at work from the start, each with a batch of rows or more.
+template <bool kWhole>
+void add_strips(ConstView x, float* partial, Accumulator sums, cudaStream_t stream) {
+    using Batch = StripBatch<kWhole>;
+    constexpr int64_t kBlocks = int64_t{kMultiprocessors} * Batch::kBlocks;
+    constexpr int64_t kLeast = int64_t{Batch::kRows} * kStripDown;
+    static_assert(kLeast >= kNormRows, "scratch has room for a partial sum of kNormRows");
+    const int64_t all = ceil_div(x.cols, kPack), strips = ceil_div(all, kStripPacks);
+    const int64_t wanted = std::clamp<int64_t>(kBlocks / strips, 1, ceil_div(x.rows, kLeast));
+    const int64_t rows = ceil_div(x.rows, wanted);
+    const dim3 blocks(blocks_for(x.rows, rows), static_cast<unsigned>(strips));
+    start(strip_kernel<kWhole>, blocks, kStripThreads, 0, stream, x, ceil_div(all, strips), rows,
+          partial);
+    add_partials(partial, blocks.x, x.cols, sums, stream);
+}
+
+}  // namespace
+
+void add_partials(const float* partial, int64_t count, int64_t cols, Accumulator sums,
+                  cudaStream_t stream) {
+    start(gradient_kernel, blocks_for(cols, kColumns), dim3(kColumns, kParts), 0, stream, partial,
+          count, cols, sums);
+}
+
+void add_rows(ConstView x, float* partial, Accumulator sums, cudaStream_t stream) {
+    lies_whole(x) && x.cols % kPack == 0 ? add_strips<true>(x, partial, sums, stream)
+                                         : add_strips<false>(x, partial, sums, stream);
+}
+
+void sum_rows(ConstView x, Accumulator sums, float* partial, cudaStream_t stream) {
+    if (x.cols == 0) return;
+    if (x.rows == 0) return add_nothing(x.cols, sums, stream);
+    add_rows(x, partial, sums, stream);
+    check_launch("sum of rows");
+}
+
+}  // namespace ferry::ops::cuda

@@ -1,0 +1,83 @@
+// The order in which the stages of a pipeline take micro-batches, where that is ferry's choice:
+// each one that the configuration admits is planned, and all its stages are simulated together.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cost/measurements.h"
+#include "ferry/config.h"
+#include "ferry/error.h"
+#include "model/model.h"
+#include "planner/planner.h"
+#include "zero/zero.h"
+
+namespace ferry::train {
+
+// Whether there is a choice: several stages, and parallel.schedule is auto.
+bool chooses_schedule(const Config& config);
+// What is chosen from, those that take parallel.virtual_stages; of some that take as long the
+// earlier one is taken.
+std::span<const PipelineSchedule> schedules_to_choose(const Config& config);
+Config with_schedule(Config config, PipelineSchedule schedule);
+std::string_view name_of(PipelineSchedule schedule);  // as the configuration names it
+
+// A schedule, with the plan of a rank of each stage; or why it cannot be.
+struct PlannedSchedule {
+    PipelineSchedule schedule{};
+    std::vector<planner::Plan> plans{};
+    std::optional<Error> refusal{};
+};
+// `plans_of()`: they may throw does_not_fit, or usage of a schedule that the configuration does not
+// admit.
+template <class PlansOf>
+PlannedSchedule plan_schedule(PipelineSchedule schedule, const PlansOf& plans_of) {
+    PlannedSchedule found{.schedule = schedule};
+    try {
+        found.plans = plans_of();
+    } catch (const Error& error) {
+        if (error.trouble() != Trouble::does_not_fit && error.trouble() != Trouble::usage) throw;
+        found.refusal = error;
+    }
+    return found;
+}
+// The same refusal with the number of the stage.
+Problem of_stage(Problem problem, const zero::Stage& stage);
+
+struct ScheduleOffer {
+    PipelineSchedule schedule{};
+    std::optional<Error> refusal{};  // where it cannot be; nothing below is known then
+    double seconds = 0;              // of a step
+    double waits = 0;                // the part of it that the stage waits which waits most
+    // Of weights that come to a rank's device in a step, of the stage where that is most; and what
+    // a rank of the stage takes that takes most.
+    int64_t weight_bytes = 0;
+    int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
+};
+
+// The first one that takes at most 1 % longer than the fastest: the simulation errs by more. None:
+// all are refused.
+std::optional<size_t> fastest_of(std::span<const ScheduleOffer> offers);
+
+struct ScheduleChoice {
+    std::vector<ScheduleOffer> offers{};  // none: there is no choice
+    size_t chosen = 0;                    // where all are refused: the first
+    PipelineSchedule schedule() const { return offers[chosen].schedule; }
+};
+
+// By the measurements of one rank. Where they have not the kernels of all of these schedules, all
+// kernels are reckoned by arithmetic.
+ScheduleChoice choose_schedule(std::vector<PlannedSchedule> planned, const model::Decoder& decoder,
+                               const cost::Measurements& measured);
+
+// "zero_bubble, the fastest as simulated: 1f1b 0.512 s a step, zero_bubble 0.47 s"
+std::string text_of(const ScheduleChoice& choice);
+// What is refused, and by how much: without the remedy, which is a key that the others need not.
+std::string why_not(const Error& refusal);
+
+}  // namespace ferry::train
