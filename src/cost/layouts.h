@@ -15,7 +15,7 @@ namespace ferry::cost {
 
 // Whether ranks that share tensors also divide the rows of the residual stream: norms, block inputs
 // and what passes between stages are then of a part of the tokens. Here alone it is said.
-inline constexpr bool kSharesRows = false;
+inline constexpr bool kSharesRows = true;
 
 // Elements of a layer, by what ranks that share tensors have of them: a part each; a part, but no
 // less than a head of keys; all.

@@ -278,6 +278,7 @@ bool exchanges_within(const swap::Task& task) {
         case Op::head:
         case Op::head_loss:
         case Op::backward:
+        case Op::embed_backward:
             return true;
         default:
             return false;

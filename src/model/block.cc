@@ -48,7 +48,7 @@ int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const
                              ops::Ops& ops, const Layer& layer) {
     const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
     const Mask mask{.pattern = shape.pattern_of(layer.index)};
-    const Block block(shape, numerics, rope, ops, nowhere, mask, nullptr);
+    Block block(shape, numerics, rope, ops, nowhere, mask, nullptr);
     Carver carver(nullptr);
     block.cut(carver, block.op_scratch_bytes());
     return carver.peak();
@@ -108,9 +108,9 @@ void Block::save(Saved what, std::byte* memory, bool known) {
 // The views of a backward that defers are of all tokens, and of memory that outlives it. What it
 // saves has memory of its own, and so have gradients of n1 and n2.
 void Block::cut_deferred(Carver& carver, Buffers& b) const {
-    const int64_t tokens = numerics_.tokens();
+    const int64_t tokens = numerics_.tokens(), rows = sums_.rows.padded;
     const DType compute = numerics_.compute;
-    b.n1 = qkv_.input(carver, tokens);
+    b.n1 = qkv_.input(carver, rows);
     if (shares()) {  // of own tokens and all heads, whatever attention saves of own heads
         b.all_heads = carver.matrix(compute, tokens, all_.all());
         b.all_attended = output_.input(carver, tokens);
@@ -118,11 +118,11 @@ void Block::cut_deferred(Carver& carver, Buffers& b) const {
         b.dqkv = of_heads(carver, own_.all(), most_.all());
         if (!saved_[at(Saved::attention)]) b.attended = output_.input(carver, tokens);
     }
-    b.dmid = carver.matrix(compute, tokens, shape_.hidden);
-    b.n2 = up_.input(carver, tokens);
+    b.dmid = carver.matrix(compute, rows, shape_.hidden);
+    b.n2 = up_.input(carver, rows);
     if (!saved_[at(Saved::mlp)]) b.inner = carver.matrix(compute, tokens, up_.outputs());
     b.active = down_.input(carver, tokens);
-    b.dout = carver.matrix(compute, tokens, shape_.hidden);
+    b.dout = carver.matrix(compute, rows, shape_.hidden);
 }
 
 int64_t Block::deferred_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
@@ -135,11 +135,18 @@ int64_t Block::deferred_bytes(const Shape& shape, const Numerics& numerics, cons
 }
 
 template <class Each>
-void Block::for_trained_norms(const Each& each) {
+void Block::for_norms(const Each& each) {
     for (Parameter* parameter : {&norm1_.weight, &norm1_.bias, &norm2_.weight, &norm2_.bias,
                                  &query_norm_.weight, &key_norm_.weight}) {
-        if (parameter->trains()) each(*parameter);
+        if (parameter->exists()) each(*parameter);
     }
+}
+
+template <class Each>
+void Block::for_trained_norms(const Each& each) {
+    for_norms([&](Parameter& parameter) {
+        if (parameter.trains()) each(parameter);
+    });
 }
 
 void Block::defer(std::byte* memory) {
@@ -161,13 +168,13 @@ int64_t Block::tile() const {
     return numerics_.mlp_tile > 0 ? std::min(numerics_.mlp_tile, tokens) : tokens;
 }
 
-Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
+Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) {
     const int64_t tokens = numerics_.tokens(), tile = this->tile();
     const int64_t hidden = shape_.hidden;
     const int64_t normed = shape_.head_norms ? numerics_.attended_tokens() : 0;
     const DType compute = numerics_.compute;
     Buffers b;
-    b.n1 = qkv_.input(carver, tile);
+    b.n1 = qkv_.input(carver, normed_rows());
     b.qkv = of_heads(carver, own_.all(), most_.all());
     if (shape_.head_norms) b.normed = of_heads(carver, own_.seen(), most_.seen());
     cut_attention(carver, b);
@@ -177,26 +184,29 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     }
     // The MLP's backward pass is the last to read x_mid, and attention's the first with dattended.
     const int64_t middle = carver.mark();
-    b.x_mid = carver.matrix(numerics_.residual, tokens, hidden);
+    b.x_mid =
+        carver.matrix(numerics_.residual, sums_.rows.each, hidden).row_range(0, sums_.rows.own);
     const int64_t behind = carver.mark();
     carver.rewind(middle);
     b.dattended = of_heads(carver, own_.query, most_.query);
     carver.rewind(std::max(behind, carver.mark()));
-    b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
-    // A norm's output is read for the last time before the gradient of it is written.
-    b.dn1 = View::of(b.n1.data, compute, tile, hidden);
+    const bool apart = compute != numerics_.residual && !slices();
+    b.dy = carver.matrix(compute, apart ? tokens : 0, hidden);
+    // A norm's output is read for the last time before the gradient of it is written. Its rows may
+    // be further apart, never nearer.
+    b.dn1 = View::of(b.n1.data, compute, normed_rows(), hidden);
     if (slices()) cut_slices(carver, b);
-    b.stats1 = carver.floats(norm1_.stats_floats(tile));
+    b.stats1 = carver.floats(norm1_.stats_floats(norm_rows()));
     b.query_rstd = carver.floats(normed * most_.queries);
     b.key_rstd = carver.floats(normed * most_.keys);
     if (shape_.head_norms)
         b.angles = carver.floats(ops_.rope_angles_floats(rope(most_.queries, false)));
     const int64_t shared = carver.mark();
-    b.n2 = up_.input(carver, tile);
-    b.dn2 = View::of(b.n2.data, compute, tile, hidden);
+    b.n2 = up_.input(carver, normed_rows());
+    b.dn2 = View::of(b.n2.data, compute, normed_rows(), hidden);
     b.inner = carver.matrix(compute, tile, up_.outputs());
     b.active = down_.input(carver, tile);
-    b.stats2 = carver.floats(norm2_.stats_floats(tile));
+    b.stats2 = carver.floats(norm2_.stats_floats(norm_rows()));
     carver.rewind(shared);
     b.dqkv = of_heads(carver, own_.all(), most_.all());
     if (ring_) b.ring = ring_->cut(carver);
@@ -210,26 +220,60 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     return b;
 }
 
-void Block::cut_slices(Carver& carver, Buffers& b) const {
-    const int64_t tokens = numerics_.tokens(), tile = this->tile(), hidden = shape_.hidden;
+void Block::cut_slices(Carver& carver, Buffers& b) {
+    const int64_t hidden = shape_.hidden;
     const int64_t width = std::max(size_of(numerics_.compute), size_of(numerics_.residual));
+    b.part = carver.bytes(sums_.rows.padded * hidden * width);
     int64_t of_keys = 0;
     if (numerics_.key_holders > 1) {
         b.own_keys = carver.matrix(numerics_.compute, numerics_.attended_tokens(), 2 * most_.key);
         of_keys = b.own_keys.rows * b.own_keys.cols;
         b.all_keys = carver.bytes(numerics_.slices * of_keys * size_of(numerics_.compute));
     }
-    b.sums = sums_.cut(carver, {tokens, tile, tokens % tile}, hidden * width, hidden, of_keys);
-    if (!shape_.head_norms) return;
-    b.norm_gradient = carver.floats(2 * shape_.head_dim);
-    b.all_norm_gradients = carver.floats(int64_t{2} * numerics_.slices * shape_.head_dim);
+    b.sums = sums_.cut(carver, hidden * width, hidden, of_keys);
+    b.norm_gradient = carver.floats(norm_floats());
+    b.all_norm_gradients = carver.floats(numerics_.slices * norm_floats());
+}
+
+// Of the gradients of all its norms, one after the other.
+int64_t Block::norm_floats() {
+    int64_t floats = 0;
+    for_norms([&](const Parameter& norm) { floats += room_of_norm(norm.value.cols); });
+    return floats;
+}
+
+// Forward: what the norms give is gathered, and what comes behind is added up. Backward does so
+// again but for the last sum; the gradients of both sums are gathered, those of both norms added
+// up.
+BlockExchanges::Group Block::exchanges_of_slices(const Shape& shape, const Numerics& numerics,
+                                                 const RopeTable& rope, ops::Ops& ops,
+                                                 const Layer& layer) {
+    if (numerics.slices == 1) return {};
+    const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
+    Block block(shape, numerics, rope, ops, nowhere, {}, nullptr);
+    const SliceSum& sums = block.sums_;
+    const int64_t compute = size_of(numerics.compute);
+    const int64_t normed = sums.bytes((block.b_.n1.ld + block.b_.n2.ld) * compute);
+    const int64_t slope = sums.bytes(shape.hidden * compute);
+    const int64_t sum = sums.bytes(shape.hidden * size_of(numerics.residual));
+    const int64_t norms = sums.gathered_bytes(block.norm_floats() * size_of(DType::f32));
+    BlockExchanges::Group found{.forward_bytes = normed + 2 * sum,
+                                .backward_bytes = normed + sum + 4 * slope + norms,
+                                .forward_calls = 4,
+                                .backward_calls = 8};
+    if (numerics.key_holders > 1) {
+        const View& keys = block.b_.own_keys;
+        found.backward_bytes += sums.gathered_bytes(keys.rows * keys.cols * compute);
+        ++found.backward_calls;
+    }
+    return found;
 }
 
 int64_t Block::op_scratch_bytes() const {
     const int64_t tokens = numerics_.tokens(), tile = this->tile();
     const DType compute = numerics_.compute, residual = numerics_.residual;
     int64_t most = std::max(
-        {norm1_.scratch_bytes(tile, ops_), norm2_.scratch_bytes(tile, ops_),
+        {norm1_.scratch_bytes(norm_rows(), ops_), norm2_.scratch_bytes(norm_rows(), ops_),
          qkv_.scratch_bytes(ops_, tile, compute), output_.scratch_bytes(ops_, tokens, residual),
          up_.scratch_bytes(ops_, tile, compute), down_.scratch_bytes(ops_, tile, residual)});
     // Ranks that share sequences have so many heads each, or one less. All need the same plan, and
@@ -306,17 +350,11 @@ void Block::turn_heads_back() {
     if (!shape_.head_norms) {
         return ops_.rope(b_.dqkv.col_range(0, own_.seen()), rope(own_.queries + own_.keys, true));
     }
-    ops::Accumulator of_query = query_norm_.weight.sums(true), of_key = key_norm_.weight.sums(true);
-    if (slices()) {  // of this rank's heads: apart from what they are added to
-        if (of_query.asked()) of_query = b_.norm_gradient;
-        if (of_key.asked()) of_key = b_.norm_gradient + shape_.head_dim;
-        ops_.fill_zero(b_.norm_gradient, 2 * shape_.head_dim * size_of(DType::f32));
-    }
     ops_.norm_rope_backward(queries(b_.dqkv), queries(b_.qkv), query_norm_.weight.value,
-                            b_.query_rstd, of_query, rope(own_.queries, true), b_.angles, b_.ops);
+                            b_.query_rstd, part_of(query_norm_.weight), rope(own_.queries, true),
+                            b_.angles, b_.ops);
     ops_.norm_rope_backward(keys(b_.dqkv), keys(b_.qkv), key_norm_.weight.value, b_.key_rstd,
-                            of_key, rope(own_.keys, true), b_.angles, b_.ops);
-    if (slices() && (of_query.asked() || of_key.asked())) add_up_norms();
+                            part_of(key_norm_.weight), rope(own_.keys, true), b_.angles, b_.ops);
 }
 
 // ---------------------------------------------------------------- ranks of a sequence
@@ -409,29 +447,67 @@ void Block::drop_keys(View dqkv) {
     ops_.copy_out(none, dqkv.col_range(all_.query, 2 * all_.key));
 }
 
-// Adds all ranks' gradients of the heads' norms, in rank order; of keys that several have, once.
+ops::Accumulator Block::part_of(const Parameter& of_norm) {
+    if (!slices() || !of_norm.trains()) return of_norm.sums(true);
+    float *at = b_.norm_gradient, *found = nullptr;
+    for_norms([&](const Parameter& norm) {
+        if (&norm == &of_norm) found = at;
+        at += room_of_norm(norm.value.cols);
+    });
+    return found;
+}
+
+// Adds all ranks' gradients of norms, in rank order: of their rows, or heads; of keys that several
+// have, once.
 void Block::add_up_norms() {
-    const int64_t d = shape_.head_dim;
-    auto* const all = reinterpret_cast<std::byte*>(b_.all_norm_gradients);
-    if (mask_.ranks.slices)
-        mask_.ranks.slices->gather(reinterpret_cast<const std::byte*>(b_.norm_gradient), all,
-                                   2 * d * size_of(DType::f32), index_);
+    bool trains = false;
+    for_trained_norms([&](const Parameter&) { trains = true; });
+    if (!trains) return;
+    sums_.gather(b_.norm_gradient, b_.all_norm_gradients, norm_floats() * size_of(DType::f32));
+    const float* its = b_.all_norm_gradients;
     for (int rank = 0; rank < numerics_.slices; ++rank) {
-        const float* its = b_.all_norm_gradients + int64_t{2} * rank * d;
-        if (query_norm_.trains()) ops_.add(query_norm_.weight.gradient, its, d);
-        if (key_norm_.trains() && rank % numerics_.key_holders == 0)
-            ops_.add(key_norm_.weight.gradient, its + d, d);
+        const bool has_keys = rank % numerics_.key_holders == 0;
+        for_norms([&](const Parameter& norm) {
+            if (norm.trains() && (has_keys || &norm != &key_norm_.weight))
+                ops_.add(norm.gradient, its, norm.value.cols);
+            its += room_of_norm(norm.value.cols);
+        });
     }
+}
+
+void Block::share_normed(const Norm& norm, ConstView x, View n, float* stats) {
+    if (x.rows > 0) norm.forward(ops_, x, sums_.own(n), stats);
+    sums_.gather(n);
+}
+
+ConstView Block::share_slope(ConstView dx, View room) {
+    const View own = sums_.own(room);
+    if (own.rows > 0) dx.type == own.type ? ops_.copy_out(dx, own) : ops_.cast(dx, own);
+    sums_.gather(room);
+    return sums_.real(room);
+}
+
+void Block::norm_backward(const Norm& norm, View dn, ConstView x, const float* stats,
+                          ConstView addend, View dx) {
+    const View sum = sums_.own(dn);
+    add_up(dn, {}, sum);
+    if (x.rows == 0) return;
+    Norm its = norm;
+    its.weight.gradient = part_of(norm.weight).at;
+    its.bias.gradient = part_of(norm.bias).at;
+    its.backward(ops_, sum, x, stats, addend, dx, false, b_.ops);
 }
 
 // ---------------------------------------------------------------- passes
 
 void Block::attend(ConstView x_in, View x_mid) {
     const bool known = known_[at(Saved::projections)];
-    for_tiles(x_in.rows, [&](int64_t first, int64_t count) {
-        if (known && x_in.rows > tile()) return;  // backward makes it again
-        const View n1 = tile_of(b_.n1, first, count);
-        norm1_.forward(ops_, x_in.row_range(first, count), n1, b_.stats1);
+    const int64_t tokens = numerics_.tokens();
+    if (slices()) share_normed(norm1_, x_in, b_.n1, b_.stats1);
+    for_tiles(tokens, [&](int64_t first, int64_t count) {
+        if (known && tokens > tile()) return;  // backward makes it again
+        const View n1 = normed(b_.n1, first, count);
+        if (!slices()) norm1_.forward(ops_, x_in.row_range(first, count), n1, b_.stats1);
         if (!known) qkv_.apply(ops_, n1, qkv_of_tokens().row_range(first, count), {}, b_.ops);
     });
     if (shares()) share_heads(b_.all_heads, b_.qkv, Columns::queries_keys_values);
@@ -440,8 +516,10 @@ void Block::attend(ConstView x_in, View x_mid) {
     if (!known_[at(Saved::attention)]) attention_forward();
     if (shares()) share_tokens(b_.attended, b_.all_attended, Columns::queries);
     if (known) return;
-    output_.apply(ops_, attended_of_tokens(), x_mid, slices() ? ConstView{} : x_in, b_.ops);
-    if (slices()) add_up(x_mid, x_in);
+    if (!slices()) return output_.apply(ops_, attended_of_tokens(), x_mid, x_in, b_.ops);
+    const View sum = part(x_mid.type);
+    output_.apply(ops_, attended_of_tokens(), sums_.real(sum), {}, b_.ops);
+    add_up(sum, x_in, x_mid);
 }
 
 // To be timed: all of it that backward leaves out where it is known.
@@ -493,11 +571,11 @@ void Block::compute(Saved what) {
     });
 }
 
-// n2 and what the MLP's first matrices make of it, of a tile of x_mid.
-void Block::mlp(ConstView x_mid, int64_t first) {
-    const View n2 = tile_of(b_.n2, first, x_mid.rows);
-    norm2_.forward(ops_, x_mid, n2, b_.stats2);
-    if (!known_[at(Saved::mlp)]) up_.apply(ops_, n2, inner_of(first, x_mid.rows), {}, b_.ops);
+// n2, unless it is there, and what the MLP's first matrices make of it, of a tile of x_mid.
+void Block::mlp(int64_t first, int64_t tokens) {
+    const View n2 = normed(b_.n2, first, tokens);
+    if (!slices()) norm2_.forward(ops_, b_.x_mid.row_range(first, tokens), n2, b_.stats2);
+    if (!known_[at(Saved::mlp)]) up_.apply(ops_, n2, inner_of(first, tokens), {}, b_.ops);
 }
 
 // Applies the activation to what those give.
@@ -520,39 +598,63 @@ void Block::activate_backward(View active, View inner) {
 
 void Block::forward(ConstView x_in, View x_out) {
     attend(x_in, b_.x_mid);
-    for_tiles(x_out.rows, [&](int64_t first, int64_t count) {
-        const ConstView x_mid = b_.x_mid.row_range(first, count);
-        mlp(x_mid, first);
+    if (slices()) share_normed(norm2_, b_.x_mid, b_.n2, b_.stats2);
+    const View sum = part(x_out.type);
+    for_tiles(numerics_.tokens(), [&](int64_t first, int64_t count) {
+        mlp(first, count);
         activate(inner_of(first, count), b_.active.row_range(0, count));
         // Not into x_mid itself: on a GPU that costs a copy of it first.
-        const View out = x_out.row_range(first, count);
-        down_.apply(ops_, b_.active.row_range(0, count), out, slices() ? ConstView{} : x_mid,
-                    b_.ops);
-        if (slices()) add_up(out, x_mid);
+        down_.apply(ops_, b_.active.row_range(0, count),
+                    (slices() ? sum : x_out).row_range(first, count),
+                    slices() ? ConstView{} : ConstView(b_.x_mid.row_range(first, count)), b_.ops);
     });
+    if (slices()) add_up(sum, b_.x_mid, x_out);
+}
+
+// Whether backward writes every element of a fresh gradient. Norms that are sums over the ranks are
+// added, and so are those of heads where this rank has none.
+bool Block::writes(Role role) const {
+    const bool of_heads = role == Role::query_norm || role == Role::key_norm;
+    if (of_heads && own_.keys == 0) return false;
+    return !slices() || !is_norm(role);
 }
 
 void Block::backward(ConstView x_in, View dx, bool needs_dx) {
     const InputGradients asked = input_gradients_of(layer_, needs_dx);
-    memory_.zero_others(ops_, [this](const Tensor& tensor) {
-        const bool of_heads = tensor.role == Role::query_norm || tensor.role == Role::key_norm;
-        return of_heads && !writes_head_norms() ? 0 : tensor.count;
-    });
+    if (slices()) ops_.fill_zero(b_.norm_gradient, norm_floats() * size_of(DType::f32));
+    memory_.zero_others(
+        ops_, [this](const Tensor& tensor) { return writes(tensor.role) ? tensor.count : 0; });
     attend(x_in, b_.x_mid);
-    for_tiles(dx.rows, [&](int64_t first, int64_t count) {
-        mlp_backward(b_.x_mid.row_range(first, count), first, dx.row_range(first, count), asked);
-    });
+    mlp_backward(dx, asked);
     if (asked.mid) attention_backward(x_in, dx, needs_dx, asked);
+    if (slices()) add_up_norms();
 }
 
 // dx holds d(x_out) and receives d(x_mid).
-void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, const InputGradients& asked) {
+void Block::mlp_backward(View dx, const InputGradients& asked) {
     if (!asked.down && !down_.trains()) return;
-    const int64_t tokens = x_mid.rows;
-    const View inner = inner_of(first, tokens), active = tile_of(b_.active, first, tokens);
-    const View dn = b_.dn2.row_range(0, tokens);
-    mlp(x_mid, first);
-    const ConstView dy = slope(dx, b_.dout, first);
+    ConstView dy;
+    if (slices()) {
+        share_normed(norm2_, b_.x_mid, b_.n2, b_.stats2);
+        dy = share_slope(dx, deferring_ ? b_.dout : part(numerics_.compute));
+    }
+    const auto norm_to = [&](View d) { return asked.mid ? d : View{}; };
+    for_tiles(numerics_.tokens(), [&](int64_t first, int64_t count) {
+        mlp(first, count);
+        if (slices()) return mlp_products_backward(dy.row_range(first, count), first, asked);
+        const View d = dx.row_range(first, count);
+        mlp_products_backward(slope(d, b_.dout, first), first, asked);
+        if (!asked.up) return;
+        norm2_.backward(ops_, b_.dn2.row_range(0, count), b_.x_mid.row_range(first, count),
+                        b_.stats2, norm_to(d), norm_to(d), first == 0, b_.ops);
+    });
+    if (slices() && asked.up)
+        norm_backward(norm2_, b_.dn2, b_.x_mid, b_.stats2, norm_to(dx), norm_to(dx));
+}
+
+// Of a tile that mlp() has made: its weights' gradients, and that of n2.
+void Block::mlp_products_backward(ConstView dy, int64_t first, const InputGradients& asked) {
+    const View inner = inner_of(first, dy.rows), active = tile_of(b_.active, first, dy.rows);
     if (asked.down) {
         down_.apply_transposed(ops_, dy, active, b_.ops);
         activate_backward(active, inner);
@@ -560,25 +662,23 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, const InputGra
         activate(inner, active);
     }
     if (!deferring_) add_mlp_gradients(dy, first, asked);
-    if (!asked.up) return;
-    up_.apply_transposed(ops_, inner, dn, b_.ops);
-    if (slices()) add_up(dn, {});
-    norm2_.backward(ops_, dn, x_mid, b_.stats2, asked.mid ? ConstView(dx) : ConstView{},
-                    asked.mid ? dx : View{}, first == 0, b_.ops);
+    if (asked.up)
+        up_.apply_transposed(ops_, inner, slope_of_normed(b_.dn2, first, dy.rows), b_.ops);
 }
 
 // Of a tile whose `active` is what forward gave, and `inner`, where asked for, its gradient.
 void Block::add_mlp_gradients(ConstView dy, int64_t first, const InputGradients& asked) {
     down_.add_gradient(ops_, dy, tile_of(b_.active, first, dy.rows), first == 0, b_.ops);
     if (!asked.down) return;
-    up_.add_gradient(ops_, inner_of(first, dy.rows), tile_of(b_.n2, first, dy.rows), first == 0,
+    up_.add_gradient(ops_, inner_of(first, dy.rows), normed(b_.n2, first, dy.rows), first == 0,
                      b_.ops);
 }
 
 // dx holds d(x_mid) and receives d(x_in).
 void Block::attention_backward(ConstView x_in, View dx, bool needs_dx,
                                const InputGradients& asked) {
-    const ConstView dy = slope(dx, b_.dmid, 0);
+    const ConstView dy = slices() ? share_slope(dx, deferring_ ? b_.dmid : part(numerics_.compute))
+                                  : slope(dx, b_.dmid, 0);
     if (!deferring_) output_.add_gradient(ops_, dy, attended_of_tokens(), true, b_.ops);
     if (!asked.output) return;
     // Where ranks share sequences, all heads' queries, keys and values have left by now.
@@ -605,10 +705,10 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx,
 void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_dx,
                                  const InputGradients& asked) {
     for_tiles(dqkv.rows, [&](int64_t first, int64_t count) {
-        const ConstView x = x_in.row_range(first, count);
-        const View n1 = tile_of(b_.n1, first, count), dn1 = b_.dn1.row_range(0, count);
-        const View part = dqkv.row_range(first, count), d = dx.row_range(first, count);
-        if (dqkv.rows > tile()) norm1_.forward(ops_, x, n1, b_.stats1);  // another tile's is there
+        const View n1 = normed(b_.n1, first, count), dn1 = slope_of_normed(b_.dn1, first, count);
+        const View part = dqkv.row_range(first, count);
+        if (dqkv.rows > tile() && !slices())  // another tile's is there
+            norm1_.forward(ops_, x_in.row_range(first, count), n1, b_.stats1);
         if (!deferring_) qkv_.add_gradient(ops_, part, n1, first == 0, b_.ops);
         if (!asked.qkv) return;
         // Dropped keys are kept where their own gradient is still to come.
@@ -619,25 +719,28 @@ void Block::projections_backward(ConstView x_in, View dqkv, View dx, bool needs_
         drop_keys(part);
         qkv_.apply_transposed(ops_, part, dn1, b_.ops);
         if (restores) ops_.copy_out(aside, keys);
-        if (slices()) add_up(dn1, {});
-        norm1_.backward(ops_, dn1, x, b_.stats1, needs_dx ? ConstView(d) : ConstView{},
-                        needs_dx ? d : View{}, first == 0, b_.ops);
+        if (slices()) return;
+        const View d = needs_dx ? dx.row_range(first, count) : View{};
+        norm1_.backward(ops_, dn1, x_in.row_range(first, count), b_.stats1, d, d, first == 0,
+                        b_.ops);
     });
+    const View d = needs_dx ? dx : View{};
+    if (slices() && asked.qkv) norm_backward(norm1_, b_.dn1, x_in, b_.stats1, d, d);
 }
 
 // In backward's order, so that every sum has the bits that it has there.
 void Block::add_weight_gradients(bool needs_dx, const float* norms) {
     const InputGradients asked = input_gradients_of(layer_, needs_dx);
     const int64_t tokens = numerics_.tokens();
-    memory_.zero_others(ops_, [](const Tensor& tensor) {
-        return std::ranges::find(kNormRoles, tensor.role) != kNormRoles.end() ? 0 : tensor.count;
-    });
+    memory_.zero_others(
+        ops_, [](const Tensor& tensor) { return is_norm(tensor.role) ? 0 : tensor.count; });
     if (asked.down || down_.trains()) {
         for_tiles(tokens, [&](int64_t first, int64_t count) {
             add_mlp_gradients(b_.dout.row_range(first, count), first, asked);
         });
     }
-    if (asked.mid) output_.add_gradient(ops_, b_.dmid, attended_of_tokens(), true, b_.ops);
+    if (asked.mid)
+        output_.add_gradient(ops_, sums_.real(b_.dmid), attended_of_tokens(), true, b_.ops);
     if (asked.output) {
         for_tiles(tokens, [&](int64_t first, int64_t count) {
             qkv_.add_gradient(ops_, dqkv_of_tokens().row_range(first, count),

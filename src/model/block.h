@@ -8,8 +8,11 @@
 // before it and before attention.
 //
 // Ranks that share the tensors have some of the heads each, and a part of I; Q, K and I are a
-// rank's own. x_mid and x_out, and in backward the gradients of n1 and n2, are sums over them
-// (add_up): each adds a part of the tokens' rows, in rank order, and all get the whole.
+// rank's own. Of x_in, x_mid and x_out each has R of the T rows, and of their gradients. x_mid and
+// x_out, and in backward the gradients of n1 and n2, are sums over the ranks (add_up): each adds up
+// its own rows, in rank order. Products take all T rows: n1 and n2, and in backward the gradients
+// of x_out and x_mid, are gathered in the compute type. W is then T with the ranks' padding.
+// Gradients of norms are sums of the ranks' rows.
 //
 // Ranks that share the sequences have T tokens each of W = T * ranks. Attention, with the norms and
 // rotation of heads, is of W tokens and the rank's own heads; all else is of its T tokens and all
@@ -57,18 +60,26 @@ public:
     // Of what backward keeps where it defers, and saves nothing.
     static int64_t deferred_bytes(const Shape& shape, const Numerics& numerics,
                                   const RopeTable& rope, ops::Ops& ops, const Layer& layer);
+    // With the ranks that share tensors, of a block that trains.
+    static BlockExchanges::Group exchanges_of_slices(const Shape& shape, const Numerics& numerics,
+                                                     const RopeTable& rope, ops::Ops& ops,
+                                                     const Layer& layer);
 
 private:
     // Buffers of a pass; the two groups below share memory, for they are never alive together. So
     // do n1 and dn1, n2 and dn2, x_mid and dattended.
     struct Buffers {
-        ops::View n1{}, qkv{}, attended{}, x_mid{};  // [M, H], [T, Q + 2 K], [T, Q], [T, H]
+        // [M, H], [T, Q + 2 K], [T, Q], [T, H]. Of ranks that share tensors n1 is [W, H], and so
+        // are n2 and the gradients of both; x_mid is [R, H].
+        ops::View n1{}, qkv{}, attended{}, x_mid{};
         // Of ranks that share sequences, which have the two before of their own heads and W tokens:
         // the same of all heads.
         ops::View all_heads{}, all_attended{};
-        // Of ranks that share tensors: their sums', and what they give each other of keys and
-        // values, and of the gradients of heads' norms.
+        // Of ranks that share tensors: their sums', a rank's part of what attention or the MLP
+        // gives, or the gradient of it, [W, H]; and what they give each other of keys and values,
+        // and of the gradients of norms.
         SliceSum::Room sums{};
+        std::byte* part = nullptr;
         ops::View own_keys{};
         std::byte* all_keys = nullptr;
         float *norm_gradient = nullptr, *all_norm_gradients = nullptr;
@@ -94,7 +105,7 @@ private:
     Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
           const LayerMemory& memory, const Mask& mask, bool input_major);
     // `op_scratch_bytes` comes last: only who measures needs it.
-    Buffers cut(Carver& carver, int64_t op_scratch_bytes) const;
+    Buffers cut(Carver& carver, int64_t op_scratch_bytes);
     void cut_attention(Carver& carver, Buffers& b) const;
     void cut_saved(Saved what, Carver& carver, Buffers& b) const;
     void cut_deferred(Carver& carver, Buffers& b) const;
@@ -102,7 +113,20 @@ private:
     ops::View tile_of(const ops::View& all, int64_t first, int64_t tokens) const {
         return all.row_range(deferring_ ? first : 0, tokens);
     }
+    // Likewise of a norm's output, or of its gradient, which ranks that share tensors have
+    // gathered.
+    ops::View normed(const ops::View& all, int64_t first, int64_t tokens) const {
+        return all.row_range(deferring_ || slices() ? first : 0, tokens);
+    }
+    ops::View slope_of_normed(const ops::View& all, int64_t first, int64_t tokens) const {
+        return all.row_range(slices() ? first : 0, tokens);
+    }
+    // Rows of n1 and n2; of them those that this rank makes at once.
+    int64_t normed_rows() const { return slices() ? sums_.rows.padded : tile(); }
+    int64_t norm_rows() const { return slices() ? sums_.rows.each : tile(); }
     ops::ConstView slope(ops::ConstView dx, const ops::View& kept, int64_t first);
+    template <class Each>
+    void for_norms(const Each& each);
     template <class Each>
     void for_trained_norms(const Each& each);
     int64_t op_scratch_bytes() const;
@@ -143,9 +167,23 @@ private:
     int64_t parcel_bytes(Columns columns) const;
     bool slices() const { return numerics_.slices > 1; }
     bool exchanges() const { return numerics_.parts > 1 || slices(); }
-    void cut_slices(Carver& carver, Buffers& b) const;
-    // y holds this rank's part of a sum, and receives round(addend + all ranks').
-    void add_up(ops::View y, ops::ConstView addend) { sums_.add_up(y, addend, b_.sums); }
+    void cut_slices(Carver& carver, Buffers& b);
+    ops::View part(DType type) const {
+        return ops::View::of(b_.part, type, sums_.rows.padded, shape_.hidden);
+    }
+    void add_up(ops::View all, ops::ConstView addend, ops::View sum) {
+        sums_.add_up(all, addend, sum, b_.sums);
+    }
+    // The norm of this rank's rows, and of all of them.
+    void share_normed(const Norm& norm, ops::ConstView x, ops::View n, float* stats);
+    // dx of all rows, in the compute type.
+    ops::ConstView share_slope(ops::ConstView dx, ops::View room);
+    // A norm's backward pass, of this rank's rows; dn holds its part of what they are sums of.
+    void norm_backward(const Norm& norm, ops::View dn, ops::ConstView x, const float* stats,
+                       ops::ConstView addend, ops::View dx);
+    // Where this rank's part of a norm's gradient goes.
+    ops::Accumulator part_of(const Parameter& of_norm);
+    int64_t norm_floats();
     // The gradients of keys and values, from the queries of all ranks that have these heads.
     void add_up_keys();
     void add_up_norms();
@@ -162,13 +200,13 @@ private:
     void compute_projections();
     // The output of the MLP's first matrices for the tile that begins at this token.
     ops::View inner_of(int64_t first, int64_t tokens) const;
-    void mlp(ops::ConstView x_mid, int64_t first);
+    void mlp(int64_t first, int64_t tokens);
     void activate(ops::ConstView inner, ops::View active);
     void activate_backward(ops::View active, ops::View inner);
-    void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx,
-                      const InputGradients& asked);
+    void mlp_backward(ops::View dx, const InputGradients& asked);
+    void mlp_products_backward(ops::ConstView dy, int64_t first, const InputGradients& asked);
     void add_mlp_gradients(ops::ConstView dy, int64_t first, const InputGradients& asked);
-    bool writes_head_norms() const { return !slices() && own_.keys > 0; }
+    bool writes(Role role) const;
     void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx,
                             const InputGradients& asked);
     void projections_backward(ops::ConstView x_in, ops::View dqkv, ops::View dx, bool needs_dx,

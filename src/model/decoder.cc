@@ -122,12 +122,14 @@ Mask Decoder::mask_of(int64_t block, const Documents& documents) const {
 }
 
 int64_t Decoder::activation_bytes() const {
-    return numerics_.tokens() * shape_.hidden * size_of(numerics_.residual);
+    return RowShare(numerics_).each * shape_.hidden * size_of(numerics_.residual);
 }
 
-// The embedding's, of ranks that share its table: the tokens among this rank's rows, and a sum.
+// The embedding's, of ranks that share its table: the tokens among this rank's rows, and of all
+// tokens its part of a sum, or the gradients.
 struct Decoder::EmbedBuffers {
     int32_t* own = nullptr;
+    View all{};
     SliceSum::Room sums{};
     std::byte* ops = nullptr;
 };
@@ -139,8 +141,9 @@ Decoder::EmbedBuffers Decoder::cut_embedding(Carver& carver) const {
     const int64_t tokens = numerics_.tokens();
     if (numerics_.slices > 1) {
         b.own = reinterpret_cast<int32_t*>(carver.bytes(tokens * int64_t{sizeof(int32_t)}));
-        b.sums = embedding_sum().cut(carver, {tokens}, shape_.hidden * size_of(numerics_.residual),
-                                     shape_.hidden);
+        b.all = carver.matrix(numerics_.residual, RowShare(numerics_).padded, shape_.hidden);
+        b.sums =
+            embedding_sum().cut(carver, shape_.hidden * size_of(numerics_.residual), shape_.hidden);
     }
     b.ops = carver.bytes(ops_.embed_backward_scratch_bytes(tokens));
     return b;
@@ -181,52 +184,29 @@ BlockExchanges::Group of_sequence(const Shape& shape, const Numerics& numerics) 
     return {bytes, 2 * bytes, 2, 4};
 }
 
-// To the other slices: attention's sum and, tile by tile, the MLP's. Backward makes attention's
-// again, and sums the gradients that go into both, tile by tile.
-BlockExchanges::Group of_slices(const Shape& shape, const Numerics& numerics) {
-    if (numerics.slices == 1) return {};
-    const int64_t others = numerics.slices - 1, tokens = numerics.tokens();
-    const auto sum = [&](int64_t rows, DType type) {
-        return SliceSum::bytes(numerics.slices, rows, shape.hidden * size_of(type));
-    };
-    const int64_t tile = numerics.mlp_tile > 0 ? std::min(numerics.mlp_tile, tokens) : tokens;
-    const int64_t tiles = ceil_div(tokens, tile);
-    const auto of_tiles = [&](DType type) {
-        return (tokens / tile) * sum(tile, type) + sum(tokens % tile, type);
-    };
-    BlockExchanges::Group found{
-        .forward_bytes = sum(tokens, numerics.residual) + of_tiles(numerics.residual),
-        .backward_bytes = sum(tokens, numerics.residual) + 2 * of_tiles(numerics.compute),
-        .forward_calls = 2 + 2 * tiles,
-        .backward_calls = 2 + 4 * tiles};
-    if (shape.head_norms) {
-        found.backward_bytes += others * 2 * shape.head_dim * size_of(DType::f32);
-        ++found.backward_calls;
-    }
-    if (numerics.key_holders > 1) {
-        const int64_t heads =
-            numerics.ring ? shape.kv_heads : ceil_div(shape.kv_heads, int64_t{numerics.parts});
-        found.backward_bytes += others * numerics.attended_tokens() * 2 * heads * shape.head_dim *
-                                size_of(numerics.compute);
-        ++found.backward_calls;
-    }
-    return found;
-}
-
 }  // namespace
 
 Exchanges Decoder::exchanges() const {
-    Exchanges found{.block = {of_sequence(shape_, numerics_), of_slices(shape_, numerics_)},
-                    .head = {.slices = Head::exchanges(shape_, numerics_)}};
+    Exchanges found{
+        .block = {of_sequence(shape_, numerics_),
+                  Block::exchanges_of_slices(shape_, numerics_, rope_, ops_, layers_[1])},
+        .head = {.slices = Head::exchanges(shape_, numerics_)}};
     if (numerics_.slices == 1) return found;
-    const int64_t row = shape_.hidden * size_of(numerics_.residual);
+    const int64_t rows = embedding_sum().bytes(shape_.hidden * size_of(numerics_.residual));
     found.embedding.slices = {
-        .forward_bytes = SliceSum::bytes(numerics_.slices, numerics_.tokens(), row),
-        .forward_calls = SliceSum::kCalls};
+        .forward_bytes = rows, .backward_bytes = rows, .forward_calls = 1, .backward_calls = 1};
     return found;
 }
 
 namespace {
+
+// This rank's rows of the residual stream, or of its gradient.
+View stream_at(void* x, const Shape& shape, const Numerics& numerics) {
+    return View::of(x, numerics.residual, RowShare(numerics).own, shape.hidden);
+}
+ConstView stream_at(const void* x, const Shape& shape, const Numerics& numerics) {
+    return stream_at(const_cast<void*>(x), shape, numerics);
+}
 
 // Positions of a part begin behind those of the parts before it, which documents count themselves.
 int64_t first_position(const Numerics& numerics, const Documents& documents) {
@@ -249,25 +229,30 @@ void Decoder::embed(const int32_t* tokens, const void* weights, void* x, std::by
         positions.exists()
             ? positions.value.row_range(first_position(numerics_, documents), numerics_.sequence)
             : ConstView{};
-    const View out = View::of(x, numerics_.residual, numerics_.tokens(), shape_.hidden);
+    const View out = stream_at(x, shape_, numerics_);
+    const int32_t* const starts = starts_in_part(numerics_, documents);
+    if (numerics_.slices == 1) return ops_.embed(tokens, table.rows(), of_sequence, starts, out);
     Carver carver(scratch);
     const EmbedBuffers b = cut_embedding(carver);
-    const int32_t* own = tokens;
-    if (numerics_.slices > 1) {
-        ops_.own_rows(tokens, out.rows, table.first, table.count, b.own);
-        own = b.own;
-    }
-    ops_.embed(own, table.rows(), of_sequence, starts_in_part(numerics_, documents), out);
-    if (numerics_.slices > 1) embedding_sum().add_up(out, {}, b.sums);
+    const SliceSum sum = embedding_sum();
+    ops_.own_rows(tokens, numerics_.tokens(), table.first, table.count, b.own);
+    ops_.embed(b.own, table.rows(), of_sequence, starts, sum.real(b.all));
+    sum.add_up(b.all, {}, out, b.sums);
 }
 
 void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradient,
                              std::byte* scratch, const Documents& documents) const {
     const LayerMemory memory(layers_.front(), numerics_.compute, nullptr, gradient);
-    const ConstView d = ConstView::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     const Parameter positions = memory(Role::position_table);
     Carver carver(scratch);
     const EmbedBuffers b = cut_embedding(carver);
+    ConstView d = stream_at(dx, shape_, numerics_);
+    if (numerics_.slices > 1) {  // of all tokens
+        const SliceSum sum = embedding_sum();
+        if (d.rows > 0) ops_.copy_out(d, sum.own(b.all));
+        sum.gather(b.all);
+        d = sum.real(b.all);
+    }
     const Table table(memory, Role::token_table);
     if (table.all.trains()) {
         if (numerics_.slices > 1) ops_.own_rows(tokens, d.rows, table.first, table.count, b.own);
@@ -301,9 +286,9 @@ void Decoder::forward(int64_t block, const void* weights, const void* x_in, void
                              nullptr);
     Block pass(shape_, numerics_, rope_, ops_, memory, mask_of(block, documents), scratch);
     save(pass, saved, false);
-    const View out = View::of(x_out, numerics_.residual, numerics_.tokens(), shape_.hidden);
-    pass.forward(ConstView::of(x_in, numerics_.residual, out.rows, out.cols), out);
-    ops_.check_finite(out, nonfinite);
+    const View out = stream_at(x_out, shape_, numerics_);
+    pass.forward(stream_at(x_in, shape_, numerics_), out);
+    if (out.rows > 0) ops_.check_finite(out, nonfinite);
 }
 
 void Decoder::backward(int64_t block, const void* weights, const void* x_in, void* dx,
@@ -314,8 +299,7 @@ void Decoder::backward(int64_t block, const void* weights, const void* x_in, voi
     const LayerMemory memory(layer, numerics_.compute, weights, gradient);
     Block pass(shape_, numerics_, rope_, ops_, memory, mask_of(block, documents), scratch);
     save(pass, saved, true);
-    const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
-    pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
+    pass.backward(stream_at(x_in, shape_, numerics_), stream_at(dx, shape_, numerics_), needs_dx);
 }
 
 void Decoder::input_gradients(int64_t block, const void* weights, const void* x_in, void* dx,
@@ -329,8 +313,7 @@ void Decoder::input_gradients(int64_t block, const void* weights, const void* x_
     save(pass, saved, true);
     pass.defer(deferred);
     pass.add_norms_to(norms);
-    const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
-    pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
+    pass.backward(stream_at(x_in, shape_, numerics_), stream_at(dx, shape_, numerics_), needs_dx);
 }
 
 void Decoder::weight_gradients(int64_t block, bool needs_dx, ops::Accumulator gradient,
@@ -355,12 +338,11 @@ void Decoder::head(const void* weights, const void* embedding, const void* x,
                    const int32_t* targets, float scale, void* dx, ops::Accumulator gradient,
                    ops::Accumulator embedding_gradient, double* loss_sum,
                    std::byte* scratch) const {
-    const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     head_of(weights, gradient, embedding, embedding_gradient, scratch)
-        .run({.x = ConstView::of(x, d.type, d.rows, d.cols),
+        .run({.x = stream_at(x, shape_, numerics_),
               .targets = targets,
               .scale = scale,
-              .dx = d,
+              .dx = stream_at(dx, shape_, numerics_),
               .loss_sum = loss_sum});
 }
 
@@ -368,7 +350,7 @@ void Decoder::head_loss(const void* weights, const void* embedding, const void* 
                         const int32_t* targets, double* loss_sum, std::byte* scratch,
                         const LogitsSink& logits) const {
     head_of(weights, nullptr, embedding, nullptr, scratch)
-        .run({.x = ConstView::of(x, numerics_.residual, numerics_.tokens(), shape_.hidden),
+        .run({.x = stream_at(x, shape_, numerics_),
               .targets = targets,
               .loss_sum = loss_sum,
               .logits = logits});

@@ -2,6 +2,7 @@
 // trains, or to the layer below. The kernels go by it, and so does whoever counts their operations.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -26,6 +27,7 @@ InputGradients input_gradients_of(const Layer& block, bool needs_dx);
 inline constexpr std::array kNormRoles{Role::attention_norm, Role::attention_norm_bias,
                                        Role::mlp_norm,       Role::mlp_norm_bias,
                                        Role::query_norm,     Role::key_norm};
+inline bool is_norm(Role role) { return std::ranges::find(kNormRoles, role) != kNormRoles.end(); }
 constexpr int64_t room_of_norm(int64_t elements) { return round_up(elements, int64_t{64}); }
 int64_t norm_elements(const Layer& block);
 

@@ -68,18 +68,20 @@ int64_t Head::op_scratch_bytes(int64_t vocab, int64_t ld) const {
          ops_.gemm_scratch_bytes({.form = Form::nn, .a = dlogits, .b = table, .c = drows}),
          ops_.gemm_scratch_bytes(
              {.form = Form::tn, .a = dlogits, .b = rows, .c = gradient, .accumulate = true}),
-         norm_.scratch_bytes(tile, ops_), ops_.cross_entropy_scratch_bytes(tile)});
+         norm_.scratch_bytes(norm_rows(), ops_), ops_.cross_entropy_scratch_bytes(tile)});
 }
 
 Head::Buffers Head::cut(Carver& carver) const {
     const int64_t tile = this->tile(), vocab = table_.all.value.rows;
     const DType compute = numerics_.compute;
     Buffers b;
-    b.n = carver.matrix(compute, tile, shape_.hidden);
-    b.dn = carver.matrix(compute, tile, shape_.hidden);
+    // Of all tokens one buffer is both: a tile's n is read for the last time before its gradient is
+    // written.
+    b.n = carver.matrix(compute, slices() ? sums_.rows.padded : tile, shape_.hidden);
+    b.dn = slices() ? b.n : carver.matrix(compute, tile, shape_.hidden);
     b.logits = carver.padded_matrix(DType::f32, tile, vocab, 0);
     b.dlogits = compute == DType::f32 ? b.logits : carver.padded_matrix(compute, tile, vocab, 0);
-    b.stats = carver.floats(norm_.stats_floats(tile));
+    b.stats = carver.floats(norm_.stats_floats(norm_rows()));
     if (slices()) cut_slices(carver, b);
     // Of ranks that share the tables some have a row less, which can ask for more: all need the
     // same plan.
@@ -97,22 +99,25 @@ void Head::cut_slices(Carver& carver, Buffers& b) const {
     b.all_told = reinterpret_cast<double*>(carver.bytes(ranks * tile * kToldBytes));
     b.gathered =
         carver.bytes(ranks * std::min(kGatheredRows, tile) * b.logits.ld * size_of(DType::f32));
-    b.sums = sums_.cut(carver, {tile, numerics_.tokens() % tile},
-                       shape_.hidden * size_of(numerics_.compute), shape_.hidden);
+    b.norm_gradient = carver.floats(norm_floats(shape_));
+    b.all_norm_gradients = carver.floats(ranks * norm_floats(shape_));
+    b.sums = sums_.cut(carver, shape_.hidden * size_of(numerics_.compute), shape_.hidden);
 }
 
-// Of each tile the numbers that ranks tell of its loss; backward, the sum of its gradients.
+// What the norm gives, and of each tile the numbers that ranks tell of its loss; backward, the sum
+// of its gradients, and the norm's own.
 BlockExchanges::Group Head::exchanges(const Shape& shape, const Numerics& numerics) {
     if (numerics.slices == 1) return {};
-    const int64_t tokens = numerics.tokens(), tile = std::min(numerics.head_tile, tokens);
-    const int64_t tiles = ceil_div(tokens, tile), row = shape.hidden * size_of(numerics.compute);
-    const int64_t told = (numerics.slices - 1) * tokens * kToldBytes;
-    const int64_t sums = (tokens / tile) * SliceSum::bytes(numerics.slices, tile, row) +
-                         SliceSum::bytes(numerics.slices, tokens % tile, row);
-    return {.forward_bytes = told,
-            .backward_bytes = told + sums,
-            .forward_calls = tiles,
-            .backward_calls = tiles * (1 + SliceSum::kCalls)};
+    const int64_t tokens = numerics.tokens(), tiles = ceil_div(tokens, numerics.head_tile);
+    const int64_t others = numerics.slices - 1;
+    const int64_t rows =
+        others * RowShare(numerics).each * shape.hidden * size_of(numerics.compute);
+    const int64_t forward = rows + others * tokens * kToldBytes;
+    const int64_t norm = others * norm_floats(shape) * size_of(DType::f32);
+    return {.forward_bytes = forward,
+            .backward_bytes = forward + rows + norm,
+            .forward_calls = 1 + tiles,
+            .backward_calls = 1 + tiles + 2};
 }
 
 // ---------------------------------------------------------------- passes
@@ -120,29 +125,36 @@ BlockExchanges::Group Head::exchanges(const Shape& shape, const Numerics& numeri
 void Head::run(const Pass& pass) {
     const int64_t tokens = numerics_.tokens();
     zero_others();
+    if (slices()) {
+        if (pass.x.rows > 0) norm_.forward(ops_, pass.x, sums_.own(b_.n), b_.stats);
+        sums_.gather(b_.n);
+    }
     for (int64_t first = 0; first < tokens; first += tile())
         run(pass, {first, std::min(tile(), tokens - first)});
+    if (slices() && backward_into_norm(pass)) norm_backward_of_rows(pass);
 }
 
-// Of a table the rows that are here are written, and of a tied table's layer nothing else.
+// Of a table the rows that are here are written, and of a tied table's layer nothing else. A norm
+// that is a sum over the ranks is added.
 void Head::zero_others() {
     const auto written = [this](const Tensor& tensor) {
         const bool table = tensor.role == Role::token_table || tensor.role == Role::head_table;
         if (table) return table_.count * shape_.hidden;
-        return tensor.role == Role::position_table ? 0 : tensor.count;
+        const bool of_norm = tensor.role != Role::position_table;
+        return of_norm && !slices() ? tensor.count : 0;
     };
     own_.zero_others(ops_, written);
     if (shape_.tie_embeddings) embedding_.zero_others(ops_, written);
 }
 
 void Head::run(const Pass& pass, const Tile& tile) {
-    const ConstView x = pass.x.row_range(tile.first, tile.tokens), table = table_.rows();
-    const View n = b_.n.row_range(0, tile.tokens), dn = b_.dn.row_range(0, tile.tokens);
+    const ConstView table = table_.rows();
+    const View n = rows_of(b_.n, tile), dn = rows_of(b_.dn, tile);
     const View logits = b_.logits.block(0, tile.tokens, 0, table_.count);
-    const bool asked = pass.dx.data != nullptr, into_norm = asked || norm_.trains();
+    const bool into_norm = backward_into_norm(pass);
     const bool backward = into_norm || table_.all.trains();
     const View dlogits = backward ? b_.dlogits.block(0, tile.tokens, 0, table_.count) : View{};
-    norm_.forward(ops_, x, n, b_.stats);
+    if (!slices()) norm_.forward(ops_, pass.x.row_range(tile.first, tile.tokens), n, b_.stats);
     ops_.gemm({.form = Form::nt, .a = n, .b = table, .c = logits}, b_.ops);
     if (pass.logits) show(tile, logits, pass.logits);  // before the loss may overwrite them
     add_loss(pass, tile, logits, dlogits);
@@ -157,10 +169,32 @@ void Head::run(const Pass& pass, const Tile& tile) {
     }
     if (!into_norm) return;
     ops_.gemm({.form = Form::nn, .a = dlogits, .b = table, .c = dn}, b_.ops);
-    if (slices()) sums_.add_up(dn, {}, b_.sums);
-    norm_.backward(ops_, dn, x, b_.stats, {},
-                   asked ? pass.dx.row_range(tile.first, tile.tokens) : View{}, tile.first == 0,
-                   b_.ops);
+    if (slices()) return;
+    norm_.backward(ops_, dn, pass.x.row_range(tile.first, tile.tokens), b_.stats, {},
+                   pass.dx.data ? pass.dx.row_range(tile.first, tile.tokens) : View{},
+                   tile.first == 0, b_.ops);
+}
+
+// The gradient of what the norm gave is a sum over the ranks, that of the norm one over their rows.
+void Head::norm_backward_of_rows(const Pass& pass) {
+    const View sum = sums_.own(b_.dn);
+    sums_.add_up(b_.dn, {}, sum, b_.sums);
+    const int64_t bytes = norm_floats(shape_) * size_of(DType::f32);
+    const int64_t bias_at = room_of_norm(shape_.hidden);
+    ops_.fill_zero(b_.norm_gradient, bytes);
+    if (pass.x.rows > 0) {
+        Norm its = norm_;
+        if (norm_.weight.trains()) its.weight.gradient = b_.norm_gradient;
+        if (norm_.bias.trains()) its.bias.gradient = b_.norm_gradient + bias_at;
+        its.backward(ops_, sum, pass.x, b_.stats, {}, pass.dx, false, b_.ops);
+    }
+    if (!norm_.trains()) return;
+    sums_.gather(b_.norm_gradient, b_.all_norm_gradients, bytes);
+    for (int rank = 0; rank < numerics_.slices; ++rank) {
+        const float* parts = b_.all_norm_gradients + rank * norm_floats(shape_);
+        if (norm_.weight.trains()) ops_.add(norm_.weight.gradient, parts, shape_.hidden);
+        if (norm_.bias.trains()) ops_.add(norm_.bias.gradient, parts + bias_at, shape_.hidden);
+    }
 }
 
 // Every rank's logits of a few tokens at a time: none has them all.

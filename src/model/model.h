@@ -259,9 +259,9 @@ struct Shift {  // as comm's: to the rank `by` places behind, from the one as fa
 // Ranks that a layer's kernels talk to, in the order of the compute stream. Those that share a
 // micro-batch's sequences: between its products of tokens and its attention a block gives each of
 // them the heads that are theirs, and gets all tokens of its own. Those that share its tensors:
-// they add up what attention, the MLP and the embedding give, and put the loss together. Declared
-// here so that `model` need not see `comm`. `block`: -1 the embedding, behind the last one the
-// head.
+// each adds up its rows of what attention, the MLP and the embedding give, all get the normed rows
+// of each, and they put the loss together. Declared here so that `model` need not see `comm`.
+// `block`: -1 the embedding, behind the last one the head.
 class KernelRanks {
 public:
     virtual ~KernelRanks() = default;
@@ -321,7 +321,8 @@ struct Mask {
 };
 
 // Every method is called inside a job of the compute stream; pointers are device memory, laid out
-// as Layer says, in the compute type; activations are [tokens, hidden] in the residual type.
+// as Layer says, in the compute type; activations are [tokens, hidden] in the residual type. Of
+// ranks that share tensors each has the rows of a part of the tokens (slice_sum.h).
 // `scratch` has scratch_bytes(). Nothing allocates.
 class Decoder {
 public:

@@ -62,6 +62,9 @@ class MixesTest(Groups):
             self.assertEqual(plan[key], run.summary[key], key)
         first = plan["pipeline"]["stages"][0]
         self.assertEqual(sent["pass on"]["sent_bytes"], steps * (first["to_next_bytes"] + first["of_table_bytes"]))
+        tokens = config["batch"]["micro_batch"] * config["batch"]["sequence"]
+        # Of two micro-batches the rows that a rank has, which are half of them.
+        self.assertEqual(first["to_next_bytes"], 2 * tokens // 2 * config["model"]["hidden"] * 4)
         self.assertEqual(plan["kernel_exchanges"]["bytes"] * steps,
                          sent["exchange sums"]["sent_bytes"] + sent["gather sums"]["sent_bytes"])
 

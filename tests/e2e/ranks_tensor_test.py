@@ -44,6 +44,22 @@ class TensorTest(Groups):
                              sum(one["bytes"] for one in plan.lines[0]["tiers"]
                                  if one["tier"] == tier and one["what"] == "optimizer state"))
 
+    def test_block_inputs_are_divided_and_uneven_rows_are_said(self):
+        """A rank has its rows of each; three do not divide 64 tokens."""
+        changes = {"model__heads": 12, "model__kv_heads": 6, "model__hidden": 96, "model__vocab": 258, "batch__sequence": 64}
+        kept = {}
+        for number in (1, 2, 3):
+            config = self.config(parallel__tensor=number, **changes)
+            plan = self.ferry("plan", self.command(config)[1], "--ranks", str(number), "--no-prediction", "--json")
+            self.assertEqual(plan.code, 0, plan.err)
+            kept[number] = sum(one["bytes"] for one in plan.lines[0]["tiers"] if one["what"] == "block inputs")
+            self.assertEqual(plan.lines[0]["inputs_saved"], config["model"]["layers"])
+        self.assertEqual(kept[1], 2 * kept[2])
+        self.assertEqual(kept[1] // kept[3], 2)  # 24 KiB are 22 rows of 384 B and the rest of a page
+        run = self.ranks(3, config)
+        self.assert_trained(run)
+        self.assertIn("the last have fewer rows of a micro-batch, as 3 do not divide 64 tokens", run.err)
+
     def test_checkpoints_of_ranks_that_share_tensors_go_on_with_another_number(self):
         """Bits of the same ranks are kept; others follow on, and so does one."""
         changes = {"parallel__tensor": 2, "model__heads": 4, "model__kv_heads": 4, "precision": "bf16", "steps": 4}

@@ -170,7 +170,7 @@ TEST(Numerics, record_names_ranks_that_share_tensors) {
     const std::string shared =
         numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", 8);
     EXPECT_NE(shared.find("micro-batch 1 x 3;"), std::string::npos) << shared;
-    EXPECT_NE(shared.find("; ranks 8, tensors and vocabulary over 4;"), std::string::npos)
+    EXPECT_NE(shared.find("; ranks 8, tensors, vocabulary and rows over 4;"), std::string::npos)
         << shared;
     config.parallel.tensor = 1;
     const std::string apart =
@@ -209,7 +209,7 @@ TEST(Numerics, record_names_the_stages_of_layers) {
     const std::string mixed =
         numerics_text(config, {.intermediate = 64, .vocab = 100}, "a machine", 8);
     EXPECT_NE(mixed.find("micro-batch 1 x 3;"), std::string::npos) << mixed;
-    EXPECT_NE(mixed.find("; ranks 8, layers over 2, tensors and vocabulary over 2;"),
+    EXPECT_NE(mixed.find("; ranks 8, layers over 2, tensors, vocabulary and rows over 2;"),
               std::string::npos)
         << mixed;
 }

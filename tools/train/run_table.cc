@@ -101,10 +101,14 @@ KernelBytes kernel_bytes(const planner::Plan& plan) {
     KernelBytes sent;
     for (int64_t layer = 0; layer < std::ssize(plan.layers); ++layer) {
         if (!plan.partition.stage.has(layer)) continue;
-        const bool is_head = plan.layers[static_cast<size_t>(layer)].kind == model::LayerKind::head;
+        const model::Layer& its_layer = plan.layers[static_cast<size_t>(layer)];
+        const bool is_head = its_layer.kind == model::LayerKind::head;
+        const bool goes_back = its_layer.kind == model::LayerKind::embedding
+                                   ? its_layer.trainable_elements > 0
+                                   : plan.goes_back(layer);
         for (const bool back : {false, true}) {
             // The head's is both ways.
-            if (is_head ? !back : back && !plan.goes_back(layer)) continue;
+            if (is_head ? !back : back && !goes_back) continue;
             const model::BlockExchanges its = plan.exchanges_of(layer);
             sent.bytes += plan.micro_batches * its.bytes(back);
             sent.calls += plan.micro_batches * its.calls(back);

@@ -200,7 +200,8 @@ void StepKernels::kernel(const Call& call, const op::WeightGradients<At>& at) {
                                      at.scratch, {attention, mlp, nullptr}, deferred, at.norms);
 }
 
-void StepKernels::kernel(const Call&, const op::EmbedBackward<At>& at) {
+void StepKernels::kernel(const Call& call, const op::EmbedBackward<At>& at) {
+    begin_exchanges(call);
     model_.decoder->embed_backward(at.tokens, at.dx, at.gradient, at.scratch, documents(at.tokens));
 }
 

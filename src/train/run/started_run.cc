@@ -37,8 +37,8 @@ std::unique_ptr<KernelExchange> exchange_of(comm::StreamExchange* ranks, const c
     return ranks ? std::make_unique<KernelExchange>(*ranks, of) : nullptr;
 }
 
-// What heads and MLP become where ranks share tensors unevenly.
-void log_slices(const model::Shape& whole, const World& world) {
+// What heads and MLP become where ranks share tensors unevenly, and a micro-batch's rows.
+void log_slices(const model::Shape& whole, int64_t tokens, const World& world) {
     const model::Slicing slicing = world.slicing();
     if (slicing.ranks == 1) return;
     const model::Shape slice = model::slice_of(whole, slicing);
@@ -62,6 +62,10 @@ void log_slices(const model::Shape& whole, const World& world) {
     if (whole.vocab % slicing.ranks != 0)
         text += fmt::format("; some have a row less, as {} do not divide {} tokens", slicing.ranks,
                             whole.vocab);
+    if (tokens % slicing.ranks != 0)
+        text += fmt::format(
+            "; the last have fewer rows of a micro-batch, as {} do not divide {} tokens",
+            slicing.ranks, tokens);
     log_info(text);
 }
 
@@ -162,7 +166,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_->info()), config.steps) {
     if (!runtime.only_evaluates) require_ranks(config, world_.ranks);
-    if (world_.rank == 0) log_slices(shape_, world_);
+    if (world_.rank == 0) log_slices(shape_, stack_.decoder().numerics().tokens(), world_);
     if (world_.pipeline > 1) refuse_of_pipeline(runtime);
     make_plan(runtime);
     if (world_.rank == 0 && world_.pipeline > 1) log_stages(stages_, plan_);

@@ -126,7 +126,7 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
         coded += fmt::format(", layers over {}", config.parallel.pipeline);
     if (config.parallel.pipeline > 1 && config.parallel.virtual_stages > 1)
         coded += fmt::format(" in {} rounds", config.parallel.virtual_stages);
-    if (n.slices > 1) coded += fmt::format(", tensors and vocabulary over {}", n.slices);
+    if (n.slices > 1) coded += fmt::format(", tensors, vocabulary and rows over {}", n.slices);
     return fmt::format(
         "model {}; sequence {} micro-batch {} x {}; head tile {} {} tile {}; compute {} residual "
         "{} wire {}{}; ranks {}{}; optimizer {}",
