@@ -61,11 +61,6 @@ function(ferry_program name dir)
     list(TRANSFORM M_DEPENDS PREPEND ferry_)
     target_link_libraries(${name} PRIVATE ${M_DEPENDS} ${M_USES})
     ferry_compile_options(${name})
-    # What reads a command line runs once, but compiles long.
-    list(FILTER sources INCLUDE REGEX "/cmd_[a-z_]*[.]cc$")
-    if(sources)
-        set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-O1>")
-    endif()
 endfunction()
 
 # One test program per module, test_<module>, from tests/<kind>/<module>_*.cc; ctest labels are the

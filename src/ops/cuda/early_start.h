@@ -20,11 +20,11 @@ __device__ inline void wait_for_last() {
     cudaGridDependencySynchronize();
 #endif
 }
-inline bool may_start_early() {
-    int device = 0, major = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return false;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9;
+// Whether the kernel's code has the wait: on a newer GPU the driver may have made it of older PTX.
+template <class... Parameters>
+bool may_start_early(void (*kernel)(Parameters...)) {
+    cudaFuncAttributes its{};
+    return cudaFuncGetAttributes(&its, kernel) == cudaSuccess && its.ptxVersion >= 90;
 }
 // Of a kernel that begins with wait_for_last. room: bytes of dynamic shared memory.
 template <class... Parameters, class... Arguments>
@@ -39,7 +39,7 @@ void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int64_t roo
     config.dynamicSmemBytes = static_cast<size_t>(room);
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = may_start_early() ? 1 : 0;
+    config.numAttrs = may_start_early(kernel) ? 1 : 0;
     cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 

@@ -435,13 +435,13 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(Runs runs, T* values) 
 // ---------------------------------------------------------------- sum
 
 // The squares of a leaf are added as ops::Ops::round_gradient says: by lanes of sixteen, in order.
-__device__ void put_leaf(const float* squares, float* leaf) {
+__device__ float leaf_of(const float* squares) {
     float sum = 0;
 #pragma unroll 16
     for (int i = 0; i < kLeaf; i += kRow) sum = sum + squares[i + threadIdx.x];
     for (int half = kRow / 2; half >= 1; half /= 2)
         sum = sum + __shfl_down_sync(0xffffu, sum, static_cast<unsigned>(half), kRow);
-    if (threadIdx.x == 0) *leaf = sum;
+    return sum;
 }
 
 // A block of threads a leaf of whole blocks of codes.
@@ -476,7 +476,9 @@ __global__ void __launch_bounds__(kThreads)
         room[quad] = make_float4(squares[0], squares[1], squares[2], squares[3]);
     }
     __syncthreads();
-    if (threadIdx.x < kRow) put_leaf(reinterpret_cast<const float*>(room), leaves + blockIdx.x);
+    if (threadIdx.x >= kRow) return;
+    const float leaf = leaf_of(reinterpret_cast<const float*>(room));
+    if (threadIdx.x == 0) leaves[blockIdx.x] = leaf;
 }
 
 // ---------------------------------------------------------------- combine
@@ -550,7 +552,6 @@ __global__ void __launch_bounds__(kThreads)
     keep_kernel(const float* gradient, int ranks, int64_t apart, int64_t count, T* kept,
                 float* leaves) {
     __shared__ float4 room[kLeaf / kQuad];
-    __shared__ float leaf;
     const int64_t first = int64_t{blockIdx.x} * kLeaf;
     float sum = 0;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -570,8 +571,7 @@ __global__ void __launch_bounds__(kThreads)
             room[quad] = make_float4(squares[0], squares[1], squares[2], squares[3]);
         }
         __syncthreads();
-        if (threadIdx.x < kRow) put_leaf(reinterpret_cast<const float*>(room), &leaf);
-        if (threadIdx.x == 0) sum = sum + leaf;
+        if (threadIdx.x < kRow) sum = sum + leaf_of(reinterpret_cast<const float*>(room));
         __syncthreads();  // the next run's squares take the room
     }
     if (threadIdx.x == 0) leaves[blockIdx.x] = sum;
