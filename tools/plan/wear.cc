@@ -3,12 +3,14 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "base/text.h"
 #include "cost/drives.h"
 #include "ferry/aio.h"
 #include "train/setup/from_config.h"
+#include "train/step/momentum_schedule.h"
 #include "what_if.h"
 
 namespace ferry::tools {
@@ -38,7 +40,28 @@ struct Supposed {
     planner::PlanRequest request{};
     int64_t steps = 0;
     bool can_roll_back = false;
+    OptimizerConfig optimizer{};
 };
+
+// Every step writes alike, but for the update, which the first one lacks and the end brings, and
+// for speculative updates that were rolled back. Where momentum is exchanged: the mean of the
+// steps.
+int64_t written_a_step(const Supposed& run, const planner::Plan& plan) {
+    constexpr auto kWrite = static_cast<size_t>(swap::Lane::write);
+    if (!plan.has_feedback()) return train::steady_bytes(plan).bytes[kWrite];
+    const train::MomentumSchedule schedule(run.optimizer);
+    std::array<int64_t, 3> steps{};  // of each kind of exchange
+    for (int64_t update = 1; update <= run.steps; ++update)
+        ++steps[static_cast<size_t>(schedule.of(update))];
+    double all = 0;
+    for (size_t what = 0; what < steps.size(); ++what) {
+        if (steps[what] == 0) continue;
+        const auto exchanged = static_cast<zero::Exchanged>(what);
+        all += static_cast<double>(steps[what]) *
+               static_cast<double>(train::steady_bytes(plan, exchanged).bytes[kWrite]);
+    }
+    return static_cast<int64_t>(all / static_cast<double>(run.steps));
+}
 
 Wear wear_without_advice(const Supposed& run, const planner::Plan& plan, int ranks,
                          const std::vector<double>& path_rates) {
@@ -46,10 +69,8 @@ Wear wear_without_advice(const Supposed& run, const planner::Plan& plan, int ran
     const std::vector<NvmePath>& nvme = run.request.budgets.nvme;
     const size_t paths = nvme.size();
     if (plan.nvme_bytes == 0) return wear;
-    // Every step writes alike, but for the update, which the first one lacks and the end brings,
-    // and for speculative updates that were rolled back.
     constexpr auto kWrite = static_cast<size_t>(swap::Lane::write);
-    wear.step_bytes = ranks * train::steady_bytes(plan).bytes[kWrite];
+    wear.step_bytes = ranks * written_a_step(run, plan);
     if (plan.speculative && run.can_roll_back) {
         for (const train::ScheduleBytes& schedule : train::schedule_bytes(plan))
             wear.rolled_back_step_bytes =
@@ -221,7 +242,8 @@ std::string text_of(const WearAdvice& advice) {
 
 Wear wear_of(const Config& config, const train::Predictor& predictor, const planner::Plan& plan,
              const train::RankCount& count, const std::vector<double>& path_rates) {
-    const Supposed run{train::request_of(config), config.steps, can_roll_back(config)};
+    const Supposed run{train::request_of(config), config.steps, can_roll_back(config),
+                       config.optimizer};
     Wear wear = wear_without_advice(run, plan, count.on_a_host, path_rates);
     const double share = worst_share(wear);
     if (share > kWorthAWarning)

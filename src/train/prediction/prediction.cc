@@ -38,9 +38,10 @@ std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
     return all;
 }
 
-ScheduleBytes steady_bytes(const Plan& plan) {
-    return {name_of_step(Previous::not_speculative, false),
-            step_bytes(plan, Previous::not_speculative, false)};
+ScheduleBytes steady_bytes(const Plan& plan, zero::Exchanged what) {
+    const Previous previous =
+        what == zero::Exchanged::nothing ? Previous::alone : Previous::not_speculative;
+    return {name_of_step(previous, false), step_bytes(plan, previous, false, what)};
 }
 
 }  // namespace ferry::train

@@ -65,7 +65,8 @@ struct ScheduleBytes {
 };
 // Every schedule that a run of this plan may replay: its steps, and what ends it.
 std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
-ScheduleBytes steady_bytes(
-    const planner::Plan& plan);  // of a step without speculative updates among its like
+// Of a step without speculative updates among its like.
+ScheduleBytes steady_bytes(const planner::Plan& plan,
+                           zero::Exchanged what = zero::Exchanged::gradients);
 
 }  // namespace ferry::train

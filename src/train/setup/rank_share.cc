@@ -111,7 +111,7 @@ World world_of(const Config& config, int rank, int ranks, int local_ranks) {
                     "layers, tensors and sequences", p.pipeline * p.tensor * p.sequence, ranks);
     const int of_a_host = config.zero.ranks_per_host;
     const bool hosts = of_a_host > 1 && of_a_host < ranks;
-    if (hosts) require_groups("zero.ranks_per_host", "a host", of_a_host, ranks);
+    if (ranks > 1) require_groups("zero.ranks_per_host", "a host", of_a_host, ranks);
     return {rank, ranks, local_ranks, p.sequence, p.tensor, p.pipeline, hosts ? of_a_host : 1};
 }
 

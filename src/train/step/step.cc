@@ -657,9 +657,9 @@ swap::Schedule record_drain(const Plan& plan, Previous previous, Exchanged what)
     return recorder.finish();
 }
 
-LaneBytes step_bytes(const Plan& plan, Previous previous, bool speculative) {
+LaneBytes step_bytes(const Plan& plan, Previous previous, bool speculative, Exchanged what) {
     Recorder recorder(plan, "", Recorder::Keep::bytes);
-    describe_step(recorder, previous, speculative);
+    describe_step(recorder, previous, speculative, what);
     return recorder.bytes();
 }
 

@@ -33,7 +33,8 @@ swap::Schedule record_drain(const planner::Plan& plan, Previous previous,
 // Bytes that these move on each lane, without recording them: a large model's have millions of
 // tasks.
 using LaneBytes = std::array<int64_t, swap::kLanes>;
-LaneBytes step_bytes(const planner::Plan& plan, Previous previous, bool speculative);
+LaneBytes step_bytes(const planner::Plan& plan, Previous previous, bool speculative,
+                     Exchanged what = Exchanged::gradients);
 LaneBytes drain_bytes(const planner::Plan& plan, Previous previous);
 // Forward only, over `micro_batches` (at most a group's) of held-back text.
 swap::Schedule record_evaluation(const planner::Plan& plan, int64_t micro_batches);
