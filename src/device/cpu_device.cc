@@ -84,20 +84,21 @@ public:
 
     void reserve(int64_t bytes) override {
         free_arena();
-        bytes_ = round_up(std::max<int64_t>(bytes, 1), 4096);
-        void* base = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
+        const int64_t wanted = round_up(std::max<int64_t>(bytes, 1), 4096);
+        void* base = ::mmap(nullptr, static_cast<size_t>(wanted), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
         if (base == MAP_FAILED) {
             const std::string why = std::strerror(errno), limit = limit_behind(ENOMEM);
             throw Error(
                 Trouble::does_not_fit,
                 {.what = "the CPU device's memory cannot be allocated: " + why,
-                 .measured = format_bytes(bytes_),
+                 .measured = format_bytes(wanted),
                  .limit = limit,
                  .remedy = limit.empty() ? "lower budgets.device, or free memory on this machine"
                                          : "raise that limit, or lower budgets.device"});
         }
         base_ = base;
+        bytes_ = wanted;
     }
 
     DeviceKind kind() const noexcept override { return DeviceKind::cpu; }
@@ -113,6 +114,7 @@ private:
     void free_arena() noexcept {
         if (base_ != nullptr) ::munmap(base_, static_cast<size_t>(bytes_));
         base_ = nullptr;
+        bytes_ = 0;
     }
 
     int64_t bytes_ = 0;

@@ -90,6 +90,9 @@ class PlanTest(FerryTest):
         text = layouts("--network", "400Gbit", "--gpu", "h100")
         self.assertEqual(text.code, 0, text.err)
         self.assertIn("data sheet of an h100", text.out)
+        # A key of the command line that the report sets too is the report's.
+        given = layouts("--network", "400Gbit", "--gpu", "h100", "--set", "zero.stage=1", "--set", "parallel.schedule=1f1b")
+        self.assertNotIn("does not run", given.out)
         best = report["layouts"][0]
         self.assertGreater(best["tensor"] * best["pipeline"], 1)
         self.assertIn("best: " + " ".join(best["keys"]) + "\n", text.out)

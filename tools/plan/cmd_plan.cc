@@ -242,9 +242,15 @@ void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
 // What refuses the configuration with these keys more; "": nothing. It has been warned of already.
 std::string refusal_of(const PlanOptions& options, const std::vector<std::string>& more) {
     static constexpr LogSink kNowhere{.line = [](LogLevel, std::string_view) {}};
-    std::vector<std::string> keys = options.overrides.keys;
-    keys.insert(keys.end(), more.begin(), more.end());
+    std::vector<std::string> keys = more;
     if (!options.gpu.empty()) keys.emplace_back("device=cuda");
+    const auto names = [](const std::string& one, const std::string& other) {
+        return one.substr(0, one.find('=')) == other.substr(0, other.find('='));
+    };
+    for (const std::string& given : options.overrides.keys) {
+        if (std::ranges::none_of(keys, [&](const std::string& one) { return names(one, given); }))
+            keys.push_back(given);
+    }
     set_log_sink(&kNowhere);
     std::string why;
     try {

@@ -95,8 +95,7 @@ std::vector<std::string> keys_of(const cost::Layout& of) {
                                   fmt::format("parallel.pipeline={}", of.pipeline)};
     if (of.pipeline > 1) {
         keys.push_back(fmt::format("parallel.schedule={}", cost::name_of(of.order)));
-        if (of.virtual_stages > 1)
-            keys.push_back(fmt::format("parallel.virtual_stages={}", of.virtual_stages));
+        keys.push_back(fmt::format("parallel.virtual_stages={}", of.virtual_stages));
         keys.push_back(fmt::format("swap.groups={}", of.groups));
     }
     keys.push_back(fmt::format("zero.stage={}", of.zero_stage));

@@ -144,6 +144,7 @@ public:
 
     void reserve(int64_t bytes) override {
         cudaFree(std::exchange(base_, nullptr));
+        bytes_ = 0;
         const int64_t wanted = round_up(std::max<int64_t>(bytes, 1), 2 * kMiB);
         const int64_t free = free_now();
         const cudaError_t status = cudaMalloc(&base_, static_cast<size_t>(wanted));
