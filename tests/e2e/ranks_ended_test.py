@@ -251,7 +251,7 @@ class EndedTest(Ranks):
         for size, neighbour, operation in ((2 * part, 0, "exchange of the gradient in the host of layer"),
                                            (part, 3, "exchange of the gradient of layer")):
             with self.subTest(operation=operation):
-                said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(sizes.index(size) + 1))
+                said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(index))
                 self.assertEqual(codes, {0: RANK_LOST, 1: 128 + signal.SIGKILL, 2: RANK_LOST, 3: RANK_LOST}, said)
                 for rank in (0, 2, 3):
                     self.assertIn("lost rank 1: its process has ended", said[rank])
@@ -285,11 +285,13 @@ class EndedTest(Ranks):
         self.assertEqual(codes, {0: 0, 1: 0, 2: 0, 3: 0}, said)
         with open(messages, encoding="ascii") as file:
             sizes = [int(line) for line in file]
-        passed = config["batch"]["micro_batch"] * 30 * config["model"]["hidden"] * 4
-        for size, waiting, operation, group in ((passed // 2, 0, "exchange of the sums of layer 0, step 1", "among ranks 0, 1"),
-                                                (passed, 3, "pass of the block input", "among ranks 1, 3")):
+        rows = config["batch"]["micro_batch"] * 30 // 2 * config["model"]["hidden"] * 4  # a rank's
+        # The embedding's sum; a block gathers and adds up twice each; then rank 1 passes its rows on.
+        of_rows = [index for index, size in enumerate(sizes, 1) if size == rows]
+        for index, waiting, operation, group in ((of_rows[0], 0, "exchange of the sums of layer 0, step 1", "among ranks 0, 1"),
+                                                 (of_rows[5], 3, "pass of the block input", "among ranks 1, 3")):
             with self.subTest(operation=operation):
-                said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(sizes.index(size) + 1))
+                said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(index))
                 self.assertEqual(codes, {0: RANK_LOST, 1: 128 + signal.SIGKILL, 2: RANK_LOST, 3: RANK_LOST}, said)
                 for rank in (0, 2, 3):
                     self.assertIn("lost rank 1: its process has ended", said[rank])

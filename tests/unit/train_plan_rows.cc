@@ -37,6 +37,7 @@ constexpr Kind kKinds[] = {
     {Tier::device, "attention saved for backward", "less again"},
     {Tier::device, "attention's products saved for backward", "less again"},
     {Tier::device, "MLPs' products saved for backward", "less again"},
+    {Tier::device, "kept for weights' gradients", "would wait"},
     {Tier::device, "scratch of the kernels", "largest"},
     {Tier::device, "resident weights", "no copies"},
     {Tier::device, "optimizer state", "device updates"},
