@@ -251,7 +251,7 @@ class EndedTest(Ranks):
         for size, neighbour, operation in ((2 * part, 0, "exchange of the gradient in the host of layer"),
                                            (part, 3, "exchange of the gradient of layer")):
             with self.subTest(operation=operation):
-                said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(index))
+                said, codes = self.mortal(command, 4, FERRY_TEST_DIES_AT=str(sizes.index(size) + 1))
                 self.assertEqual(codes, {0: RANK_LOST, 1: 128 + signal.SIGKILL, 2: RANK_LOST, 3: RANK_LOST}, said)
                 for rank in (0, 2, 3):
                     self.assertIn("lost rank 1: its process has ended", said[rank])
