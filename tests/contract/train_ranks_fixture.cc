@@ -6,6 +6,7 @@
 
 #include "tests/support/borrowed_ranks.h"
 #include "tests/support/simulated_ranks.h"
+#include "tests/support/write_tokens.h"
 #include "train/prediction/predictor.h"
 
 namespace ferry::train::of_ranks {
@@ -207,6 +208,28 @@ Config Ranks::tight(Config config, int ranks) const {
     if (config.device == DeviceKind::cpu)
         config.budgets.device_bytes = smallest_device_budget(config, ranks);
     return config;
+}
+
+void Ranks::keep_on_nvme(Config& config) const {
+    config.budgets.nvme = {
+        {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
+    config.swap.state_on_nvme = 1;
+    config.swap.speculate = Speculate::all;
+    config.io.direct = false;
+}
+
+void Ranks::read_documents(Config& config) const {
+    std::vector<uint32_t> tokens(1500);
+    std::vector<uint64_t> documents;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        tokens[i] = static_cast<uint32_t>((i * i / 7 + i) % 31);
+        if (i * i % 37 == 0) documents.push_back(i);
+    }
+    config.data.tokens = comm::as_first_rank_says(directory_ / "documents.bin");
+    if (comm::launched_rank().value_or(0) == 0)
+        write_tokens(config.data.tokens, tokens, config.model.vocab, {}, documents);
+    comm::await_all_ranks();
+    config.data.isolate_documents = true;
 }
 
 void Ranks::expect_stages_equal(Config config, int ranks) const {

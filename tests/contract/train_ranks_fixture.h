@@ -89,6 +89,10 @@ protected:
     }
     // As little as possible in memory, every speculative update made, two groups.
     Config tight(Config config, int ranks) const;
+    // All of the state on NVMe, every speculative update made.
+    void keep_on_nvme(Config& config) const;
+    // Tokens of documents that do not see each other.
+    void read_documents(Config& config) const;
     void expect_stages_equal(Config config, int ranks) const;
 
     const TinyData data_;

@@ -121,11 +121,7 @@ TEST_P(Pipelines, GiveTheSameNumbersWhereBackwardIsSplit) {
     config.swap = {};
     compare("the first block frozen, and parts of others", config);
     const Outcome in_memory = run(config, ranks());
-    config.budgets.nvme = {
-        {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
-    config.swap.state_on_nvme = 1;
-    config.swap.speculate = Speculate::all;
-    config.io.direct = false;
+    keep_on_nvme(config);
     expect_equal(run(config, ranks()), in_memory);
 }
 
@@ -156,13 +152,9 @@ TEST_P(Pipelines, GiveTheSameNumbersInSeveralVirtualStages) {
         config.freeze = {"*embed_tokens*", "*layers.0.*", "*layers.1.*", "*layers.3.*q_proj*"};
         compare("a tied table and the first blocks frozen", config);
         const Outcome in_memory = run(config, ranks());
-        config.budgets.nvme = {
-            {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
+        keep_on_nvme(config);
         config.budgets.host_bytes = ranks() * 4 * kMiB;
-        config.swap.state_on_nvme = 1;
-        config.swap.speculate = Speculate::all;
         config.swap.save_inputs = 0;
-        config.io.direct = false;
         for (const int64_t stage : {0, 1, 3}) {
             config.zero.stage = stage;
             expect_equal(run(config, ranks()), in_memory);
@@ -245,14 +237,10 @@ TEST_P(Pipelines, ChangeNoBitByStageOrTier) {
         SCOPED_TRACE(testing::Message() << "stage " << stage);
         config.zero.stage = stage;
         Config on_nvme = config;
-        on_nvme.budgets.nvme = {
-            {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
+        keep_on_nvme(on_nvme);
         const bool on_gpu = config.device == DeviceKind::cuda;
         on_nvme.budgets.host_bytes = ranks() * (on_gpu ? 64 : 4) * kMiB;
-        on_nvme.swap.state_on_nvme = 1;
-        on_nvme.swap.speculate = Speculate::all;
         on_nvme.swap.save_inputs = 0;
-        on_nvme.io.direct = false;
         expect_equal(run(on_nvme, ranks()), first);
         if (!on_gpu) on_nvme.budgets.device_bytes = 600 * kKiB;  // few weights stay there
         if (!on_gpu) expect_equal(run(on_nvme, ranks()), first);

@@ -7,7 +7,6 @@
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_run.h"
-#include "tests/support/write_tokens.h"
 
 namespace ferry::train::of_ranks {
 namespace {
@@ -101,17 +100,7 @@ TEST_P(Sequences, FollowTheRunOfOneWhateverTheHeadsAndTheMask) {
                         .num_different_global_patterns = 2};
     compare("a pattern for each head", of_masks);
     config.attention = {};
-    std::vector<uint32_t> tokens(1500);
-    std::vector<uint64_t> documents;
-    for (size_t i = 0; i < tokens.size(); ++i) {
-        tokens[i] = static_cast<uint32_t>((i * i / 7 + i) % 31);
-        if (i * i % 37 == 0) documents.push_back(i);
-    }
-    const std::string path = comm::as_first_rank_says(directory_ / "documents.bin");
-    if (comm::launched_rank().value_or(0) == 0) write_tokens(path, tokens, 32, {}, documents);
-    comm::await_all_ranks();
-    config.data.tokens = path;
-    config.data.isolate_documents = true;
+    read_documents(config);
     compare("documents", of_masks);
     config.precision = DType::bf16;
     compare("bf16", kRoundingOfBf16);

@@ -14,7 +14,6 @@
 namespace ferry::tools {
 
 using config::kPipelineSchedules;
-using config::word_of;
 
 namespace {
 
@@ -85,7 +84,7 @@ std::string other_schedules_text(const std::vector<planner::Plan>& plans) {
         if (other.schedule == schedule_of(plans.front())) continue;
         text += fmt::format(
             "{}{:.1f} % with {}{}", text.empty() ? "" : ", ", 100 * other.bubble,
-            word_of(kPipelineSchedules, other.schedule),
+            train::name_of(other.schedule),
             other.virtual_stages > 1 ? fmt::format(" of {}", other.virtual_stages) : "");
     }
     return fmt::format(" (parallel.schedule: {})", text);
@@ -276,10 +275,10 @@ nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
     }
     nlohmann::json bubbles;
     for (const Other& other : in_every_order(plans))
-        bubbles[std::string(word_of(kPipelineSchedules, other.schedule))] = other.bubble;
+        bubbles[std::string(train::name_of(other.schedule))] = other.bubble;
     const planner::Plan& first = plans.front();
     return {{"stages", stages},
-            {"schedule", std::string(word_of(kPipelineSchedules, schedule_of(first)))},
+            {"schedule", train::name_of(schedule_of(first))},
             {"virtual_stages", first.partition.stage.virtual_stages()},
             {"schedules", choice_json(choice)},
             {"bubble", train::bubble_of(first)},

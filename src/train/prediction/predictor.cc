@@ -31,9 +31,7 @@
 #include "train/setup/numerics_record.h"
 #include "train/setup/rank_share.h"
 #include "train/stack/device_needs.h"
-#include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
-#include "train/stack/tier_stack.h"
 #include "train/step/step.h"
 #include "zero/zero.h"
 

@@ -1,19 +1,14 @@
 // The schedule of a pipeline, where a predictor chooses it.
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "cost/kernel_times.h"
-#include "measure.h"
 #include "model_on_device.h"
-#include "planner/work.h"
 #include "planning_measurements.h"
 #include "train/prediction/predictor.h"
 #include "train/setup/from_config.h"
 #include "train/setup/model_of.h"
 #include "train/setup/stages.h"
-#include "train/stack/tier_stack.h"
-#include "train/step/step.h"
 
 namespace ferry::train {
 
