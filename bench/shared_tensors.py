@@ -6,10 +6,10 @@ T ranks share tensors, P stages of layers pass on to each other, and D replicas 
 the number of ranks, and all sides train the same global batch. Ranks are numbered so that T is nearest and P farthest.
 
 Hosts are namespaces, or ferry emulates the network, as in slow_network.py, which says what either takes. What stays in a
-host is not slowed down. Bind ranks to cores (--bind) where there are as many. With fewer cores than ranks the figures
-are of a network that binds and of processors that take turns.
+host is not slowed down. Bind ranks to cores (--bind) where there are enough. A rank of one thread computes on one and
+sends on another. With fewer cores than ranks the figures are of a network that binds and of processors that take turns.
 
-    bench/shared_tensors.py --ranks 8 --ranks-per-host 4 --emulate throttle --delay 50 --bind --mbit 300
+    bench/shared_tensors.py --ranks 8 --ranks-per-host 4 --emulate throttle --delay 50 --bind 2 --mbit 300
 
 Of each rate the script first measures the link between hosts (`ferry bench comm`). Of each side `ferry plan --network`
 plans a step over that link. It chooses the schedule of a pipeline too, which the run then takes.
@@ -82,13 +82,14 @@ def main():
     parser.add_argument("--warmup", type=common.at_least(0), default=1, help="first steps left out")
     parser.add_argument("--emulate", choices=("namespaces", "throttle"), help="default: namespaces where they can be had")
     parser.add_argument("--delay", type=common.at_least(0), default=0, metavar="US", help="of each exchange, with throttle")
-    parser.add_argument("--bind", action="store_true", help="each rank to a core of its own, with throttle")
+    parser.add_argument("--bind", type=common.at_least(1), default=0, metavar="CORES",
+                        help="each rank to so many of its own, with throttle")
     options = parser.parse_args()
     common.check_steps(parser, options)
     if options.ranks % options.ranks_per_host or options.ranks == options.ranks_per_host:
         parser.error("--ranks-per-host must leave several hosts of as many ranks each")
     cores = len(os.sched_getaffinity(0))
-    if options.bind and cores < options.ranks:
+    if cores < options.ranks * options.bind:
         parser.error(f"--bind: {options.ranks} ranks have {cores} cores")
     sides = sides_of(options)
     if options.sides:
@@ -160,8 +161,8 @@ def report(options, runs, links, throttles, micro_batches):
     how = (f"sending held up by ferry, a delay of {options.delay} us" if throttles
            else "namespaces joined by veth, tc tbf, no delay")
     notes = [f"{options.ranks // options.ranks_per_host} hosts of {options.ranks_per_host} ranks on {cores} cores"
-             f"{', each rank bound to one' if options.bind else ''}; {BLOCKS} blocks, {micro_batches} micro-batches of one "
-             f"sequence; {how}"]
+             f"{f', each rank bound to {options.bind}' if options.bind else ''}; {BLOCKS} blocks, {micro_batches} "
+             f"micro-batches of one sequence; {how}"]
     if cores < options.ranks + (0 if throttles else 1):
         notes.append("fewer cores than ranks and network need: these are not figures of a network alone")
     common.report(options, rows, notes)

@@ -145,9 +145,9 @@ class Hosts:
 class Held:
     """Ranks of this machine, whose sending ferry holds up."""
 
-    def __init__(self, ranks, delay_us, ranks_per_host=1, bound=False):
-        """`bound`: each rank to a core of its own."""
-        self._ranks, self._network, self._bound = ranks, "", bound
+    def __init__(self, ranks, delay_us, ranks_per_host=1, cores=0):
+        """`cores`: that each rank is bound to; 0: none."""
+        self._ranks, self._network, self._cores = ranks, "", cores
         hosts = f",{ranks_per_host}" if ranks_per_host > 1 else ""
         self._more = f",{delay_us}us{hosts}" if delay_us > 0 or hosts else ""
 
@@ -158,7 +158,7 @@ class Held:
         self._network = f"{mbit}Mbit{self._more}"
 
     def launcher(self):
-        return ["env", f"FERRY_EMULATED_NETWORK={self._network}", *mpirun(self._ranks, self._bound)]
+        return ["env", f"FERRY_EMULATED_NETWORK={self._network}", *mpirun(self._ranks, self._cores)]
 
     def arrived(self):
         """There is no interface to count."""
