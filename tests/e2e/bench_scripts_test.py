@@ -380,7 +380,12 @@ class ScriptsTest(FerryTest):
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_bubbles(self):
         """Every stage is traced, and beside each schedule's step stand theory and plan."""
-        rows, notes = self.script("bubbles", "--stages", "2", "--steps", "3")
+        picture = self.path("step.svg")
+        rows, notes = self.script("bubbles", "--stages", "2", "--steps", "3", "--picture", picture)
+        with open(picture, encoding="utf-8") as file:
+            drawn = file.read()
+        for text in ("2 stages, zero bubble", "rank 1", "weight gradients", "% measured", "% planned"):
+            self.assertIn(text, drawn)
         for schedule in ("1f1b", "zero_bubble"):
             for beside in ("theory", "its plan"):
                 self.assertGreater(rows[f"2 stages, {schedule}: a step beside {beside}"]["ratio"], 0)
