@@ -6,17 +6,20 @@ as fast. The first row of a pipeline has what theory makes of its kernels' secon
 wait as theory says. The second has the planned step over the measured one. With fewer cores than ranks these take turns
 and neither says anything, so the script refuses.
 
-    bench/bubbles.py --stages 2 4
+    bench/bubbles.py --stages 2 4 --picture step.svg
+
+--picture draws the last step of the last run with the most stages and zero bubble, above its plan.
 """
 import json
 import os
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import common
 from common import compared, plain
-from pipeline_picture import kernels_of, last_step, waits
+from pipeline_picture import kernels_of, last_step, picture, waits
 from step_trace import Trace, covered
 from training import NEVER_CLIPPED, TINY, SideFailed, train, words_of
 
@@ -66,8 +69,18 @@ class Pipeline:
         begin, end = last_step(kernels)
         run.traced, run.waits = end - begin, [waits(its, begin, end) for its in kernels]
         run.theory = of_theory(kernels, begin, end, self.stages, self.options.micro_batches)
-        run.planned = self.plan()["prediction"]["step_seconds"]
+        plan = self.plan()
+        run.planned = plan["prediction"]["step_seconds"]
+        if self.options.picture:
+            run.picture = picture(kernels, plan, self.title())
         return run
+
+    def title(self):
+        """Of a picture: what ran, and where."""
+        about = common.machine()
+        schedule = self.settings["parallel.schedule"].replace("_", " ")
+        return (f"{self.stages} stages, {schedule}, {self.options.micro_batches} micro-batches; a core a rank of "
+                f"{about['processor']}, {about['date']}")
 
     def plan(self):
         done = subprocess.run([self.options.ferry, "plan", str(CONFIG), "--json", "--ranks", str(self.stages),
@@ -82,6 +95,7 @@ def main():
     parser.add_argument("--stages", type=common.at_least(2), nargs="+", choices=(2, 4, 8), default=[2, 4])
     parser.add_argument("--steps", type=common.at_least(3), default=5, help="of each run")
     parser.add_argument("--micro-batches", type=common.at_least(2), default=8, help="of a step")
+    parser.add_argument("--picture", type=common.output_file, metavar="FILE", help="of one step, measured and planned, as SVG")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     if cores < max(options.stages) and not options.tiny:
@@ -91,6 +105,9 @@ def main():
         sides = {f"{stages} stages, {schedule}": Pipeline(options, directory, tokens, stages, schedule).run
                  for stages in options.stages for schedule in SCHEDULES}
         found = common.turns(sides, options.rounds, options.seconds)
+    drawn = found.get(f"{max(options.stages)} stages, {SCHEDULES[-1]}")
+    if options.picture and drawn:
+        Path(options.picture).write_text(drawn[-1].picture, encoding="utf-8")
     report(options, found, cores)
 
 

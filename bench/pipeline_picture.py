@@ -59,10 +59,8 @@ def planned_of(plan, ranks):
              for one in stages[rank // each]["timeline"]] for rank in range(ranks)]
 
 
-def main():
-    options = arguments()
-    kernels = kernels_of([Trace(file, 1) for file in by_rank(options.traces)])
-    plan = json.loads(Path(options.plan).read_text(encoding="utf-8")) if options.plan else None
+def picture(kernels, plan, title):
+    """The last step of the ranks' kernels, above those of the plan where there is one: an SVG's text."""
     planned = planned_of(plan, len(kernels)) if plan else []
     begin, end = last_step(kernels)
     names = [f"rank {rank}" for rank in range(len(kernels))]
@@ -71,10 +69,17 @@ def main():
         return [one._replace(lane=name, begin=one.begin + late, end=one.end + late)
                 for name, its in zip(names, of_ranks) for one in its
                 if one.end + late > begin and one.begin + late < end]
-    Path(options.svg).write_text(drawn(names, begin, end, rows(kernels, 0.0), rows(planned, begin),
-                                       "One step of several ranks"), encoding="utf-8")
-    for name, its in zip(names, kernels):
-        sys.stdout.write(f"{name}: waits {100 * waits(its, begin, end):.1f} % of {seconds_text(end - begin)}\n")
+    return drawn(names, begin, end, rows(kernels, 0.0), rows(planned, begin), title)
+
+
+def main():
+    options = arguments()
+    kernels = kernels_of([Trace(file, 1) for file in by_rank(options.traces)])
+    plan = json.loads(Path(options.plan).read_text(encoding="utf-8")) if options.plan else None
+    Path(options.svg).write_text(picture(kernels, plan, "One step of several ranks"), encoding="utf-8")
+    begin, end = last_step(kernels)
+    for rank, its in enumerate(kernels):
+        sys.stdout.write(f"rank {rank}: waits {100 * waits(its, begin, end):.1f} % of {seconds_text(end - begin)}\n")
 
 
 if __name__ == "__main__":

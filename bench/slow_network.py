@@ -77,6 +77,14 @@ def why_not():
     return "" if can_shape else "this kernel's tc has no tbf"
 
 
+def holds_up(options):
+    """Whether ferry emulates the network. Ends where nothing can."""
+    throttles = options.emulate == "throttle" or (options.emulate is None and why_not() != "" and shutil.which("mpirun"))
+    if not throttles and (reason := why_not()):
+        sys.exit(reason)
+    return throttles
+
+
 class Hosts:
     """Namespaces of so many ranks each, as long as the block."""
 
@@ -140,8 +148,9 @@ class Hosts:
 class Held:
     """Ranks of this machine, whose sending ferry holds up."""
 
-    def __init__(self, ranks, delay_us, ranks_per_host=1):
-        self._ranks, self._network = ranks, ""
+    def __init__(self, ranks, delay_us, ranks_per_host=1, cores=0):
+        """`cores`: that each rank is bound to; 0: none."""
+        self._ranks, self._network, self._cores = ranks, "", cores
         hosts = f",{ranks_per_host}" if ranks_per_host > 1 else ""
         self._more = f",{delay_us}us{hosts}" if delay_us > 0 or hosts else ""
 
@@ -152,7 +161,7 @@ class Held:
         self._network = f"{mbit}Mbit{self._more}"
 
     def launcher(self):
-        return ["env", f"FERRY_EMULATED_NETWORK={self._network}", *mpirun(self._ranks)]
+        return ["env", f"FERRY_EMULATED_NETWORK={self._network}", *mpirun(self._ranks, self._cores)]
 
     def arrived(self):
         """There is no interface to count."""
@@ -187,9 +196,9 @@ def threads_of_host(options, settings):
     return max(1, int(given(options, settings)["threads"]) * options.ranks_per_host // options.ranks)
 
 
-def predicted(options, settings, link):
-    """Seconds of a step by codec, and by whether ranks exchange within their hosts first. All ranks compute on this machine,
-    which stands for their hosts, so the plan times so many at once."""
+def planned(options, settings, link):
+    """What `ferry plan` says of these settings over such a link. All ranks compute on this machine, which stands for their
+    hosts, so the plan times so many at once."""
     threads = threads_of_host(options, settings)
     words = [options.ferry, "plan", str(CONFIG), "--json", "--ranks", str(options.ranks),
              "--ranks-per-host", str(options.ranks_per_host), "--ranks-here", str(options.ranks),
@@ -198,8 +207,13 @@ def predicted(options, settings, link):
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SideFailed(done.stderr.strip()[-500:])
+    return json.loads(done.stdout)
+
+
+def predicted(plan):
+    """Seconds of a step by codec, and by whether ranks exchange within their hosts first."""
     return {(step["gradients"], step["weights"], step["ranks_per_host"] > 1): step["seconds"]
-            for step in json.loads(done.stdout)["network"]["steps"]}
+            for step in plan["network"]["steps"]}
 
 
 def sent(one):
@@ -246,9 +260,7 @@ def main():
         parser.error(f"1-bit Adam's warm-up is {FREEZE_STEP} step: leave out more than that (--warmup)")
     if options.ranks % options.ranks_per_host or options.ranks == options.ranks_per_host:
         parser.error("--ranks-per-host must leave several hosts of as many ranks each")
-    throttles = options.emulate == "throttle" or (options.emulate is None and why_not() != "" and shutil.which("mpirun"))
-    if not throttles and (reason := why_not()):
-        sys.exit(reason)
+    throttles = holds_up(options)
     codecs = {name: codec for name, codec in CODECS.items() if options.stage == 3 or "weights" not in codec}
     in_hosts = {name: codec for name, codec in IN_HOSTS.items()
                 if options.ranks_per_host > 1 and (options.stage == 3) == ("weights" in codec)}
@@ -281,8 +293,8 @@ def main():
             try:
                 links[mbit] = Link(options, hosts, mbit, directory)
                 # A plan of momentum has steps of gradients too: those of its warm-up, which no side here is.
-                plans[mbit] = {**predicted(options, {**settings, **of_momentum}, links[mbit]),
-                               **predicted(options, settings, links[mbit])}
+                plans[mbit] = {**predicted(planned(options, {**settings, **of_momentum}, links[mbit])),
+                               **predicted(planned(options, settings, links[mbit]))}
             except SideFailed as failure:
                 sys.exit(f"{mbit} Mbit/s: {failure}")
             sides = {name: lambda codec=codec: ferry(codec) for name, codec in codecs.items()}

@@ -21,10 +21,11 @@ TARGETS = {2: 0.95, 4: 0.92}  # of weak scaling, by ranks
 BESIDE_DEEPSPEED = {2: 2.0}
 
 
-def mpirun(ranks):
-    """The words that start so many ranks here, each left to place its own threads."""
+def mpirun(ranks, cores=0):
+    """The words that start so many ranks here, each left to place its own threads, or bound to so many cores of its own."""
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return ["mpirun", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *as_root]
+    where = ["--map-by", f"slot:PE={cores}", "--bind-to", "core"] if cores else ["--oversubscribe", "--bind-to", "none"]
+    return ["mpirun", "-n", str(ranks), *where, *as_root]
 
 
 def main():

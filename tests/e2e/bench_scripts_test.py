@@ -331,11 +331,24 @@ class ScriptsTest(FerryTest):
         reason = slow_network.why_not()
         if reason:
             self.skipTest(reason)
-        rows, _ = self.script("shared_tensors", "--mbit", "200", "--steps", "2", "--warmup", "1")
-        for name, factor in (("2 share tensors, ZeRO 3", 1.2), ("2 share tensors, ZeRO 1", 1.3),
-                             ("2 stages of layers, ZeRO 1", 1.3)):
+        rows, _ = self.script("shared_tensors", "--emulate", "namespaces", "--mbit", "200", "--steps", "2", "--sides", "2,1",
+                              "1,2", "--zero", "1", "3")
+        for name, factor in (("T 2, P 1, D 2, ZeRO 3", 1.2), ("T 2, P 1, D 2, ZeRO 1", 1.3), ("T 1, P 2, D 2, ZeRO 1", 1.3)):
             self.assertGreater(rows[f"200 Mbit/s: {name}, a step"]["value"], 0)
             self.assertGreater(rows[f"200 Mbit/s: {name}, left the first host"]["ratio"], factor)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_shared_tensors_over_a_network_that_ferry_emulates(self):
+        """Each way to share has its plan beside it, and hosts that are stages send the least."""
+        rows, notes = self.script("shared_tensors", "--emulate", "throttle", "--delay", "50", "--mbit", "50", "--steps", "2",
+                                  "--sides", "2,1", "1,2")
+        self.assertIn("2 hosts of 2 ranks", notes[0])
+        for name in ("T 2, P 1, D 2, ZeRO 1", "T 1, P 2, D 2, ZeRO 1"):
+            self.assertGreater(rows[f"50 Mbit/s: {name}, a step"]["ratio"], 0)
+            self.assertGreater(rows[f"50 Mbit/s: {name}, planned"]["reference"], 0)
+            self.assertLess(rows[f"50 Mbit/s: {name}, sent by a rank a step"]["value"],
+                            rows["50 Mbit/s: ZeRO 3 alone, sent by a rank a step"]["value"])
+        self.assertIn(rows["50 Mbit/s: the best, a step"]["note"], ("T 2, P 1, D 2, ZeRO 1", "T 1, P 2, D 2, ZeRO 1"))
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_slow_network_between_hosts_of_two(self):
@@ -367,7 +380,12 @@ class ScriptsTest(FerryTest):
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_bubbles(self):
         """Every stage is traced, and beside each schedule's step stand theory and plan."""
-        rows, notes = self.script("bubbles", "--stages", "2", "--steps", "3")
+        picture = self.path("step.svg")
+        rows, notes = self.script("bubbles", "--stages", "2", "--steps", "3", "--picture", picture)
+        with open(picture, encoding="utf-8") as file:
+            drawn = file.read()
+        for text in ("2 stages, zero bubble", "rank 1", "weight gradients", "% measured", "% planned"):
+            self.assertIn(text, drawn)
         for schedule in ("1f1b", "zero_bubble"):
             for beside in ("theory", "its plan"):
                 self.assertGreater(rows[f"2 stages, {schedule}: a step beside {beside}"]["ratio"], 0)

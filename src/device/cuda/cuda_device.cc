@@ -10,6 +10,7 @@
 #include "cuda_stream.h"
 #include "ferry/units.h"
 #include "free_before.h"
+#include "gpu_queues.h"
 #include "status.h"
 #include "visible_gpus.h"
 
@@ -46,8 +47,16 @@ void see_only(int gpu) {
 
 // A queue of the GPU for each stream, before the driver looks: by default it has eight, and streams
 // that share one wait for each other. A receive that waits for another rank would hold up kernels
-// that this rank's answer needs. Whoever set the variable knows better.
-void ask_for_queues() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
+// that this rank's answer needs. A value that is set stays, and is warned of once where it is less.
+void ask_for_queues() {
+    static const bool asked = [] {
+        const std::string warning = warning_of_queues(std::getenv(kQueuesVariable));
+        if (!warning.empty()) log_warn(warning);
+        setenv(kQueuesVariable, std::to_string(kQueues).c_str(), 0);
+        return true;
+    }();
+    static_cast<void>(asked);
+}
 
 // Before anything else: whether there is a GPU that this build can drive.
 void demand_gpu(int gpu) {
