@@ -12,7 +12,8 @@ sends on another. With fewer cores than ranks the figures are of a network that 
     bench/shared_tensors.py --ranks 8 --ranks-per-host 4 --emulate throttle --delay 50 --bind 2 --mbit 300
 
 Of each rate the script first measures the link between hosts (`ferry bench comm`). Of each side `ferry plan --network`
-plans a step over that link. It chooses the schedule of a pipeline too, which the run then takes.
+plans a step over that link. It chooses the schedule of a pipeline too, which the run then takes. The first rank's memory
+stands beside the plan's as well: they are the same to the byte.
 """
 import os
 import sys
@@ -43,6 +44,11 @@ def sides_of(options):
     return sides
 
 
+def memory_in(found):
+    """Bytes of a plan, or that a run reserved: of the first rank, on its device and its host."""
+    return found["device_bytes"] + found["host_bytes"]
+
+
 class Side:
     """One way to share, over one rate: its plan, made once, and runs that keep what each of them sent."""
 
@@ -63,6 +69,7 @@ class Side:
                     launcher=self._hosts.launcher())
         run.on_the_wire = self._hosts.arrived() - before
         run.planned = predicted(self._plan)["none", "none", False]
+        run.planned_memory = memory_in(self._plan)
         run.schedule = self._settings.get("parallel.schedule", "")
         print(f"{self._name}{', ' if run.schedule else ''}{run.schedule}: {run.step_seconds:.3g} s a step, planned "
               f"{run.planned:.3g} s; plan and run took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
@@ -135,6 +142,8 @@ def rows_of(rate, name, runs, alone, throttles):
     rows.append(plain(f"{rate}: {name}, sent by a rank a step", [sent(one)[0] for one in runs], "B"))
     rows.append(compared(f"{rate}: {name}, planned", steps, [one.planned for one in runs], "s", 1 - PREDICTED_WITHIN,
                          target_high=1 + PREDICTED_WITHIN))
+    rows.append(compared(f"{rate}: {name}, the first rank's memory", [memory_in(one.summary["reserved"]) for one in runs],
+                         [one.planned_memory for one in runs], "B", 1, target_high=1))
     return rows
 
 

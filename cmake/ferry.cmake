@@ -119,6 +119,9 @@ function(ferry_tests)
                                  PROPERTIES LABELS ${module} TIMEOUT 600)
         endif()
     endforeach()
+    # mpirun removes the directory of all its user's runs when it ends, and one that begins meanwhile fails. So every test
+    # has its own. Scripts make theirs themselves.
+    set(mpi_directory TMPDIR=${CMAKE_BINARY_DIR}/mpi)
     # Tests named Launched/* run on every rank that a launcher starts.
     if(FERRY_MPI AND TARGET test_comm)
         foreach(ranks RANGE 1 4)
@@ -126,7 +129,7 @@ function(ferry_tests)
                      --bind-to none -n ${ranks} $<TARGET_FILE:test_comm> --gtest_filter=Launched/*Mpi)
             # Open MPI leaves memory behind in modules that it has unloaded.
             set_tests_properties(comm_mpi_${ranks} PROPERTIES LABELS comm TIMEOUT 300 PROCESSORS 2
-                                 ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
+                                 ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0;${mpi_directory}/comm_mpi_${ranks}")
         endforeach()
     endif()
     # Whole runs, on the ranks that a launcher starts (tests/support/run_ranks.h).
@@ -135,7 +138,8 @@ function(ferry_tests)
             add_test(NAME train_mpi_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
                      --bind-to none -n ${ranks} $<TARGET_FILE:test_train>
                      --gtest_filter=Ranks.AllSkip*:Ranks.GiveTheSameBitsAgain:numbers/*:shared/Sequences.FollowTheRunOfOne/*:golden/TorchRanks*)
-            set_tests_properties(train_mpi_${ranks} PROPERTIES LABELS script TIMEOUT 300 PROCESSORS 2)
+            set_tests_properties(train_mpi_${ranks} PROPERTIES LABELS script TIMEOUT 300 PROCESSORS 2
+                                 ENVIRONMENT ${mpi_directory}/train_mpi_${ranks})
         endforeach()
     endif()
     # ranks_ended_test.py preloads this into ranks.

@@ -4,6 +4,7 @@ it, the operation, the layer and the step, long before the timeout where there i
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -19,6 +20,12 @@ TEXTS = {"weights": "all-gather of the weights of layer 3, step 4",
 
 @unittest.skipUnless(MPIRUN[0] and os.path.exists(PROGRAM), "no mpirun, or comm is not built")
 class FaultsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        # mpirun removes the directory of all its user's runs when it ends, and one that begins meanwhile fails.
+        cls.directory = tempfile.mkdtemp(prefix="ferry-mpi-")
+        cls.addClassCleanup(shutil.rmtree, cls.directory, ignore_errors=True)
+
     def texts(self, count):
         """What each operation is called on so many ranks; all of them are the group."""
         members = ", ".join(map(str, range(count)))
@@ -31,7 +38,7 @@ class FaultsTest(unittest.TestCase):
             [*MPIRUN, "-n", str(count), PROGRAM, "--gtest_also_run_disabled_tests",
              "--gtest_filter=DISABLED_LaunchedFault.*"],
             capture_output=True, text=True, timeout=120, check=False,
-            env={**os.environ, "FERRY_FAULT": f"{fault} {operation}"})
+            env={**os.environ, "TMPDIR": self.directory, "FERRY_FAULT": f"{fault} {operation}"})
         self.assertNotEqual(done.returncode, 0)
         said, rank = {}, None
         for line in done.stdout.splitlines():

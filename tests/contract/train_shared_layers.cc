@@ -7,6 +7,7 @@
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/seeds.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train::of_ranks {
 namespace {
@@ -382,6 +383,62 @@ TEST_F(Mixes, ChangeNoBitByStage) {
         SCOPED_TRACE(testing::Message() << "stage " << stage);
         expect_equal(run(cut(mixed(true), mix, stage), mix.ranks()), first);
         if (HasFailure()) return;
+    }
+}
+
+// What a rank takes of each tier when it has trained, against the plan that another process makes
+// for a rank of its stage. Headers lie beside the volume's slots.
+void expect_reserved(const RunReport& report, const planner::Plan& planned) {
+    const Reserved& took = report.reserved;
+    EXPECT_EQ(took.device_bytes, planned.device_bytes);
+    EXPECT_EQ(took.host_bytes, planned.host_bytes);
+    int64_t stored = 0;
+    for (const planner::TierRow& row : planned.rows)
+        stored += row.tier == swap::Tier::nvme && !row.what.starts_with("headers") ? row.bytes : 0;
+    EXPECT_EQ(took.nvme_bytes, stored);
+    EXPECT_LE(took.nvme_peak_bytes, stored);
+    EXPECT_EQ(took.nvme_peak_bytes > 0, stored > 0);
+}
+
+// To the byte: every rank of every way to share tensors, sequences, layers and state, in memory and
+// with state and activations on NVMe. The quick run has four ranks and the latter.
+TEST_F(Mixes, ReserveWhatIsPlanned) {
+    int64_t zero = 3;  // another stage for each
+    for (const int ranks : {4, 8}) {
+        if (is_quick() && ranks > 4) continue;
+        for (const Mix& mix : mixes_of(ranks)) {
+            for (const int sequence : {1, 2}) {
+                if (mix.replicas % sequence != 0) continue;
+                zero = (zero + 1) % 4;
+                for (const bool stored : {false, true}) {
+                    if (is_quick() && !stored) continue;
+                    SCOPED_TRACE(testing::Message()
+                                 << "T " << mix.tensor << ", S " << sequence << ", P "
+                                 << mix.pipeline << ", " << ranks << " ranks, stage " << zero
+                                 << (stored ? ", on NVMe" : ""));
+                    Config config = cut(mixed(true), mix, zero);
+                    config.parallel.sequence = sequence;
+                    if (stored) {
+                        keep_on_nvme(config);
+                        config.budgets.host_bytes = ranks * 4 * kMiB;
+                        config.swap.save_inputs = 0;
+                    }
+                    const auto plans = Predictor::make(config, {.ranks = ranks, .on_a_host = ranks})
+                                           ->plans(request_of(config));
+                    ASSERT_EQ(std::ssize(plans), mix.pipeline);
+                    comm::on_run_ranks(
+                        ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& its) {
+                            const auto stage = others->rank() / (ranks / mix.pipeline);
+                            const auto engine = Engine::make(
+                                config, with({.executor = &its}, {.ranks = std::move(others)}));
+                            engine->step();
+                            engine->step();
+                            expect_reserved(engine->report(), plans[static_cast<size_t>(stage)]);
+                        });
+                    if (HasFailure()) return;
+                }
+            }
+        }
     }
 }
 

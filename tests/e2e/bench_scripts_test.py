@@ -346,6 +346,7 @@ class ScriptsTest(FerryTest):
         for name in ("T 2, P 1, D 2, ZeRO 1", "T 1, P 2, D 2, ZeRO 1"):
             self.assertGreater(rows[f"50 Mbit/s: {name}, a step"]["ratio"], 0)
             self.assertGreater(rows[f"50 Mbit/s: {name}, planned"]["reference"], 0)
+            self.assertEqual(rows[f"50 Mbit/s: {name}, the first rank's memory"]["ratio"], 1)
             self.assertLess(rows[f"50 Mbit/s: {name}, sent by a rank a step"]["value"],
                             rows["50 Mbit/s: ZeRO 3 alone, sent by a rank a step"]["value"])
         self.assertIn(rows["50 Mbit/s: the best, a step"]["note"], ("T 2, P 1, D 2, ZeRO 1", "T 1, P 2, D 2, ZeRO 1"))

@@ -1,6 +1,7 @@
 """What the end-to-end tests share: a text, a tiny model, and the built program run on them as a user
 runs it. The program is named by the environment variable FERRY."""
 
+import atexit
 import copy
 import glob
 import json
@@ -18,6 +19,12 @@ import unittest
 FERRY = os.environ.get("FERRY", "")
 # tools/test.sh --quick sets it: CI has two cores and 25 minutes. Of a long list it then takes a case of each kind.
 QUICK = bool(os.environ.get("FERRY_QUICK_TESTS"))
+
+# mpirun removes the directory of all its user's runs when it ends, and one that begins meanwhile fails. So every script has
+# its own, whatever runs beside it; what the tests make themselves stays where it would be.
+tempfile.gettempdir()  # remembers it
+os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="ferry-mpi-")
+atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 
 USAGE, DOES_NOT_FIT, IO, DIVERGED = 2, 3, 4, 5  # exit codes
 
@@ -56,6 +63,10 @@ class Run:
         """Planned bytes: a line of the plan's table."""
         return sum(row["bytes"] for row in self.summary["tiers"]
                    if row["tier"] == tier and row["what"] == what)
+
+    def said(self):
+        """For the message of what fails: several ranks' runs say there what each of them did."""
+        return f"exit code {self.code}, steps {self.steps}, on standard error:\n{self.err}"
 
     def numbers(self):
         """Everything that a placement must not change."""
@@ -176,8 +187,12 @@ class FerryTest(unittest.TestCase):
     @classmethod
     def ferry(cls, *arguments, through=(), **options):
         """Runs the program, if asked for by way of another command."""
-        done = subprocess.run([*through, FERRY, *arguments], capture_output=True, text=True, timeout=300,
-                              check=False, **options)
+        try:
+            done = subprocess.run([*through, FERRY, *arguments], capture_output=True, text=True, timeout=300,
+                                  check=False, **options)
+        except subprocess.TimeoutExpired as late:  # which has what was said until then as bytes, and shows none of it
+            said = "\n".join((text or b"").decode(errors="replace") for text in (late.stdout, late.stderr))
+            raise AssertionError(f"{' '.join(arguments)} did not end within {late.timeout:.0f} s:\n{said}") from None
         return Run(done.returncode, done.stdout, done.stderr)
 
     @classmethod

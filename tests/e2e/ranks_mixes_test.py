@@ -110,10 +110,10 @@ class MixesTest(Groups):
                 self.assert_trained(run)
                 same = (tensor, stages, number) == (2, 2, 4)
                 if same:
-                    self.assertEqual(run.hashes[-1], whole.hashes[-1])
+                    self.assertEqual(run.hashes[-1], whole.hashes[-1], f"{whole.said()}\n{run.said()}")
                 for mine, theirs in zip(run.steps, whole.steps[1:]):  # the first is the one that was saved
-                    self.assertEqual(mine["step"], theirs["step"])
-                    self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=0 if same else 2e-2)
+                    self.assertEqual(mine["step"], theirs["step"], run.said())
+                    self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=0 if same else 2e-2, msg=run.said())
         out = self.path("exported-mixed")
         exported = self.ferry("ckpt", "export", os.path.join(there, "step-00000004"), out)
         self.assertEqual(exported.code, 0, exported.err)

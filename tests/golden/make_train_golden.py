@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes tests/golden/train: what PyTorch makes of the runs that train_golden.cc repeats with ferry.
 
-    python3 tests/golden/make_train_golden.py [build/release/ferry]
+    python3 tests/golden/make_train_golden.py [build/release/ferry [NAME...]]
 
+With names only these runs are written, for the tokens that are there.
 Needs PyTorch and a built ferry, which writes the token file and each run's initial weights; nothing
 else of ferry is used. The block is Hugging Face's Llama written out, the optimizer torch.optim.AdamW,
 the clip factor clip_grad_norm_'s, the loss the sum over all real targets of the step / their count.
@@ -47,9 +48,12 @@ UPPER = TIED | {"freeze": ["model.embed_tokens.*", "model.layers.0.*", "*.1.mlp.
                            "*.1.self_attn.v_proj.*"],
                 "clip_norm": 1.115, "seed": 4}
 BF16 = TIED | {"precision": "bf16"}
+# Blocks enough for virtual stages.
+DEEP = TIED | {"model": {"hidden": 16, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 24, "vocab": VOCAB,
+                         "tie_embeddings": True}, "clip_norm": 2.4, "seed": 5}
 # The steps after which weights are shown.
 RUNS = {"tied": (TIED, (10, 20)), "untied": (UNTIED, (20,)), "frozen": (FROZEN, (20,)),
-        "upper": (UPPER, (20,)), "bf16": (BF16, ())}
+        "upper": (UPPER, (20,)), "bf16": (BF16, ()), "deep": (DEEP, (20,))}
 
 
 def make_tokens():
@@ -67,13 +71,13 @@ def make_tokens():
     return tokens, mask
 
 
-def write_tokens(ferry):
+def write_tokens(ferry, file):
     tokens, mask = make_tokens()
     with tempfile.TemporaryDirectory() as folder:
         text, marks = pathlib.Path(folder) / "text", pathlib.Path(folder) / "mask"
         text.write_bytes(bytes(tokens.tolist()))
         marks.write_bytes(bytes(mask.int().tolist()))
-        subprocess.run([ferry, "data", text, "--mask", marks, "-o", FOLDER / "tokens.bin"], check=True)
+        subprocess.run([ferry, "data", text, "--mask", marks, "-o", file], check=True)
     return tokens, mask
 
 
@@ -260,14 +264,22 @@ def write_run(name, ferry, tokens, mask):
     clipped = [norm > config["clip_norm"] for norm in exact.norms]
     if name == "tied" and not (all(clipped[:3]) and not any(clipped[-3:])):
         sys.exit("clipping should bind in the first steps and not in the last")
+    if all(clipped) or not any(clipped):
+        sys.exit(f"{name}: clipping should bind in some steps")
 
 
 def main():
     torch.set_num_threads(1)
     ferry = str(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build/release/ferry").resolve())
     FOLDER.mkdir(exist_ok=True)
-    tokens, mask = write_tokens(ferry)
-    for name in RUNS:
+    names = sys.argv[2:]
+    with tempfile.TemporaryDirectory() as folder:
+        made, there = pathlib.Path(folder) / "tokens.bin", FOLDER / "tokens.bin"
+        tokens, mask = write_tokens(ferry, made)
+        if names and made.read_bytes() != there.read_bytes():
+            sys.exit(f"this PyTorch draws other tokens than those in {there}: write all runs")
+        there.write_bytes(made.read_bytes())
+    for name in names or RUNS:
         write_run(name, ferry, tokens, mask)
 
 

@@ -24,6 +24,7 @@ import needs  # noqa: E402
 import fits  # noqa: E402
 import nvme_step  # noqa: E402
 import peers  # noqa: E402
+import shared_tensors  # noqa: E402
 import slow_network  # noqa: E402
 import startup  # noqa: E402
 import step_bound  # noqa: E402
@@ -580,7 +581,7 @@ class SlowNetworkTest(unittest.TestCase):
         link = argparse.Namespace(mbit=100.0, latency=1e-4)
         done = subprocess.CompletedProcess([], 0, stdout='{"network": {"steps": []}}', stderr="")
         with unittest.mock.patch.object(slow_network.subprocess, "run", return_value=done) as run:
-            slow_network.predicted(options, {"threads": threads}, link)
+            slow_network.planned(options, {"threads": threads}, link)
         words = [word for word in run.call_args.args[0] if word.startswith("threads=")]
         return words
 
@@ -590,6 +591,23 @@ class SlowNetworkTest(unittest.TestCase):
         self.assertEqual(self.planned_threads(2, 2, 1), ["threads=1"])
         self.assertEqual(self.planned_threads(4, 4, 1, ["threads=16"]), ["threads=4"])
         self.assertEqual(self.planned_threads(1, 4, 1), ["threads=1"])
+
+
+class SharedTensorsTest(unittest.TestCase):
+    def sides(self, ranks, *zero):
+        return shared_tensors.sides_of(argparse.Namespace(ranks=ranks, zero=list(zero)))
+
+    def test_every_way_to_share_is_a_side(self):
+        self.assertEqual(list(self.sides(4, 1)),
+                         ["ZeRO 3 alone", "T 1, P 1, D 4, ZeRO 1", "T 1, P 2, D 2, ZeRO 1", "T 1, P 4, D 1",
+                          "T 2, P 1, D 2, ZeRO 1", "T 2, P 2, D 1", "T 4, P 1, D 1"])
+        of_eight = self.sides(8, 1)
+        self.assertEqual(len(of_eight), 1 + 10)
+        self.assertEqual(of_eight["T 2, P 2, D 2, ZeRO 1"], (2, 2, 1))
+
+    def test_zero_3_alone_is_there_once(self):
+        both = self.sides(2, 1, 3)
+        self.assertEqual(list(both), ["ZeRO 3 alone", "T 1, P 1, D 2, ZeRO 1", "T 1, P 2, D 1", "T 2, P 1, D 1"])
 
 
 if __name__ == "__main__":
