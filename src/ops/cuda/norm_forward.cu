@@ -1,4 +1,5 @@
 // RMSNorm and LayerNorm, forward.
+#include "early_start.h"
 #include "kernels.h"
 #include "norm_row.h"
 #include "rotation.h"
@@ -13,6 +14,8 @@ __global__ void __launch_bounds__(block_of(kRow))
     const int64_t i = group_index<kRow>(), n = i < runs.count ? weight.cols : 0;
     const Run run = runs(i);
     HeldRow<kRow, kHeld, kLie> in;
+    wait_for_last();
+    let_next_start();
     in.fetch(x, run, n);
     float squares = 0;
     each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
@@ -57,6 +60,8 @@ __global__ void __launch_bounds__(block_of(kRow))
                          View y, float* stats) {
     const int64_t row = group_index<kRow>(), n = row < x.rows ? x.cols : 0;
     HeldRow<kRow, kHeld, kLie> in;
+    wait_for_last();
+    let_next_start();
     in.fetch(x, {row, 0}, n);
     float sum = 0, squares = 0;
     each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
@@ -93,9 +98,8 @@ void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
     const Lie lie = lie_of(weight.cols, any_wide(x), x, weight, y);
     with_plan(weight.cols, lie, [&](auto plan) {
         using P = decltype(plan);
-        forward_kernel<P::kRow, P::kHeld, P::kLie>
-            <<<P::blocks(runs.count), P::kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs,
-                                                                rotation);
+        start(forward_kernel<P::kRow, P::kHeld, P::kLie>, P::blocks(runs.count), P::kThreads, 0,
+              stream, x, weight, eps, y, rstd, runs, rotation);
     });
 }
 
@@ -126,8 +130,8 @@ void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double ep
     const double share = 1.0 / static_cast<double>(x.cols);
     with_plan(x.cols, lie, [&](auto plan) {
         using P = decltype(plan);
-        layer_forward_kernel<P::kRow, P::kHeld, P::kLie>
-            <<<P::blocks(x.rows), P::kThreads, 0, stream>>>(x, weight, bias, eps, share, y, stats);
+        start(layer_forward_kernel<P::kRow, P::kHeld, P::kLie>, P::blocks(x.rows), P::kThreads, 0,
+              stream, x, weight, bias, eps, share, y, stats);
     });
     check_launch("layer norm forward");
 }

@@ -13,9 +13,14 @@ namespace {
 // the partial sums in order, and the first adds the runs in order.
 constexpr int kColumns = 8, kParts = 32;
 __global__ void __launch_bounds__(kColumns* kParts)
-    gradient_kernel(const float* partial, int64_t blocks, int64_t cols, Accumulator gradient) {
+    gradient_kernel(const float* partial, int64_t blocks, int64_t cols, Accumulator gradient,
+                    Accumulator other) {
     __shared__ double sums[kParts][kColumns];
     wait_for_last();
+    if (blockIdx.y == 1) {
+        partial += blocks * cols;
+        gradient = other;
+    }
     const int64_t col = int64_t{blockIdx.x} * kColumns + threadIdx.x;
     const int64_t run = (blocks + kParts - 1) / kParts, first = threadIdx.y * run;
     const float was = threadIdx.y == 0 && col < cols ? gradient.of(col) : 0;
@@ -119,8 +124,13 @@ void add_strips(ConstView x, float* partial, Accumulator sums, cudaStream_t stre
 
 void add_partials(const float* partial, int64_t count, int64_t cols, Accumulator sums,
                   cudaStream_t stream) {
-    start(gradient_kernel, blocks_for(cols, kColumns), dim3(kColumns, kParts), 0, stream, partial,
-          count, cols, sums);
+    add_partials(partial, count, cols, sums, nullptr, stream);
+}
+void add_partials(const float* partial, int64_t count, int64_t cols, Accumulator sums,
+                  Accumulator other, cudaStream_t stream) {
+    const dim3 blocks(blocks_for(cols, kColumns), other.asked() ? 2 : 1);
+    start(gradient_kernel, blocks, dim3(kColumns, kParts), 0, stream, partial, count, cols, sums,
+          other);
 }
 
 void add_rows(ConstView x, float* partial, Accumulator sums, cudaStream_t stream) {
