@@ -9,8 +9,8 @@ namespace {
 
 template <int kRow, int kHeld, Lie kLie>
 __global__ void __launch_bounds__(block_of(kRow))
-    forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, Runs runs,
-                   Rotation rotation) {
+    forward_kernel(ConstView x, ConstView weight, double eps, double share, View y, float* rstd,
+                   Runs runs, Rotation rotation) {
     const int64_t i = group_index<kRow>(), n = i < runs.count ? weight.cols : 0;
     const Run run = runs(i);
     HeldRow<kRow, kHeld, kLie> in;
@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(block_of(kRow))
 #pragma unroll
         for (int e = 0; e < kPack; ++e) squares += pack.at[e] * pack.at[e];
     });
-    const double mean =
-        row_sum<kRow>(static_cast<double>(squares)) / static_cast<double>(weight.cols);
+    const double total = row_sum<kRow>(static_cast<double>(squares));
+    const double mean = share > 0 ? total * share : total / static_cast<double>(weight.cols);
     const auto r = static_cast<float>(1 / sqrt(mean + eps));
     if (threadIdx.x % kRow == 0 && n > 0) rstd[i] = r;
     if constexpr (rotates<kRow, kHeld, kLie>()) {
@@ -92,6 +92,10 @@ __global__ void __launch_bounds__(block_of(kRow))
     });
 }
 
+// 1 / n where a product with it is the quotient, bit for bit: n is a power of two. Else 0. A division
+// of doubles is a good part of a short row's instructions.
+double exact_share(int64_t n) { return (n & (n - 1)) == 0 ? 1.0 / static_cast<double>(n) : 0; }
+
 void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
                  const Rotation& rotation, cudaStream_t stream) {
     const Runs runs = runs_of(x, weight.cols);
@@ -99,7 +103,7 @@ void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
     with_plan(weight.cols, lie, [&](auto plan) {
         using P = decltype(plan);
         start(forward_kernel<P::kRow, P::kHeld, P::kLie>, P::blocks(runs.count), P::kThreads, 0,
-              stream, x, weight, eps, y, rstd, runs, rotation);
+              stream, x, weight, eps, exact_share(weight.cols), y, rstd, runs, rotation);
     });
 }
 
