@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(block_of(kRow))
     });
 }
 
-// 1 / n where a product with it is the quotient, bit for bit: n is a power of two. Else 0. A division
-// of doubles is a good part of a short row's instructions.
+// 1 / n where a product with it is the quotient, bit for bit: n is a power of two. Else 0. A
+// division of doubles is a good part of a short row's instructions.
 double exact_share(int64_t n) { return (n & (n - 1)) == 0 ? 1.0 / static_cast<double>(n) : 0; }
 
 void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
