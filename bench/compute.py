@@ -14,6 +14,7 @@ cubed, measured by ferry in the same run.
 """
 import array
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -198,8 +199,9 @@ class Peers:
         self.process.wait()
 
 
+@functools.cache
 def bench_kernels(shape):
-    """The rows of `ferry bench kernels` by their names."""
+    """The rows of `ferry bench kernels` by their names, measured once a shape."""
     done = subprocess.run([shape.options.ferry, "bench", "kernels", "--config", str(shape.config), "--rounds", "1",
                            "--json"], stdout=subprocess.PIPE, text=True, check=True)
     return {row["name"]: row for row in json.loads(done.stdout)["rows"]}

@@ -45,7 +45,8 @@ struct Gemm {
 constexpr int64_t kSpare = 8;
 
 // fp32 sums of a gradient, which an operation adds to; null: nobody asks for them. `fresh`: nothing
-// was added yet. What lies there is not read, and counts as zeros, to the bit.
+// was added yet. What lies there is not read, and counts as zeros, to the bit: a sum of -0 is
+// written as 0 + -0 = +0, as where zeros lay. Of products alone (Gemm::fresh) it may stay -0.
 struct Accumulator {
     // NOLINTNEXTLINE(google-explicit-constructor): most sums are added to.
     constexpr Accumulator(float* sums = nullptr, bool is_fresh = false)

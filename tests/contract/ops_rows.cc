@@ -203,13 +203,15 @@ TEST_P(OpsRows, norm_backward_of_many_rows) {
 }
 
 // However rows lie, and whatever kernel that asks for, sums are added in one order: of rows at
-// multiples of 16 bytes and at odd places, of the lengths that a GPU's threads share differently.
+// multiples of 16 bytes and at odd places, of the lengths that a GPU's threads share differently,
+// of a residual stream in the type of the rest and in fp32.
 TEST_P(OpsRows, how_rows_lie_changes_no_bit_of_a_norm_s_backward) {
     if (std::get<0>(GetParam()).threads != kGpu) GTEST_SKIP() << "of the GPU's kernels";
     for (const auto& [tokens, runs, n] : {std::array{3850, 17, 128},
                                           {4099, 16, 24},
                                           {8195, 1, 264},
                                           {8195, 1, 768},
+                                          {8195, 1, 896},
                                           {8195, 1, 1000},
                                           {4099, 1, 1536},
                                           {4099, 1, 1600},
@@ -222,14 +224,15 @@ TEST_P(OpsRows, how_rows_lie_changes_no_bit_of_a_norm_s_backward) {
         for (size_t i = 0; i < stats.size(); ++i)
             stats[i] = 0.5f + static_cast<float>(i % 7) * 0.25f;
         auto scratch = scratch_of(ops().layer_norm_backward_scratch_bytes(rows, n));
-        for (const bool layer : {false, true}) {
+        for (const auto& [layer, residual] :
+             {std::pair{false, type()}, {true, type()}, {false, DType::f32}, {true, DType::f32}}) {
             if (layer && runs > 1) continue;
             std::vector<Matrix> dx, sums;
             for (const int64_t gap : {8, 3}) {
-                const Matrix x = Matrix(type(), tokens, cols, gap).random(1);
+                const Matrix x = Matrix(residual, tokens, cols, gap).random(1);
                 const Matrix w = Matrix(type(), 1, n, gap).random(2);
                 const Matrix dy = Matrix(type(), tokens, cols, gap).random(3);
-                dx.push_back(Matrix(type(), tokens, cols, gap).random(4));
+                dx.push_back(Matrix(residual, tokens, cols, gap).random(4));
                 sums.push_back(Matrix(DType::f32, 2, n, 0).random(5));
                 const View to = dx.back().view();
                 const auto sum = [&](int64_t row) {
@@ -241,8 +244,8 @@ TEST_P(OpsRows, how_rows_lie_changes_no_bit_of_a_norm_s_backward) {
                       : ops().norm_backward(dy.view(), x.view(), w.view(), stats.data(), addend, to,
                                             sum(0), aligned(scratch));
             }
-            EXPECT_TRUE(dx[0].same_values(dx[1])) << layer;
-            EXPECT_TRUE(sums[0].same_bytes(sums[1])) << layer;
+            EXPECT_TRUE(dx[0].same_values(dx[1])) << layer << " " << name_of(residual);
+            EXPECT_TRUE(sums[0].same_bytes(sums[1])) << layer << " " << name_of(residual);
         }
     }
 }
@@ -273,6 +276,24 @@ TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
             sum(ops(), again, aligned(scratch));
             expect_near(sums, sums0, 10);
             EXPECT_TRUE(again.same_bytes(sums));
+        }
+    }
+}
+
+// ops.h: results never depend on alignment. Rows at multiples of 16 bytes, at odd places, and rows
+// so far apart that the second one begins at an odd place.
+TEST_P(OpsRows, where_rows_lie_changes_no_bit_of_their_sum) {
+    for (const auto& [rows, cols] :
+         {std::pair{64, 40}, {513, 64}, {1031, 264}, {4099, 1600}, {4099, 37}}) {
+        SCOPED_TRACE(cols);
+        std::vector<Matrix> sums;
+        for (const auto& [gap, shift] : {std::pair{8, 0}, {8, 1}, {3, 0}, {0, 5}}) {
+            const Matrix x = Matrix(type(), rows, cols, gap, shift).random(1);
+            sums.push_back(Matrix(DType::f32, 1, cols, 0).random(2));
+            auto scratch = scratch_of(ops().norm_backward_scratch_bytes(rows, cols));
+            ops().sum_rows(x.view(), static_cast<float*>(sums.back().view().data),
+                           aligned(scratch));
+            EXPECT_TRUE(sums.back().same_bytes(sums.front())) << gap << ", " << shift;
         }
     }
 }

@@ -154,7 +154,7 @@ class ScriptsTest(FerryTest):
 
     def test_wrong_arguments_are_said_at_once(self):
         whole = "is no whole number of at least"
-        for script in ("adam_deepspeed", "attention", "beside_peers", "compute", "default_plan", "fits", "nvme_step", "sparse_attention", "startup", "step_bound", "three_tiers",
+        for script in ("adam_deepspeed", "attention", "beside_peers", "compute", "default_plan", "fits", "nvme_step", "offloaded_8b", "sparse_attention", "startup", "step_bound", "three_tiers",
                        "weak_scaling"):
             for rounds in ("0", "-1"):
                 self.assertIn(f"--rounds: {rounds} {whole} 1", self.refused(script, "--rounds", rounds))
@@ -163,7 +163,7 @@ class ScriptsTest(FerryTest):
                                ("beside_peers", "micro-batches"), ("nvme_step", "layers"), ("step_bound", "layers"),
                                ("three_tiers", "steps"), ("weak_scaling", "ranks")):
             self.assertIn(f"--{option}: 0 {whole} 1", self.refused(script, f"--{option}", "0"))
-        for script in ("beside_peers", "default_plan", "nvme_step", "step_bound", "weak_scaling"):
+        for script in ("beside_peers", "default_plan", "nvme_step", "offloaded_8b", "step_bound", "weak_scaling"):
             self.assertIn("more than --warmup", self.refused(script, "--steps", "3", "--warmup", "3"))
         for script in ("beside_peers", "nvme_step", "weak_scaling"):  # of which the first is left out
             self.assertIn(f"--peer-steps: 1 {whole} 2", self.refused(script, "--peer-steps", "1"))
@@ -208,6 +208,14 @@ class ScriptsTest(FerryTest):
         self.assertEqual(rows["ferry, clipped: compute busy"]["target"], 0.95)
         self.assertIn("ferry, never clipped, as expected: step beside prediction", rows)
         self.assertEqual(notes, ["LLMQ is left out with --tiny", "DeepSpeed is left out with --tiny"])
+
+    def test_offloaded_8b(self):
+        rows, _ = self.script("offloaded_8b", "--steps", "5")
+        self.assertEqual(rows["large: tokens a second"]["reference"], 11500)
+        self.assertEqual(rows["large: MFU"]["reference"], 0.66)
+        for case in ("large", "small"):
+            self.assertGreater(rows[f"{case}: a step"]["value"], 0)
+            self.assertEqual(rows[f"{case}: step beside prediction"]["target_high"], 1.1)
 
     def test_nvme_step(self):
         rows, notes = self.script("nvme_step", *self.beside_fio())

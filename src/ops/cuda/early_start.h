@@ -20,7 +20,9 @@ __device__ inline void wait_for_last() {
     cudaGridDependencySynchronize();
 #endif
 }
-// Whether the kernel's code has the wait: on a newer GPU the driver may have made it of older PTX.
+// Whether the kernel's code has the wait: on a newer GPU the driver may have made it of older PTX,
+// of which the version tells the architecture that it was compiled for.
+// tests/unit/early_start_test.py compares both architectures' PTX.
 template <class... Parameters>
 bool may_start_early(void (*kernel)(Parameters...)) {
     cudaFuncAttributes its{};

@@ -2,7 +2,7 @@
 // several have to be under way: a ring of them is, in shared memory.
 #pragma once
 
-#include "whole_runs.h"
+#include "whole_sums.h"
 
 namespace ferry::ops::cuda {
 

@@ -1,4 +1,5 @@
 // RMSNorm and LayerNorm, forward.
+#include "early_start.h"
 #include "kernels.h"
 #include "norm_row.h"
 #include "rotation.h"
@@ -8,11 +9,13 @@ namespace {
 
 template <int kRow, int kHeld, Lie kLie>
 __global__ void __launch_bounds__(block_of(kRow))
-    forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, Runs runs,
-                   Rotation rotation) {
+    forward_kernel(ConstView x, ConstView weight, double eps, double share, View y, float* rstd,
+                   Runs runs, Rotation rotation) {
     const int64_t i = group_index<kRow>(), n = i < runs.count ? weight.cols : 0;
     const Run run = runs(i);
     HeldRow<kRow, kHeld, kLie> in;
+    wait_for_last();
+    let_next_start();
     in.fetch(x, run, n);
     float squares = 0;
     each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
@@ -20,8 +23,8 @@ __global__ void __launch_bounds__(block_of(kRow))
 #pragma unroll
         for (int e = 0; e < kPack; ++e) squares += pack.at[e] * pack.at[e];
     });
-    const double mean =
-        row_sum<kRow>(static_cast<double>(squares)) / static_cast<double>(weight.cols);
+    const double total = row_sum<kRow>(static_cast<double>(squares));
+    const double mean = share > 0 ? total * share : total / static_cast<double>(weight.cols);
     const auto r = static_cast<float>(1 / sqrt(mean + eps));
     if (threadIdx.x % kRow == 0 && n > 0) rstd[i] = r;
     if constexpr (rotates<kRow, kHeld, kLie>()) {
@@ -57,6 +60,8 @@ __global__ void __launch_bounds__(block_of(kRow))
                          View y, float* stats) {
     const int64_t row = group_index<kRow>(), n = row < x.rows ? x.cols : 0;
     HeldRow<kRow, kHeld, kLie> in;
+    wait_for_last();
+    let_next_start();
     in.fetch(x, {row, 0}, n);
     float sum = 0, squares = 0;
     each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
@@ -87,15 +92,18 @@ __global__ void __launch_bounds__(block_of(kRow))
     });
 }
 
+// 1 / n where a product with it is the quotient, bit for bit: n is a power of two. Else 0. A
+// division of doubles is a good part of a short row's instructions.
+double exact_share(int64_t n) { return (n & (n - 1)) == 0 ? 1.0 / static_cast<double>(n) : 0; }
+
 void run_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
                  const Rotation& rotation, cudaStream_t stream) {
     const Runs runs = runs_of(x, weight.cols);
     const Lie lie = lie_of(weight.cols, any_wide(x), x, weight, y);
     with_plan(weight.cols, lie, [&](auto plan) {
         using P = decltype(plan);
-        forward_kernel<P::kRow, P::kHeld, P::kLie>
-            <<<P::blocks(runs.count), P::kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs,
-                                                                rotation);
+        start(forward_kernel<P::kRow, P::kHeld, P::kLie>, P::blocks(runs.count), P::kThreads, 0,
+              stream, x, weight, eps, exact_share(weight.cols), y, rstd, runs, rotation);
     });
 }
 
@@ -126,8 +134,8 @@ void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double ep
     const double share = 1.0 / static_cast<double>(x.cols);
     with_plan(x.cols, lie, [&](auto plan) {
         using P = decltype(plan);
-        layer_forward_kernel<P::kRow, P::kHeld, P::kLie>
-            <<<P::blocks(x.rows), P::kThreads, 0, stream>>>(x, weight, bias, eps, share, y, stats);
+        start(layer_forward_kernel<P::kRow, P::kHeld, P::kLie>, P::blocks(x.rows), P::kThreads, 0,
+              stream, x, weight, bias, eps, share, y, stats);
     });
     check_launch("layer norm forward");
 }

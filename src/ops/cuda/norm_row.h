@@ -7,21 +7,11 @@
 #include <cstdint>
 
 #include "launch.h"
+#include "norm_plan.h"
 #include "ops/view.h"
 #include "pack.h"
 
 namespace ferry::ops::cuda {
-
-// How the elements of rows lie. `whole`: all bf16, packs at multiples of 16 bytes, rows that
-// threads hold: nothing is asked for each pack, so that loads and sums of several are under way
-// together. The other two ask, of 16-bit elements and of any. All three add in one order.
-enum class Lie { any, halves, whole };
-
-// Threads of a block whose rows have `row` threads each: small blocks come and go evenly.
-constexpr int block_of(int row) { return row < 128 ? 128 : row; }
-constexpr int kMostThreads = 256;
-// The most elements of a row that threads hold between its sums and its result.
-constexpr int64_t kMostHeld = int64_t{4} * kMostThreads * kPack;
 
 // Runs of n columns, some a row: where the i-th begins. 32 bits, for a division of 64 costs as much
 // as the rest of a narrow row.
@@ -131,9 +121,6 @@ __device__ void store_as(const Pack& pack, const View& v, int64_t row, int64_t c
         *reinterpret_cast<uint4*>(at) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
-
-// Places of 16 bytes that a thread's packs take.
-constexpr int places_of(int held, Lie lie) { return lie == Lie::any ? 2 * held : held; }
 
 // Rows of 16-bit elements take half the registers, so that more of them are under way.
 template <int kRow, int kHeld, Lie kLie>

@@ -2,13 +2,11 @@
 #pragma once
 
 #include "element.h"
+#include "pack_size.h"
 
 namespace ferry::ops::cuda {
 
-// Eight consecutive elements of a row: what a thread loads and stores at once where they lie at
-// multiples of 16 bytes. Which thread has which elements depends on the columns alone, so a sum's
-// order does too.
-constexpr int kPack = 8;
+// kPack elements of a row as fp32.
 struct Pack {
     float at[kPack];
     int count;  // fewer than kPack at the end of a row, none behind it

@@ -3,9 +3,31 @@
 
 #include "heads_backward.h"
 #include "norm_backward.h"
-#include "whole_runs.h"
+#include "norm_sums.h"
+#include "sums_of_rows.h"
+#include "whole_sums.h"
 
 namespace ferry::ops::cuda {
+
+// What blocks of the current GPU can have of shared memory.
+inline int64_t opt_in_bytes() {
+    int device = 0, bytes = 0;
+    check_launch("norm backward", cudaGetDevice(&device));
+    check_launch("norm backward",
+                 cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return bytes;
+}
+
+// Rows of fp32 that lie whole: dy and weight as bf16.
+template <class AnyView>
+bool lies_wide(const AnyView& v) {
+    return v.data == nullptr || (v.type == DType::f32 && v.ld % (kPack / 2) == 0 &&
+                                 reinterpret_cast<uintptr_t>(v.data) % 16 == 0);
+}
+inline bool lies_whole_and_wide(const Backward& a) {
+    return a.weight.cols % kPack == 0 && lies_whole(a.dy) && lies_whole(a.weight) &&
+           lies_wide(a.x) && lies_wide(a.addend) && lies_wide(a.dx);
+}
 
 // The kernel that sums the gradients of weight and bias too, and its dynamic shared memory.
 template <class Norm>
@@ -15,18 +37,22 @@ struct SumsKernel {
 };
 template <class Norm, class P>
 SumsKernel<Norm> sums_kernel(const Backward& a) {
-    using S = Summing<P::kRow, P::kHeld, P::kLie>;
-    constexpr int64_t kRoom = S::template room<Norm>();
-    if constexpr (S::kWhole && Norm::kBiased) {
-        return {whole_biased_sums_kernel<Norm, P::kRow, P::kHeld>, kRoom};
-    } else if constexpr (S::kWhole) {
-        return {whole_sums_kernel<Norm, P::kRow, P::kHeld>, kRoom};
-    } else {
-        if constexpr (P::kRow == kHeadRow && P::kLie == Lie::whole && !Norm::kBiased) {
-            if (a.addend.data == nullptr) return {heads_sums_kernel<Norm>, kRingRoom};
-        }
-        return {backward_sums_kernel<Norm, P::kRow, P::kHeld, P::kLie>, kRoom};
+    constexpr int kRow = P::kRow, kHeld = P::kHeld;
+    constexpr bool kWide = P::kLie == Lie::any;
+    if constexpr (P::kLie != Lie::halves && has_whole_form(kRow, kHeld, kWide)) {
+        const SumsKernel<Norm> whole{whole_sums_kernel<Norm, kRow, kHeld, kWide>,
+                                     whole_room(kRow, kHeld, kWide)};
+        constexpr bool kAnywhere = whole_form_fits(kRow, kHeld, kWide, kLeastOptIn);
+        if constexpr (kAnywhere && !kWide) return whole;
+        if ((!kWide || lies_whole_and_wide(a)) &&
+            (kAnywhere || whole_form_fits(kRow, kHeld, kWide, opt_in_bytes())))
+            return whole;
     }
+    if constexpr (kRow == kHeadRow && P::kLie == Lie::whole && !Norm::kBiased) {
+        if (a.addend.data == nullptr) return {heads_sums_kernel<Norm>, kRingRoom};
+    }
+    return {backward_sums_kernel<Norm, kRow, kHeld, P::kLie>,
+            Summing<kRow, kHeld, P::kLie>::room(Norm::kBiased)};
 }
 
 // Whether one kernel does both: fewer blocks would leave multiprocessors without work. Never by
@@ -45,6 +71,7 @@ void run_backward(const Norm& norm, Backward a, Accumulator weight_gradient,
     with_plan(n, lie, [&](auto plan) {
         using P = decltype(plan);
         using S = Summing<P::kRow, P::kHeld, P::kLie>;
+        static_assert(S::kRows >= kNormRows, "scratch has room for a partial sum of kNormRows");
         const bool asked = weight_gradient.asked() || bias_gradient.asked();
         if (asked && sums_at_once(n, blocks_for(a.runs.count, S::kRows))) {
             constexpr int64_t kGroupsAtOnce =
@@ -55,14 +82,16 @@ void run_backward(const Norm& norm, Backward a, Accumulator weight_gradient,
             if (bias_gradient.asked()) a.bias_partial = a.partial + int64_t{blocks} * n;
             const auto [kernel, room] = sums_kernel<Norm, P>(a);
             if (room > 47 * kKiB) {
-                cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(room));
+                const auto error = cudaFuncSetAttribute(
+                    kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(room));
+                check_launch("norm backward", error);
             }
             start(kernel, blocks, P::kThreads, room, stream, norm, a);
-            if (weight_gradient.asked())
-                add_partials(a.partial, blocks, n, weight_gradient, stream);
-            if (bias_gradient.asked())
+            if (weight_gradient.asked()) {
+                add_partials(a.partial, blocks, n, weight_gradient, bias_gradient, stream);
+            } else {
                 add_partials(a.bias_partial, blocks, n, bias_gradient, stream);
+            }
             return;
         }
         if (bias_gradient.asked()) add_rows(a.dy, a.partial, bias_gradient, stream);

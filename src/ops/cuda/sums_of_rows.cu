@@ -13,9 +13,14 @@ namespace {
 // the partial sums in order, and the first adds the runs in order.
 constexpr int kColumns = 8, kParts = 32;
 __global__ void __launch_bounds__(kColumns* kParts)
-    gradient_kernel(const float* partial, int64_t blocks, int64_t cols, Accumulator gradient) {
+    gradient_kernel(const float* partial, int64_t blocks, int64_t cols, Accumulator gradient,
+                    Accumulator other) {
     __shared__ double sums[kParts][kColumns];
     wait_for_last();
+    if (blockIdx.y == 1) {
+        partial += blocks * cols;
+        gradient = other;
+    }
     const int64_t col = int64_t{blockIdx.x} * kColumns + threadIdx.x;
     const int64_t run = (blocks + kParts - 1) / kParts, first = threadIdx.y * run;
     const float was = threadIdx.y == 0 && col < cols ? gradient.of(col) : 0;
@@ -38,21 +43,30 @@ __global__ void __launch_bounds__(kColumns* kParts)
 // time.
 constexpr int kStripPacks = 64, kStripDown = 4, kStripThreads = kStripPacks * kStripDown;
 
-// kWhole: bf16, all packs at multiples of 16 bytes.
-template <bool kWhole>
+// How rows are divided, and so the order of their sum, follows from type and columns alone: rows of
+// bf16 in whole packs have larger batches wherever they lie.
+enum class Strip {
+    any,
+    scattered,  // bf16, columns in whole packs, which may lie anywhere
+    whole       // and all packs at multiples of 16 bytes
+};
+template <Strip kStrip>
 struct StripBatch {
-    static constexpr int kRows = kWhole ? 8 : 4, kBlocks = kWhole ? 4 : 2;  // of a multiprocessor
+    static constexpr bool kPacked = kStrip != Strip::any;
+    static constexpr int kRows = kPacked ? 8 : 4, kBlocks = kPacked ? 4 : 2;  // of a multiprocessor
+    static __device__ DType type_of(const ConstView& x) { return kPacked ? DType::bf16 : x.type; }
     static __device__ RawPack fetch(const ConstView& x, int64_t row, int64_t col, int count) {
-        if constexpr (!kWhole) return fetch_pack(x, row, col, count);
+        if constexpr (kStrip == Strip::any) return fetch_pack(x, row, col, count);
         const auto* at = static_cast<const uint16_t*>(x.data) + row * x.ld + col;
+        if constexpr (kStrip == Strip::scattered) return fetch_pack(at, DType::bf16, kPack);
         return {*reinterpret_cast<const uint4*>(at), {}};
     }
 };
 
-template <bool kWhole>
-__global__ void __launch_bounds__(kStripThreads, StripBatch<kWhole>::kBlocks)
+template <Strip kStrip>
+__global__ void __launch_bounds__(kStripThreads, StripBatch<kStrip>::kBlocks)
     strip_kernel(ConstView x, int64_t packs, int64_t rows, float* partial) {
-    using Batch = StripBatch<kWhole>;
+    using Batch = StripBatch<kStrip>;
     __shared__ float room[kStripDown][kStripPacks * kPack];
     wait_for_last();
     let_next_start();
@@ -73,7 +87,7 @@ __global__ void __launch_bounds__(kStripThreads, StripBatch<kWhole>::kBlocks)
         Pack sum{};
 #pragma unroll
         for (int k = 0; k < Batch::kRows; ++k) {
-            const Pack one = widen_pack(raw[k], kWhole ? DType::bf16 : x.type, count);
+            const Pack one = widen_pack(raw[k], Batch::type_of(x), count);
 #pragma unroll
             for (int e = 0; e < kPack; ++e) sum.at[e] += one.at[e];
         }
@@ -91,9 +105,9 @@ __global__ void __launch_bounds__(kStripThreads, StripBatch<kWhole>::kBlocks)
 }
 
 // All blocks are at work from the start, each with a batch of rows or more.
-template <bool kWhole>
+template <Strip kStrip>
 void add_strips(ConstView x, float* partial, Accumulator sums, cudaStream_t stream) {
-    using Batch = StripBatch<kWhole>;
+    using Batch = StripBatch<kStrip>;
     constexpr int64_t kBlocks = int64_t{kMultiprocessors} * Batch::kBlocks;
     constexpr int64_t kLeast = int64_t{Batch::kRows} * kStripDown;
     static_assert(kLeast >= kNormRows, "scratch has room for a partial sum of kNormRows");
@@ -101,7 +115,7 @@ void add_strips(ConstView x, float* partial, Accumulator sums, cudaStream_t stre
     const int64_t wanted = std::clamp<int64_t>(kBlocks / strips, 1, ceil_div(x.rows, kLeast));
     const int64_t rows = ceil_div(x.rows, wanted);
     const dim3 blocks(blocks_for(x.rows, rows), static_cast<unsigned>(strips));
-    start(strip_kernel<kWhole>, blocks, kStripThreads, 0, stream, x, ceil_div(all, strips), rows,
+    start(strip_kernel<kStrip>, blocks, kStripThreads, 0, stream, x, ceil_div(all, strips), rows,
           partial);
     add_partials(partial, blocks.x, x.cols, sums, stream);
 }
@@ -110,13 +124,20 @@ void add_strips(ConstView x, float* partial, Accumulator sums, cudaStream_t stre
 
 void add_partials(const float* partial, int64_t count, int64_t cols, Accumulator sums,
                   cudaStream_t stream) {
-    start(gradient_kernel, blocks_for(cols, kColumns), dim3(kColumns, kParts), 0, stream, partial,
-          count, cols, sums);
+    add_partials(partial, count, cols, sums, nullptr, stream);
+}
+void add_partials(const float* partial, int64_t count, int64_t cols, Accumulator sums,
+                  Accumulator other, cudaStream_t stream) {
+    const dim3 blocks(blocks_for(cols, kColumns), other.asked() ? 2 : 1);
+    start(gradient_kernel, blocks, dim3(kColumns, kParts), 0, stream, partial, count, cols, sums,
+          other);
 }
 
 void add_rows(ConstView x, float* partial, Accumulator sums, cudaStream_t stream) {
-    lies_whole(x) && x.cols % kPack == 0 ? add_strips<true>(x, partial, sums, stream)
-                                         : add_strips<false>(x, partial, sums, stream);
+    if (x.type != DType::bf16 || x.cols % kPack != 0)
+        return add_strips<Strip::any>(x, partial, sums, stream);
+    lies_whole(x) ? add_strips<Strip::whole>(x, partial, sums, stream)
+                  : add_strips<Strip::scattered>(x, partial, sums, stream);
 }
 
 void sum_rows(ConstView x, Accumulator sums, float* partial, cudaStream_t stream) {

@@ -10,9 +10,12 @@ namespace ferry::ops::cuda {
 // Of the GPU that blocks are counted for. A constant, so that sums do not depend on the GPU.
 constexpr int kMultiprocessors = 132;
 
-// Adds `count` rows of partial sums, [count, cols], to the sums.
+// Adds `count` rows of partial sums, [count, cols], to the sums. Of two sums in one launch: those
+// of `other` lie behind the first one's, as many.
 void add_partials(const float* partial, int64_t count, int64_t cols, Accumulator sums,
                   cudaStream_t stream);
+void add_partials(const float* partial, int64_t count, int64_t cols, Accumulator sums,
+                  Accumulator other, cudaStream_t stream);
 // The same of no rows.
 inline void add_nothing(int64_t cols, Accumulator sums, cudaStream_t stream) {
     if (sums.asked() && sums.fresh) add_partials(nullptr, 0, cols, sums, stream);
