@@ -102,7 +102,7 @@ class CodesTest(Ranks):
 
     def test_planned_bytes_of_both_phases_are_those_measured(self):
         """Steps of gradients, of momentum and local ones, each in its schedule, and what leads over between them."""
-        common = {"swap__speculate": "off", "zero__compress": {"block": 64}}
+        common = {"zero__compress": {"block": 64}}
         after, momentum = "after a step without speculation", ", exchanges momentum"
         onebit = {"steps": 6, "optimizer__method": "onebit_adam", "optimizer__freeze_step": 2, "zero__stage": 2, **common}
         zeroone = {"steps": 8, "optimizer__method": "zeroone_adam", "optimizer__var_freeze_step": 2, "zero__stage": 0,
