@@ -134,10 +134,12 @@ function(ferry_tests)
     endif()
     # Whole runs, on the ranks that a launcher starts (tests/support/run_ranks.h).
     if(FERRY_MPI AND TARGET test_train)
+        # Of ranks that send momentum: three kinds by two ranks, and one, which saves and goes on, by more.
+        set(momentum_2 ":kinds/OfOnebitAdam.*/0:kinds/OfZerooneAdam.Local*/0")
         foreach(ranks RANGE 2 4)
             add_test(NAME train_mpi_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
                      --bind-to none -n ${ranks} $<TARGET_FILE:test_train>
-                     --gtest_filter=Ranks.AllSkip*:Ranks.GiveTheSameBitsAgain:numbers/*:shared/Sequences.FollowTheRunOfOne/*:golden/TorchRanks*)
+                     --gtest_filter=Ranks.AllSkip*:Ranks.GiveTheSameBitsAgain:numbers/*:shared/Sequences.FollowTheRunOfOne/*:golden/TorchRanks*:kinds/SavedMomentum.*/2${momentum_${ranks}})
             set_tests_properties(train_mpi_${ranks} PROPERTIES LABELS script TIMEOUT 300 PROCESSORS 2
                                  ENVIRONMENT ${mpi_directory}/train_mpi_${ranks})
         endforeach()

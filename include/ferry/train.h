@@ -82,6 +82,11 @@ struct RunReport {
     // A step's predicted seconds, by its schedule and by what is measured with the bound. The first
     // is without speculative updates, the second with those that are committed (0: there are none).
     double predicted_seconds = 0, predicted_speculative_seconds = 0;
+    // The first two are of steps that exchange gradients. Of 1-bit and 0/1 Adam: updates that
+    // exchanged momentum and local ones, and what a step among its like should have taken. 0: there
+    // are none.
+    int64_t momentum_steps = 0, local_steps = 0;
+    double predicted_momentum_seconds = 0, predicted_local_seconds = 0;
     // A file of the durable state that was removed under the run: nothing outlives the process.
     std::string removed{};
 };

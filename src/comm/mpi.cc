@@ -456,6 +456,7 @@ std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& op
     Wire* wire = mpi.get();
     std::unique_ptr<Transport> transport = std::move(mpi);
     if (const auto network = EmulatedNetwork::asked_for()) {
+        network->require_whole_hosts(transport->place().size);
         if (transport->place().rank == 0)
             log_info((network->ranks_per_host == 1 ? "a network is emulated, every rank a host: "
                                                    : "a network is emulated: ") +

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ferry/error.h"
+#include "ferry/units.h"
 
 namespace ferry::comm {
 namespace {
@@ -67,6 +68,19 @@ std::optional<EmulatedNetwork> EmulatedNetwork::asked_for() {
     const char* text = std::getenv(kVariable);
     if (!text || *text == '\0') return std::nullopt;
     return from(text);
+}
+
+void EmulatedNetwork::require_whole_hosts(int ranks) const {
+    if (ranks % ranks_per_host == 0) return;
+    throw Error(Trouble::usage,
+                {.what = "the ranks cannot be cut into the emulated network's hosts",
+                 .where = kVariable,
+                 .measured = "hosts of " + std::to_string(ranks_per_host) + ", " +
+                             std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"),
+                 .limit = "a divisor of the ranks",
+                 .remedy = "start " + std::to_string(round_up(ranks, ranks_per_host)) +
+                           " ranks, or write " + std::to_string(std::gcd(ranks, ranks_per_host)) +
+                           " as the third number"});
 }
 
 std::string EmulatedNetwork::text() const {

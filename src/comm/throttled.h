@@ -30,6 +30,8 @@ struct EmulatedNetwork {
     static EmulatedNetwork from(const std::string& text);
     // As FERRY_EMULATED_NETWORK says; none where that is not set.
     static std::optional<EmulatedNetwork> asked_for();
+    // Throws usage where so many ranks are no whole number of its hosts.
+    void require_whole_hosts(int ranks) const;
     std::string text() const;
     double bytes_per_s_of_a_rank() const { return bytes_per_s / ranks_per_host; }
 };

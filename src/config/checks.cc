@@ -372,19 +372,33 @@ void check_hosts(const Config& c, const Given& given) {
                  second + " is set");
 }
 
+// Methods that need more than an element's own gradient. `ranks`: who has a part of the model.
+void check_method_of_groups(const Config& c, const Given& given, const std::string& ranks,
+                            const char* key, int groups) {
+    const optim::Method method = c.optimizer.method;
+    const std::string measured =
+        std::string(word_of(kMethods, method)) + ", " + show(key, int64_t{groups});
+    const std::string alone = std::string(", or ") + key + " to 1";
+    demand(given,
+           {{method != optim::Method::muon, "optimizer.method",
+             "Muon updates whole matrices, and not yet of " + ranks, measured,
+             "set optimizer.method to \"adamw\"" + alone},
+            {!optim::sends_momentum(method), "optimizer.method",
+             "momentum travels among all ranks of a run, and not yet among " + ranks, measured,
+             "set optimizer.method to \"adamw\", whose gradients zero.compress.gradients "
+             "can code" +
+                 alone}});
+}
+
 // What ranks with slices of the same tensors do not do.
 void check_tensor(const Config& c, const Given& given) {
     if (c.parallel.tensor == 1) return;
     const std::string tensor = show("parallel.tensor", int64_t{c.parallel.tensor});
-    const optim::Method method = c.optimizer.method;
-    const bool elements = method != optim::Method::muon && !optim::sends_momentum(method);
+    check_method_of_groups(c, given, "ranks that have slices", "parallel.tensor",
+                           c.parallel.tensor);
     demand(
         given,
-        {{elements, "optimizer.method",
-          "it needs whole matrices or exchanges of its own, and the ranks have slices",
-          std::string(word_of(kMethods, method)) + ", " + tensor,
-          "set optimizer.method to \"adamw\", or parallel.tensor to 1"},
-         {c.checkpoint.dir.empty() || c.optimizer.moments != MomentType::int8, "optimizer.moments",
+        {{c.checkpoint.dir.empty() || c.optimizer.moments != MomentType::int8, "optimizer.moments",
           "blocks of coded moments are of a slice, and a checkpoint has the whole tensor's",
           "int8, " + tensor, "set it to bf16 or fp32, or leave checkpoint.dir out"},
          {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
@@ -396,15 +410,11 @@ void check_tensor(const Config& c, const Given& given) {
 void check_pipeline(const Config& c, const Given& given) {
     if (c.parallel.pipeline == 1) return;
     const std::string pipeline = show("parallel.pipeline", int64_t{c.parallel.pipeline});
-    const optim::Method method = c.optimizer.method;
-    demand(given,
-           {{method != optim::Method::muon && !optim::sends_momentum(method), "optimizer.method",
-             "a pipeline's stages do not have its matrices or exchanges yet",
-             std::string(word_of(kMethods, method)) + ", " + pipeline,
-             "set optimizer.method to \"adamw\", or parallel.pipeline to 1"},
-            {!c.checkpoint.durable_steps, "checkpoint.durable_steps",
-             "steps of a pipeline are not kept yet", pipeline,
-             "set it to false, or parallel.pipeline to 1"}});
+    check_method_of_groups(c, given, "stages of a pipeline", "parallel.pipeline",
+                           c.parallel.pipeline);
+    demand(given, {{!c.checkpoint.durable_steps, "checkpoint.durable_steps",
+                    "steps of a pipeline are not kept yet", pipeline,
+                    "set it to false, or parallel.pipeline to 1"}});
     const PipelineSchedule schedule = c.parallel.schedule;
     const int64_t each = c.parallel.virtual_stages;
     const bool one =
@@ -457,6 +467,16 @@ void refuse_of_another(const OptimizerConfig& o, const Given& given, optim::Meth
                         "set optimizer.method to \"" + its + "\", or leave the key out"}});
 }
 
+// The second moment that stays is one of small steps: later updates divide by too little.
+void warn_of_warm_up(const Config& c, const Given& given, const std::string& freeze,
+                     int64_t last_change) {
+    if (last_change >= c.schedule.warmup_steps) return;
+    log_warn(
+        given.place_of(freeze) + " is " + std::to_string(last_change) + ", and " +
+        show("schedule.warmup_steps", c.schedule.warmup_steps) +
+        ": the second moment stays before the learning rate is at its peak; set it to no less");
+}
+
 void check_onebit_adam(const Config& c, const Given& given) {
     constexpr std::array<std::string_view, 1> kKeys{"optimizer.freeze_step"};
     const OptimizerConfig& o = c.optimizer;
@@ -470,6 +490,7 @@ void check_onebit_adam(const Config& c, const Given& given) {
                    {o.freeze_step < c.steps, freeze, "the run ends before the second moment stays",
                     show("freeze_step", o.freeze_step) + ", " + show("steps", c.steps),
                     "set it below steps, or optimizer.method to \"adamw\""}});
+    warn_of_warm_up(c, given, freeze, o.freeze_step);
 }
 
 void check_local_steps(const Config& c, const Given& given) {
@@ -517,6 +538,7 @@ void check_zeroone_adam(const Config& c, const Given& given) {
                  show("var_update_scaler", o.var_update_scaler) + ", " + show("steps", c.steps),
              "set var_freeze_step or var_update_scaler below steps, or optimizer.method to "
              "\"adamw\""}});
+    warn_of_warm_up(c, given, freeze, o.var_freeze_step);
     check_local_steps(c, given);
 }
 

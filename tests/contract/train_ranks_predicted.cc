@@ -54,6 +54,11 @@ TEST_F(Ranks, MoveInAStepOfMomentumWhatTheBoundCounts) {
                                             Exchanged::momentum)
                              .bytes())
             << "stage " << stage;
+        const auto all = schedule_bytes(plan);
+        const auto same = std::ranges::find(all, step.name, &ScheduleBytes::name);
+        ASSERT_NE(same, all.end()) << step.name;
+        EXPECT_EQ(same->exchanged, Exchanged::momentum);
+        EXPECT_EQ(same->bytes[static_cast<size_t>(swap::Lane::comm)], bytes);
         // A slow network: the bound of a step of gradients, which are more, is none of this one.
         cost::Measurements measurements = predictor->assumed(plan);
         measurements.comm_bytes_per_s = 1e3;
@@ -63,6 +68,30 @@ TEST_F(Ranks, MoveInAStepOfMomentumWhatTheBoundCounts) {
         EXPECT_DOUBLE_EQ(slow.bound_seconds, static_cast<double>(bytes) / 1e3);
         EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
     }
+}
+
+// What is left to send is the outcome.
+TEST_F(Ranks, PredictALocalStepThatSendsNothing) {
+    Config config = this->config();
+    config.zero.stage = 0;
+    config.optimizer = {.method = optim::Method::zeroone_adam,
+                        .var_freeze_step = 3,
+                        .local_step_scaler = 1,
+                        .local_step_clipper = 3};
+    const auto predictor = Predictor::make(config, {.ranks = 2, .on_a_host = 2});
+    const planner::Plan plan = predictor->plan(request_of(config));
+    cost::Measurements measurements = predictor->assumed(plan);
+    measurements.comm_bytes_per_s = 1e3;
+    const auto step = [&](Exchanged what) {
+        return predictor->predict(request_of(config), plan, measurements, what);
+    };
+    const Prediction exchange = step(Exchanged::momentum), local = step(Exchanged::nothing);
+    EXPECT_LT(local.timeline.step_seconds, 0.1 * exchange.timeline.step_seconds);
+    EXPECT_GT(local.timeline.step_seconds, 0);
+    EXPECT_EQ(local.bound_seconds, 0);
+    EXPECT_EQ(local.schedule.name, "after a local step, exchanges momentum");
+    EXPECT_LT(steady_bytes(plan, Exchanged::nothing).bytes[static_cast<size_t>(swap::Lane::comm)],
+              1000);
 }
 
 // A link so slow that nothing else matters sets the prediction, its bound and any placement's.
@@ -153,6 +182,8 @@ TEST_F(Ranks, HaveNoBoundWhereSomeStepsExchangeMomentum) {
             engine.measure_bound();
             const RunReport report = engine.report();
             EXPECT_GT(report.predicted_seconds, 0);
+            EXPECT_EQ(report.predicted_momentum_seconds > 0, method != optim::Method::adamw);
+            EXPECT_EQ(report.predicted_local_seconds, 0);
             EXPECT_EQ(report.bound_seconds > 0, method == optim::Method::adamw);
         };
         for (const Problem& problem : problems(

@@ -72,7 +72,7 @@ class PlanTest(PredictionTest):
         plan = self.predict(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
                                      "micro_batches", "groups", "attention_saved", "mlp_saved", "projections_saved",
-                                     "inputs_saved", "ranks", "tensor", "kernel_exchanges", "tiers", "schedules", "wear", "planned_by", "prediction", "slow_operations",
+                                     "phases", "mean_step_seconds", "inputs_saved", "ranks", "tensor", "kernel_exchanges", "tiers", "schedules", "wear", "planned_by", "prediction", "slow_operations",
                                      "tokens_checked", "attention"})
         prediction = plan["prediction"]
         self.assertEqual(set(prediction), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
@@ -83,6 +83,9 @@ class PlanTest(PredictionTest):
         self.assertEqual((prediction["ranks_at_once"], prediction["timed_at_once"]), (1, ""))
         step = prediction["step_seconds"]
         self.assertGreater(step, 0)
+        [phase] = plan["phases"]
+        self.assertEqual((phase["exchanges"], phase["steps"], phase["seconds"]), ("gradients", 8, step))
+        self.assertEqual({one["exchanges"] for one in plan["schedules"]}, {"gradients"})
         self.assertGreaterEqual(step, prediction["plan_bound_seconds"] * 0.999)
         links = {link["link"]: link for link in prediction["links"]}
         self.assertEqual(set(links), {"compute", "host to device", "device to host", "nvme", "dram",
@@ -425,6 +428,34 @@ class SavedByAGpuTest(PredictionTest):
                 for before, one in zip(steps[:3], steps[1:3]):  # fewer bytes, and the network binds
                     self.assertLess(one["sent_bytes"], before["sent_bytes"])
                     self.assertLess(one["seconds"], before["seconds"])
+
+    def test_a_gpu_that_is_not_here_is_said_once(self):
+        done = self.ferry("plan", EXAMPLE, "--machine", SAVED, "--ranks", "2", "--network", "1Gbit", "--set", "model.layers=4",
+                          "--set", "batch.micro_batches=2")
+        self.assertEqual(done.code, 0, done.err)
+        self.assertEqual(done.err.count("planning for the cuda"), 1, done.err)
+
+    def test_hosts_of_the_configuration_that_are_not_the_plans(self):
+        """What was to stay in a host crosses where it spans several: its bytes come at the network's rate, and the plan warns."""
+        hosts = ("--ranks", "8", "--network", "1Gbit", "--set", "model.layers=4", "--set", "batch.micro_batches=8",
+                 "--set", "zero.stage=1", "--set", "zero.ranks_per_host=2", "--set", "zero.compress.gradients=int8")
+
+        def comm(on_a_host):
+            _, _, links = self.plan_by(*hosts, "--ranks-per-host", str(on_a_host))
+            said = self.ferry("plan", EXAMPLE, "--machine", self.path("saved.json"), *hosts, "--ranks-per-host", str(on_a_host)).err
+            return links["comm"], [line for line in said.splitlines() if "zero.ranks_per_host is" in line]
+
+        split, warned = comm(1)
+        self.assertGreaterEqual(split["seconds"], 0.999 * split["bytes"] * 8 / 1e9)  # each rank has a link of its own
+        self.assertEqual(len(warned), 1)
+        for word in ("zero.ranks_per_host is 2, and this plan has 1 rank on a host", "crosses the network", "--ranks-per-host 2"):
+            self.assertIn(word, warned[0])
+        alike, warned = comm(2)
+        self.assertEqual(warned, [])
+        self.assertEqual(alike["bytes"], split["bytes"])
+        whole, warned = comm(4)
+        self.assertEqual(len(warned), 1)
+        self.assertIn("a host sends 2 sums of its gradients where one would do", warned[0])
 
     GROUPS = ("--set", "model.layers=4", "--set", "parallel.sequence=2", "--set", "batch.micro_batches=2", "--ranks", "4")
 

@@ -1,5 +1,6 @@
 """Ranks that send gradients, weights or momentum as codes."""
 
+import json
 import unittest
 
 from harness import USAGE, in_quick
@@ -94,9 +95,64 @@ class CodesTest(Ranks):
         self.assertIn("a network is emulated, every rank a host: 40 Mbit/s and a delay of 200 us", slow.err)
         for one in slow.steps[1:]:
             self.assertGreater(one["seconds"], slow.lane("comm") / len(slow.steps) * 8 / 40e6)
-        wrong = over("fast", config)
-        self.assertEqual(wrong.code, USAGE, wrong.err)
-        self.assertIn("measured: fast", wrong.err)
+        for network, measured in (("fast", "fast"), ("40Mbit,200us,4", "hosts of 4, 2 ranks")):
+            wrong = over(network, config)
+            self.assertEqual(wrong.code, USAGE, wrong.err)
+            self.assertIn(f"measured: {measured}", wrong.err)
+
+    def test_planned_bytes_of_both_phases_are_those_measured(self):
+        """Steps of gradients, of momentum and local ones, each in its schedule, and what leads over between them."""
+        common = {"zero__compress": {"block": 64}}
+        after, momentum = "after a step without speculation", ", exchanges momentum"
+        onebit = {"steps": 6, "optimizer__method": "onebit_adam", "optimizer__freeze_step": 2, "zero__stage": 2, **common}
+        zeroone = {"steps": 8, "optimizer__method": "zeroone_adam", "optimizer__var_freeze_step": 2, "zero__stage": 0,
+                   "optimizer__var_update_scaler": 2, "optimizer__local_step_scaler": 1, "optimizer__local_step_clipper": 2,
+                   **common}
+        exact = ["first", after, "end " + after]
+        alone = "after a local step" + momentum
+        cases = ((onebit, {"gradients": 2, "momentum": 4},
+                  [*exact, "first" + momentum, *3 * [after + momentum], "end " + after + momentum]),
+                 # Updates 3, 5 and 7 send signs, 4, 6 and 8 nothing.
+                 (zeroone, {"gradients": 2, "momentum": 3, "nothing": 3},
+                  [*exact, "first" + momentum, *2 * [after + momentum, alone], after + momentum, "end " + alone]))
+        for changes, phases, replayed in cases:
+            with self.subTest(method=changes["optimizer__method"]):
+                config = self.config(**changes, **{**self.tight(2), "swap__speculate": "off", "budgets__host": "2400KiB"})
+                plan = self.ferry("plan", self.command(config)[1], "--json", "--no-prediction", "--ranks", "2")
+                self.assertEqual(plan.code, 0, plan.err)
+                said = json.loads(plan.out)
+                self.assertEqual({one["exchanges"]: one["steps"] for one in said["phases"]}, phases)
+                schedules = {one["name"]: one for one in said["schedules"]}
+                for one in said["phases"]:
+                    like = alone if one["exchanges"] == "nothing" else after + (momentum if one["exchanges"] == "momentum" else "")
+                    self.assertEqual(one["bytes"], schedules[like]["bytes"])
+                    self.assertIsNone(one["seconds"])
+                run = self.ranks(2, config)
+                self.assert_trained(run)
+                self.assertEqual((run.summary["momentum_steps"], run.summary["local_steps"]),
+                                 (phases["momentum"], phases.get("nothing", 0)))
+                for lane in ("comm", "h2d", "d2h", "nvme read", "nvme write"):
+                    self.assertEqual(sum(schedules[name]["bytes"][lane] for name in replayed), run.lane(lane), lane)
+
+    def test_a_step_of_each_phase_is_predicted(self):
+        zeroone = self.config(steps=8, optimizer__method="zeroone_adam", optimizer__var_freeze_step=2, zero__stage=0,
+                              optimizer__local_step_scaler=1, optimizer__local_step_clipper=2)
+        plan = self.ferry("plan", self.command(zeroone)[1], "--json", "--ranks", "2")
+        self.assertEqual(plan.code, 0, plan.err)
+        said = json.loads(plan.out)
+        seconds = {one["exchanges"]: one["seconds"] for one in said["phases"]}
+        self.assertEqual(seconds["gradients"], said["prediction"]["step_seconds"])
+        mean = sum(one["steps"] * one["seconds"] for one in said["phases"]) / 8
+        self.assertAlmostEqual(said["mean_step_seconds"] / mean, 1)
+        self.assertGreater(min(seconds.values()), 0)
+        measured = [word for word in self.command(zeroone) if word != "--no-bound"]
+        run = self.ferry(*measured, through=[*MPIRUN, "-n", "2"], env=ENVIRONMENT)
+        self.assert_trained(run)
+        for key in ("predicted_seconds", "predicted_momentum_seconds", "predicted_local_seconds"):
+            self.assertGreater(run.summary[key], 0, key)
+        table = self.ferry(*[word for word in measured if word != "--json"], through=[*MPIRUN, "-n", "2"], env=ENVIRONMENT)
+        self.assertRegex(table.out, r"predicted by their schedules: [0-9.]+ s with gradients \(2 steps\), [0-9.]+ s with momentum "
+                                    r"\(3\), [0-9.]+ s local \(3\); measured step at [0-9.]+x of their mean\n")
 
     def test_all_ranks_skip_a_step_of_momentum_whose_gradient_overflows(self):
         steep = {"precision": "fp16", "batch__sequence": 1, "batch__micro_batches": 2, "steps": 16,

@@ -123,5 +123,26 @@ TEST(EmulatedNetworkText, IsARateAndPerhapsADelay) {
     }
 }
 
+TEST(EmulatedNetworkText, CutsTheRanksIntoHostsOfThatSize) {
+    const EmulatedNetwork hosts = EmulatedNetwork::from("100Mbit,0us,4");
+    EXPECT_NO_THROW(hosts.require_whole_hosts(8));
+    EXPECT_NO_THROW(EmulatedNetwork::from("100Mbit,0us").require_whole_hosts(3));
+    for (const auto& [ranks, remedy] :
+         {std::pair{6, "start 8 ranks, or write 2 as the third number"},
+          std::pair{2, "start 4 ranks, or write 2 as the third number"},
+          std::pair{1, "start 4 ranks, or write 1 as the third number"}}) {
+        SCOPED_TRACE(ranks);
+        try {
+            hosts.require_whole_hosts(ranks);
+            ADD_FAILURE() << "it was taken";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            EXPECT_EQ(error.problem().where, "FERRY_EMULATED_NETWORK");
+            EXPECT_NE(error.problem().measured.find("hosts of 4"), std::string::npos);
+            EXPECT_EQ(error.problem().remedy, remedy);
+        }
+    }
+}
+
 }  // namespace
 }  // namespace ferry::comm

@@ -299,6 +299,25 @@ TEST(Config, WarnsOfWhatTheMethodDoesNotUse) {
             "with swap.speculate off; it is for swap.speculate auto, swap.speculate all");
 }
 
+TEST(Config, WarnsOfASecondMomentThatStaysBeforeTheWarmUpIsOver) {
+    const auto warned = [](const std::string& method, const std::string& key, int freeze) {
+        testing::internal::CaptureStderr();
+        parse({"optimizer.method=" + method, key + "=" + std::to_string(freeze), "steps=100",
+               "schedule.warmup_steps=20"});
+        return testing::internal::GetCapturedStderr();
+    };
+    for (const auto& [method, key] : {std::pair{"onebit_adam", "optimizer.freeze_step"},
+                                      std::pair{"zeroone_adam", "optimizer.var_freeze_step"}}) {
+        SCOPED_TRACE(method);
+        EXPECT_EQ(warned(method, key, 20), "");
+        const std::string said = warned(method, key, 19);
+        EXPECT_NE(said.find(std::string(key) + " is 19, and schedule.warmup_steps 20"),
+                  std::string::npos)
+            << said;
+        EXPECT_NE(said.find("set it to no less"), std::string::npos) << said;
+    }
+}
+
 TEST(Config, ExamplesAreValid) {
     const std::filesystem::path examples = std::filesystem::path(FERRY_SOURCE_DIR) / "examples";
     int count = 0;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 namespace ferry::train {
@@ -55,6 +56,7 @@ TEST(MomentumSchedule, FollowsTheRulesOfZerooneAdam) {
         const MomentumSchedule schedule(o);
         const std::set<int64_t> changes = changes_of(o), exchanges = exchanges_of(o, kUpdates);
         int64_t changed = 0, begin = 1, first = 0;
+        std::array<int64_t, kExchanged> of_each{};
         for (int64_t update = 1; update <= kUpdates; ++update) {
             SCOPED_TRACE(update);
             const bool in_full = changes.contains(update);
@@ -63,6 +65,8 @@ TEST(MomentumSchedule, FollowsTheRulesOfZerooneAdam) {
             EXPECT_EQ(schedule.of(update), in_full     ? Exchanged::gradients
                                            : exchanged ? Exchanged::momentum
                                                        : Exchanged::nothing);
+            ++of_each[static_cast<size_t>(schedule.of(update))];
+            EXPECT_EQ(schedule.of_each(update), of_each);
             EXPECT_EQ(schedule.changes_of_variance(update), changed);
             EXPECT_EQ(schedule.interval_begin(update), begin);
             if (exchanged) begin = update + 1;
@@ -80,6 +84,8 @@ TEST(MomentumSchedule, HasOneBorderOfOnebitAdam) {
         EXPECT_EQ(schedule.changes_of_variance(update), std::min<int64_t>(update, 5));
         EXPECT_EQ(schedule.interval_begin(update), update);
     }
+    EXPECT_EQ(schedule.of_each(4), (std::array<int64_t, 3>{4, 0, 0}));
+    EXPECT_EQ(schedule.of_each(20), (std::array<int64_t, 3>{5, 15, 0}));
     EXPECT_EQ(schedule.first(), 6);
 }
 
@@ -88,6 +94,7 @@ TEST(MomentumSchedule, LeavesOtherMethodsAlone) {
     for (const int64_t update : {1, 2, 1000}) {
         EXPECT_EQ(schedule.of(update), Exchanged::gradients);
         EXPECT_EQ(schedule.changes_of_variance(update), update);
+        EXPECT_EQ(schedule.of_each(update), (std::array<int64_t, 3>{update, 0, 0}));
     }
     EXPECT_GT(schedule.first(), int64_t{1} << 60);
 }

@@ -114,6 +114,41 @@ TEST_P(Members, EndWhereOneOfThemFails) {
     }
 }
 
+// Its own work has ended well, and the others' ends well too: they hear of it where they meet next.
+TEST_P(Members, EndWhereTheLoadOfOneOfThemFails) {
+    for (const int failing : {0, 2}) {
+        std::atomic<bool> failed = false;
+        std::atomic<int> ended = 0;
+        const auto all = [&] {
+            on(3, [&](int index, Together& end) {
+                const auto work = [&] {
+                    while (index != failing && !failed) {
+                    }
+                };
+                const auto load = [&] {
+                    if (index != failing) return;
+                    failed = true;
+                    throw Error(Trouble::io, {.what = "this load fails", .where = "here"});
+                };
+                try {
+                    end.run(work, load);
+                    end.most(index);
+                } catch (...) {
+                    ++ended;
+                    throw;
+                }
+            });
+        };
+        try {
+            all();
+            ADD_FAILURE() << "nothing was thrown";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.problem().what, "this load fails");
+        }
+        EXPECT_EQ(ended, 3) << failing;
+    }
+}
+
 TEST_P(Members, GoByTheSlowestOfThem) {
     const KernelTimes::Kind both{1, 1, 0}, mine{2, 1, 7}, theirs{3, 2, int64_t{1} << 50};
     on(2, [&](int index, Together& end) {

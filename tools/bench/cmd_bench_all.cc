@@ -187,7 +187,8 @@ void add_all_benches(CLI::App& bench) {
             ->check(CLI::Range(1, 1 << 16));
     bench
         .add_option("--ranks-per-host", options->count.on_a_host,
-                    "how many of them share a host (default: all)")
+                    "neighbouring ranks on each host, which share its cores, memory and drives "
+                    "(default: all)")
         ->needs(ranks)
         ->check(CLI::Range(1, 1 << 16));
     for (CLI::Option* option :

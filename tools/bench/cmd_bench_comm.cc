@@ -146,7 +146,8 @@ void add_comm_bench(CLI::App& bench) {
         ->capture_default_str();
     command
         ->add_option("--ranks-per-host", options->ranks_per_host,
-                     "neighbours that are a host, as zero.ranks_per_host of a run")
+                     "neighbouring ranks of each host, as zero.ranks_per_host of a run: with 2 or "
+                     "more what they exchange inside it, and between hosts, is measured as well")
         ->check(CLI::Range(1, 1024))
         ->capture_default_str();
     command->add_option("--timeout", options->timeout_seconds, "seconds, of one operation")

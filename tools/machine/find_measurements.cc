@@ -88,7 +88,10 @@ std::string at_once_text(const train::Predictor& predictor, int ranks) {
     std::string text = fmt::format("{} rank{} of {} thread{}", ranks, ranks == 1 ? "" : "s",
                                    threads, threads == 1 ? "" : "s");
     if (ranks < asked)
-        text += fmt::format(" of the {} that share this machine: it holds no more", asked);
+        text += fmt::format(" of the {} that share this machine: {}", asked,
+                            predictor.short_at_once() == train::Predictor::Short::of_memory
+                                ? "buffers of more would take over half of its memory"
+                                : "more would take over four turns on its cores");
     if (ranks * threads > cores)
         text += fmt::format(
             ", which take turns on its {} core{}: with a core for each thread a "
@@ -254,7 +257,8 @@ train::RankCount on_hosts(train::RankCount given) {
 }
 
 std::unique_ptr<train::Predictor> predictor_for(const Config& config, const train::RankCount& count,
-                                                const std::optional<MachineFile>& file) {
+                                                const std::optional<MachineFile>& file,
+                                                bool says_so) {
     if (config.device != DeviceKind::cuda || !file) return train::Predictor::make(config, count);
     try {
         return train::Predictor::make(config, count);
@@ -263,8 +267,9 @@ std::unique_ptr<train::Predictor> predictor_for(const Config& config, const trai
         // An error in the configuration itself is one there too, and is reported again.
         auto absent = file->gpu(train::Predictor::make(config, count, {})->kernels_of());
         if (!absent) throw;
-        log_warn(std::string(error.what()) + "; planning for the " + absent->architecture + " of " +
-                 file->name());
+        if (says_so)
+            log_warn(std::string(error.what()) + "; planning for the " + absent->architecture +
+                     " of " + file->name());
         if (absent->needs.overhead == 0) absent->needs.overhead = kAssumedOverhead;
         return train::Predictor::make(config, count, *absent);
     }

@@ -25,9 +25,11 @@ struct FoundMeasurements {
 // The counts of --ranks and --ranks-per-host, where 0 on a host means all. Throws usage.
 train::RankCount on_hosts(train::RankCount given);
 
-// A predictor for the configuration's device; where it is not here, for the file's.
+// A predictor for the configuration's device; where it is not here, for the file's. `says_so`: it
+// warns of that, as the first of a command's does.
 std::unique_ptr<train::Predictor> predictor_for(const Config& config, const train::RankCount& count,
-                                                const std::optional<MachineFile>& file);
+                                                const std::optional<MachineFile>& file,
+                                                bool says_so = true);
 
 // The key by which a machine file knows the measurements.
 MeasurementsOf what_is_measured(const train::Predictor& predictor);

@@ -11,12 +11,14 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "checkpoint_cost.h"
+#include "cost/traffic.h"
 #include "ferry/config.h"
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "layouts_report.h"
 #include "network.h"
 #include "pattern_picture.h"
+#include "phases.h"
 #include "pipeline_report.h"
 #include "prediction_report.h"
 #include "timeline_picture.h"
@@ -31,6 +33,7 @@
 #include "train/prediction/kernel_profile.h"
 #include "train/prediction/predictor.h"
 #include "train/setup/from_config.h"
+#include "train/setup/rank_share.h"
 #include "train/setup/stages.h"
 #include "wear.h"
 
@@ -100,9 +103,9 @@ PredictionReport prediction_of(const std::optional<MachineFile>& machine, const 
                                const std::optional<Network>& network) {
     PredictionReport report{.found = measurements_for(config, predictor, plan, machine)};
     if (!report.found.missing.empty()) return report;
+    report.in_a_host = report.found.measurements;
     if (network)
-        report.found.measurements = over(*network, predictor.count(), config.parallel,
-                                         std::move(report.found.measurements));
+        report.found.measurements = over(*network, predictor.count(), config, report.in_a_host);
     report.prediction =
         predictor.predict(train::request_of(config), plan, report.found.measurements);
     report.what_if = what_if(config, predictor, plan, report.found.measurements);
@@ -220,12 +223,12 @@ void require_step(const PredictionReport& report) {
                                            "measurement (--machine), or leave --svg out"});
 }
 
-std::optional<NetworkReport> over(const Network& network, const Config& config,
-                                  const train::RankCount& count,
-                                  const std::optional<MachineFile>& machine,
-                                  const PredictionReport& report) {
+std::optional<NetworkReport> codecs_over(const Network& network, const Config& config,
+                                         const train::RankCount& count,
+                                         const std::optional<MachineFile>& machine,
+                                         const PredictionReport& report) {
     if (!report.found.missing.empty()) return std::nullopt;
-    return network_report(config, count, machine, network, report.found.measurements);
+    return network_report(config, count, machine, network, report.in_a_host);
 }
 
 // Of a group whose ranks are not on one host.
@@ -237,6 +240,31 @@ void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
                     "hosts, and up to {} "
                     "of each of their ranks cross the network in a step",
                     tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
+}
+
+// Of hosts that the configuration cuts otherwise than the plan.
+void warn_of_other_hosts(const planner::Plan& plan, const Config& config,
+                         const train::RankCount& count) {
+    const int each = config.zero.ranks_per_host;
+    const zero::Partition& partition = plan.partition;
+    if (each == count.on_a_host || !(partition.two_levels() || partition.keeps_second_shards()))
+        return;
+    const cost::CommTraffic moved = cost::comm_traffic(plan.layers, partition, plan.compute,
+                                                       plan.wire, zero::Exchanged::gradients);
+    const int parts = count.on_a_host / each;
+    const std::string so =
+        count.on_a_host % each != 0
+            ? fmt::format(
+                  "up to {} of a rank's that was to stay in a host crosses the network in "
+                  "a step",
+                  format_bytes(static_cast<int64_t>(moved.in_host)))
+        : partition.two_levels()
+            ? fmt::format("a host sends {} sums of its gradients where one would do", parts)
+            : fmt::format("a host keeps {} second shards where one would do", parts);
+    log_warn(
+        fmt::format("zero.ranks_per_host is {}, and this plan has {} rank{} on a host: {}; set "
+                    "it to the ranks that each host has, or plan with --ranks-per-host {}",
+                    each, count.on_a_host, count.on_a_host == 1 ? "" : "s", so, each));
 }
 
 // What refuses the configuration with these keys more; "": nothing. It has been warned of already.
@@ -303,11 +331,12 @@ void run_plan(const PlanOptions& options) {
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto predictor = predictor_for(config, count, machine);
     const std::string planned_by = plan_by(machine, config, *predictor);
-    if (network)
-        predictor->choose_schedule(over(*network, count, config.parallel, predictor->planned_by()));
+    if (network) predictor->choose_schedule(over(*network, count, config, predictor->planned_by()));
     const std::vector<planner::Plan> plans = predictor->plans(train::request_of(config));
     const planner::Plan& plan = plans.front();
     warn_of_hosts(plan, count);
+    warn_of_other_hosts(plan, config, count);
+    train::warn_of_one_host(config, train::world_of(config, 0, count.ranks, count.on_a_host));
     warn_of_bubble(plans);
     train::warn_of_gathers(plan);
     const optim::LrSchedule schedule = train::schedule_of(config);
@@ -318,8 +347,13 @@ void run_plan(const PlanOptions& options) {
     std::optional<PredictionReport> report;
     if (options.prediction) report = prediction_of(machine, config, *predictor, plan, network);
     if (report && !options.svg.empty()) require_step(*report);
+    std::vector<Phase> phases;
+    if (options.json || plan.has_feedback()) phases = phases_of(config, plan);
+    if (report && report->found.missing.empty())
+        predict(phases, report->prediction.timeline.step_seconds, config, *predictor, plan,
+                report->found.measurements);
     const std::optional<NetworkReport> over_network =
-        network ? over(*network, config, count, machine, *report) : std::nullopt;
+        network ? codecs_over(*network, config, count, machine, *report) : std::nullopt;
     const auto checkpoint =
         checkpoint_cost(config, plan, predictor->layers(), count, report ? &*report : nullptr);
     const train::Prediction* const step =
@@ -339,6 +373,7 @@ void run_plan(const PlanOptions& options) {
         if (options.longest) print("{}", text_of_longest(longest, config));
         print("{}", text_of(slow));
         if (report) print("{}", text_of(*report));
+        print("{}", text_of(phases));
         if (over_network) print("{}", text_of(*over_network));
         print("{}", text_of(wear, config));
         if (checkpoint) print("{}", text_of(*checkpoint));
@@ -346,6 +381,8 @@ void run_plan(const PlanOptions& options) {
         return;
     }
     nlohmann::json line = plan_json(plan);
+    line["phases"] = to_json(phases, plan.partition.of_run());
+    if (const auto mean = mean_seconds(phases)) line["mean_step_seconds"] = *mean;
     line["planned_by"] = planned_by;
     line["tokens_checked"] = tokens_checked;
     line["attention"] = to_json(share, config);
@@ -377,7 +414,9 @@ void add_plan_command(CLI::App& app) {
         ->check(CLI::Range(1, 1 << 16));
     command
         ->add_option("--ranks-per-host", options->count.on_a_host,
-                     "how many of them share a host (default: all)")
+                     "neighbouring ranks on each host, which share its budgets and its network; "
+                     "those of zero.ranks_per_host exchange among themselves first (default: all, "
+                     "with --network 1)")
         ->check(CLI::Range(1, 1 << 16));
     CLI::Option* here =
         command

@@ -62,13 +62,13 @@ std::optional<Hosts> hosts_of(const Config& config, const train::RankCount& coun
 
 CodecStep step_with(const CompressConfig& codecs, const Hosts& hosts, Config config,
                     const train::RankCount& count, const std::optional<MachineFile>& machine,
-                    cost::Measurements measured) {
+                    const Network& network, cost::Measurements measured) {
     const bool signs = codecs.gradients == CodecKind::sign;
     config.zero.compress = codecs;
     config.zero.ranks_per_host = hosts.each;
     config.zero.secondary_shard = hosts.keep ? SecondShard::node : SecondShard::none;
     if (signs) config.zero.compress.gradients = CodecKind::none;
-    const auto predictor = predictor_for(config, count, machine);
+    const auto predictor = predictor_for(config, count, machine, false);
     plan_by(machine, config, *predictor);
     const planner::Plan plan = predictor->plan(train::request_of(config));
     const FoundMeasurements found = measurements_for(config, *predictor, plan, machine);
@@ -79,9 +79,9 @@ CodecStep step_with(const CompressConfig& codecs, const Hosts& hosts, Config con
         else
             measured.kernels.seconds.try_emplace(kind, seconds);
     }
-    const train::Prediction step =
-        predictor->predict(train::request_of(config), plan, measured,
-                           signs ? train::Exchanged::momentum : train::Exchanged::gradients);
+    const train::Prediction step = predictor->predict(
+        train::request_of(config), plan, over(network, count, config, std::move(measured)),
+        signs ? train::Exchanged::momentum : train::Exchanged::gradients);
     const auto comm = std::ranges::find(step.links, cost::Link::comm, &train::LinkPrediction::link);
     return {.gradients = codecs.gradients,
             .weights = codecs.weights,
@@ -98,8 +98,9 @@ Network network_from(const std::string& rate, const std::string& latency) {
             .latency_s = quantity(latency, kTimes, 0, "--network-latency", "50us")};
 }
 
-cost::Measurements over(const Network& network, const train::RankCount& count,
-                        const ParallelConfig& groups, cost::Measurements measured) {
+cost::Measurements over(const Network& network, const train::RankCount& count, const Config& config,
+                        cost::Measurements measured) {
+    const ParallelConfig& groups = config.parallel;
     const double of_a_rank = network.bits_per_s / 8 / count.on_a_host;
     const double inside_rate = cost::comm_rate(measured);
     // Between `ranks`, of which a host has `here`.
@@ -132,8 +133,13 @@ cost::Measurements over(const Network& network, const train::RankCount& count,
     measured.comm_bytes_per_s =
         rate(sharers, std::clamp(count.on_a_host / groups.tensor, 1, sharers));
     if (of_a_stage > count.on_a_host && sharers > 1) measured.comm_overhead_s += latency;
-    measured.in_host = {inside_rate, overhead};
-    measured.across_hosts = {of_a_rank, overhead + latency};
+    // The configuration's hosts may span several of the plan's, or be parts of one.
+    const int each = config.zero.ranks_per_host;
+    if (each > 1 && each < count.ranks) {
+        const int alike = count.ranks / each;
+        measured.in_host = group_rate(each, std::gcd(each, count.on_a_host));
+        measured.across_hosts = group_rate(alike, std::clamp(count.on_a_host / each, 1, alike));
+    }
     return measured;
 }
 
@@ -156,7 +162,8 @@ NetworkReport network_report(const Config& config, const train::RankCount& count
             if (gradients != CodecKind::none && !takes) continue;
             const CompressConfig codecs{gradients, weights, config.zero.compress.block};
             const auto add = [&](const Hosts& hosts) {
-                report.steps.push_back(step_with(codecs, hosts, config, count, machine, measured));
+                report.steps.push_back(
+                    step_with(codecs, hosts, config, count, machine, network, measured));
             };
             add({});
             const bool coded = gradients == CodecKind::int8 || gradients == CodecKind::int4;

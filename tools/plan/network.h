@@ -18,10 +18,11 @@ struct Network {
 Network network_from(const std::string& rate, const std::string& latency);
 
 // The measurements with its hosts that far apart. The ranks of a host share its link; what comes
-// from ranks of the same host takes as long as before, and is added. Groups that share tensors and
-// groups that share sequences have a rate each: inside a host as before.
-cost::Measurements over(const Network& network, const train::RankCount& count,
-                        const ParallelConfig& groups, cost::Measurements measured);
+// from ranks of the same host takes as long as before, and is added. Groups that share tensors,
+// groups that share sequences, the hosts of zero.ranks_per_host and what stands alike in them have
+// a rate each: as before where all of it is on one of the plan's hosts.
+cost::Measurements over(const Network& network, const train::RankCount& count, const Config& config,
+                        cost::Measurements measured);
 
 struct CodecStep {
     CodecKind gradients = CodecKind::none;  // sign: momentum instead
@@ -40,7 +41,7 @@ struct NetworkReport {
 
 // Plans and predicts the configuration with every codec that its stage and device take, and where
 // hosts have several ranks also with what these can do among themselves first; the rest as
-// `measured`, which is over this network.
+// `measured`, within a host.
 NetworkReport network_report(const Config& config, const train::RankCount& count,
                              const std::optional<MachineFile>& machine, const Network& network,
                              const cost::Measurements& measured);

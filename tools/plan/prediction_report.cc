@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "timeline_picture.h"
+#include "train/step/momentum_schedule.h"
 
 namespace ferry::tools {
 namespace {
@@ -142,14 +143,19 @@ nlohmann::json to_json(const PredictionReport& report) {
             {"assumed", report.found.assumed}};
 }
 
+nlohmann::json lanes_json(const train::ScheduleBytes& schedule, int ranks) {
+    nlohmann::json lanes;
+    for (size_t lane = 0; lane < swap::lanes_of(ranks); ++lane)
+        lanes[std::string(swap::name_of(static_cast<swap::Lane>(lane)))] = schedule.bytes[lane];
+    return lanes;
+}
+
 nlohmann::json schedules_json(const std::vector<train::ScheduleBytes>& schedules, int ranks) {
     nlohmann::json all = nlohmann::json::array();
-    for (const train::ScheduleBytes& schedule : schedules) {
-        nlohmann::json lanes;
-        for (size_t lane = 0; lane < swap::lanes_of(ranks); ++lane)
-            lanes[std::string(swap::name_of(static_cast<swap::Lane>(lane)))] = schedule.bytes[lane];
-        all.push_back({{"name", schedule.name}, {"bytes", lanes}});
-    }
+    for (const train::ScheduleBytes& schedule : schedules)
+        all.push_back({{"name", schedule.name},
+                       {"exchanges", train::name_of(schedule.exchanged)},
+                       {"bytes", lanes_json(schedule, ranks)}});
     return all;
 }
 

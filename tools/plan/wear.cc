@@ -49,10 +49,7 @@ struct Supposed {
 int64_t written_a_step(const Supposed& run, const planner::Plan& plan) {
     constexpr auto kWrite = static_cast<size_t>(swap::Lane::write);
     if (!plan.has_feedback()) return train::steady_bytes(plan).bytes[kWrite];
-    const train::MomentumSchedule schedule(run.optimizer);
-    std::array<int64_t, 3> steps{};  // of each kind of exchange
-    for (int64_t update = 1; update <= run.steps; ++update)
-        ++steps[static_cast<size_t>(schedule.of(update))];
+    const auto steps = train::MomentumSchedule(run.optimizer).of_each(run.steps);
     double all = 0;
     for (size_t what = 0; what < steps.size(); ++what) {
         if (steps[what] == 0) continue;
@@ -73,8 +70,9 @@ Wear wear_without_advice(const Supposed& run, const planner::Plan& plan, int ran
     wear.step_bytes = ranks * written_a_step(run, plan);
     if (plan.speculative && run.can_roll_back) {
         for (const train::ScheduleBytes& schedule : train::schedule_bytes(plan))
-            wear.rolled_back_step_bytes =
-                std::max(wear.rolled_back_step_bytes, ranks * schedule.bytes[kWrite]);
+            if (schedule.exchanged == zero::Exchanged::gradients)  // the others never speculate
+                wear.rolled_back_step_bytes =
+                    std::max(wear.rolled_back_step_bytes, ranks * schedule.bytes[kWrite]);
         wear.counts_on_rollback = run.request.swap.speculate == Speculate::all && run.request.clips;
     }
     constexpr int64_t kBlock = 4096;

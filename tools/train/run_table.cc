@@ -195,6 +195,27 @@ void print_collectives(const train::RunReport& report) {
 
 }  // namespace
 
+namespace {
+
+// What steps of each kind should have taken; skipped ones are counted to those of gradients.
+void print_phases(const train::RunReport& report) {
+    const int64_t gradients = report.steps - report.momentum_steps - report.local_steps;
+    const double all =
+        static_cast<double>(gradients) * report.predicted_seconds +
+        static_cast<double>(report.momentum_steps) * report.predicted_momentum_seconds +
+        static_cast<double>(report.local_steps) * report.predicted_local_seconds;
+    print(
+        "  predicted by their schedules: {:.4f} s with gradients ({} steps), {:.4f} s with "
+        "momentum ({})",
+        report.predicted_seconds, gradients, report.predicted_momentum_seconds,
+        report.momentum_steps);
+    if (report.local_steps > 0)
+        print(", {:.4f} s local ({})", report.predicted_local_seconds, report.local_steps);
+    print("; measured step at {:.2f}x of their mean\n", all / report.seconds);
+}
+
+}  // namespace
+
 void print_run(const train::RunReport& report, const Config& config) {
     if (report.steps == 0) return;
     const double steps = static_cast<double>(report.steps), step_seconds = report.seconds / steps;
@@ -256,6 +277,7 @@ void print_run(const train::RunReport& report, const Config& config) {
         print(
             "  no lower bound of a step: some exchange gradients, the others momentum or "
             "nothing\n");
+        print_phases(report);
     }
 }
 
@@ -334,6 +356,10 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"binding", report.binding},
               {"predicted_seconds", report.predicted_seconds},
               {"predicted_speculative_seconds", report.predicted_speculative_seconds},
+              {"momentum_steps", report.momentum_steps},
+              {"local_steps", report.local_steps},
+              {"predicted_momentum_seconds", report.predicted_momentum_seconds},
+              {"predicted_local_seconds", report.predicted_local_seconds},
               {"exposed_comm_seconds", exposed_comm_seconds(report)},
               {"tiers", tiers_json(plan)},
               {"lanes", links},

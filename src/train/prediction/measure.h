@@ -34,8 +34,10 @@ Patterns make_patterns(std::span<std::byte> memory, int64_t vocab);
 // Fills the plan's device buffers with numbers and its token buffers with tokens: what is left
 // there by chance, zeros or denormals, takes other times. Each sequence is one document.
 void fill_buffers(const Bench& on, const Patterns& patterns);
-// Each alone and warm. A GPU's again and again, at the clock that it holds under the step's own
-// load; the processors' in the order of the step, so that they find the caches as it leaves them.
+// A GPU's: each alone and warm, again and again, at the clock that it holds under the step's own
+// load; the shortest of three times. The processors': in the order of the step, so that they find
+// the caches as it leaves them, and beside the other ranks'; at most four of a kind in a round, of
+// which the middle one of three to nine counts.
 cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on,
                                Together& together = alone());
 // Seconds of what gives each activation that blocks may save, of the one where it takes longest. 0:

@@ -26,22 +26,28 @@ double bubble_of(const Plan& plan) {
 
 std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
     std::vector<ScheduleBytes> all;
+    const auto add = [&](Previous previous, bool speculative, Exchanged what) {
+        const std::string name = name_of_step(previous, speculative, what);
+        all.push_back({name, what, step_bytes(plan, previous, speculative, what)});
+        if (!speculative) all.push_back({"end " + name, what, drain_bytes(plan, previous, what)});
+    };
     for (int p = 0; p < kPrevious; ++p) {
         const auto previous = static_cast<Previous>(p);
-        for (const bool speculative : {false, true}) {
-            if (speculative && !plan.speculative) continue;
-            const std::string name = name_of_step(previous, speculative);
-            all.push_back({name, step_bytes(plan, previous, speculative)});
-            if (!speculative) all.push_back({"end " + name, drain_bytes(plan, previous)});
-        }
+        if (previous == Previous::alone) continue;  // only momentum comes after it
+        for (const bool speculative : {false, true})
+            if (!speculative || plan.speculative) add(previous, speculative, Exchanged::gradients);
     }
+    if (!plan.has_feedback()) return all;
+    for (const Previous previous : {Previous::none, Previous::not_speculative, Previous::alone})
+        if (previous != Previous::alone || plan.partition.codecs.local_steps)
+            add(previous, false, Exchanged::momentum);
     return all;
 }
 
 ScheduleBytes steady_bytes(const Plan& plan, zero::Exchanged what) {
     const Previous previous =
         what == zero::Exchanged::nothing ? Previous::alone : Previous::not_speculative;
-    return {name_of_step(previous, false), step_bytes(plan, previous, false, what)};
+    return {name_of_step(previous, false, what), what, step_bytes(plan, previous, false, what)};
 }
 
 }  // namespace ferry::train

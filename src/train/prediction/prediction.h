@@ -61,9 +61,12 @@ double bubble_of(const planner::Plan& plan);
 // Bytes that a schedule moves on each lane, exactly.
 struct ScheduleBytes {
     std::string name{};
+    // Of steps of momentum: those that exchange it, and local steps, which replay the same.
+    zero::Exchanged exchanged = zero::Exchanged::gradients;
     std::array<int64_t, swap::kLanes> bytes{};
 };
-// Every schedule that a run of this plan may replay: its steps, and what ends it.
+// Every schedule that a run of this plan may replay: its steps, and what ends it or leads over
+// from gradients to momentum and back.
 std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
 // Of a step without speculative updates among its like.
 ScheduleBytes steady_bytes(const planner::Plan& plan,

@@ -118,14 +118,20 @@ namespace {
 
 // As many ranks as compute here at once, as far as buffers of such a plan leave half of the
 // machine's memory, and no more of them than take a few turns on its cores.
-int how_many_at_once(const ModelOnDevice& model, int threads, const Plan& buffers) {
+struct AtOnce {
+    int ranks = 1;
+    Predictor::Short what = Predictor::Short::of_nothing;
+};
+AtOnce how_many_at_once(const ModelOnDevice& model, int threads, const Plan& buffers) {
     constexpr int kTurns = 4;
     const Topology machine = machine_for(model.config);
     const int64_t each = buffers.io_bytes + buffers.device_bytes + buffers.device_overhead_bytes;
     const int64_t fit = machine.memory_left_bytes / 2 / std::max<int64_t>(each, 1);
     const int64_t turns = ceil_div(int64_t{kTurns} * machine.cores(), int64_t{threads});
-    return static_cast<int>(
-        std::clamp<int64_t>(model.at_once(), 1, std::max<int64_t>(std::min(fit, turns), 1)));
+    const int64_t most = std::max<int64_t>(std::min(fit, turns), 1);
+    if (model.at_once() <= most) return {model.at_once(), Predictor::Short::of_nothing};
+    return {static_cast<int>(most),
+            fit < turns ? Predictor::Short::of_memory : Predictor::Short::of_cores};
 }
 
 }  // namespace
@@ -141,7 +147,9 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
                              ? this->plan(request_of_buffers(request_of(model_->config), plan))
                              : with_all_layers(plan);
     const int64_t working = memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited;
-    measured_at_once_ = how_many_at_once(*model_, threads(), buffers);
+    const AtOnce at_once = how_many_at_once(*model_, threads(), buffers);
+    measured_at_once_ = at_once.ranks;
+    short_at_once_ = at_once.what;
     cost::Measurements found;
     ThreadsTogether(measured_at_once_).each([&](int rank, Together& together) {
         MeasuredRank one(*model_, rank, buffers);
@@ -153,9 +161,9 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
     for (const Plan& other : plans_not_chosen()) {
         const Plan of_other = with_all_layers(other);
         const cost::KernelTimes known = found.kernels;
-        const int at_once =
-            std::min(measured_at_once_, how_many_at_once(*model_, threads(), of_other));
-        ThreadsTogether(at_once).each([&](int rank, Together& together) {
+        const int of_these =
+            std::min(measured_at_once_, how_many_at_once(*model_, threads(), of_other).ranks);
+        ThreadsTogether(of_these).each([&](int rank, Together& together) {
             cost::KernelTimes missing =
                 MeasuredRank(*model_, rank, of_other).measure_missing(known, together);
             if (rank == 0) found.kernels.seconds.merge(missing.seconds);

@@ -70,6 +70,7 @@ public:
     // few turns on its cores. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
     cost::Measurements measure(const planner::Plan& plan, Memory memory);
+    // Steps of that kind one after another. Local steps have no bound, and no shares of state.
     Prediction predict(const planner::PlanRequest& request, const planner::Plan& plan,
                        const cost::Measurements& measured,
                        Exchanged what = Exchanged::gradients) const;
@@ -90,6 +91,9 @@ public:
     // Ranks that compute on this machine's processors at the same time; beside a GPU 1.
     int at_once() const;
     int measured_at_once() const { return measured_at_once_; }  // as many as measure() ran
+    // What kept measure() from running all: half of this machine's memory, or turns on its cores.
+    enum class Short : uint8_t { of_nothing, of_memory, of_cores };
+    Short short_at_once() const { return short_at_once_; }
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
     cost::Measurements assumed(const planner::Plan& plan) const;
@@ -126,6 +130,7 @@ private:
     ScheduleChoice choice_{};
     std::vector<zero::Stage> stages_;
     int measured_at_once_ = 1;
+    Short short_at_once_ = Short::of_nothing;
 };
 
 }  // namespace ferry::train

@@ -98,15 +98,18 @@ Prediction Predictor::predict_one(const planner::PlanRequest& request, const Pla
     cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
     Prediction found;
     found.speculative = plan.speculative && what == Exchanged::gradients;
-    const Previous steady = found.speculative ? Previous::committed : Previous::not_speculative;
+    const Previous steady = what == Exchanged::nothing ? Previous::alone
+                            : found.speculative        ? Previous::committed
+                                                       : Previous::not_speculative;
     const auto step = [&](Previous previous) {
-        return what == Exchanged::momentum ? model_->momentum_step(plan, previous, measurements)
-                                           : record_step(plan, previous, found.speculative);
+        return what == Exchanged::gradients ? record_step(plan, previous, found.speculative)
+                                            : model_->momentum_step(plan, previous, measurements);
     };
     const swap::Schedule first = step(Previous::none);
     found.schedule = step(steady);
     found.timeline = predict_steps(plan, first, found.schedule, measurements);
     found.links = links_of(found.schedule, plan, measurements);
+    if (what == Exchanged::nothing) return found;  // it leaves the state as it is: no bound
     const cost::Bound bound = bound_of(model_->possible(request).budgets, plan,
                                        model_->decoder.shape(), found.schedule, measurements, what);
     found.bound_seconds = bound.seconds;

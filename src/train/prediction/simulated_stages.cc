@@ -29,15 +29,19 @@ bool covers(std::span<const Plan> plans, const RecordedStages& steps,
 
 void add_assumed_kernels(std::span<const Plan> plans, const RecordedStages& steps,
                          const model::Decoder& decoder, cost::Measurements& measured) {
-    for (size_t s = 0; s < plans.size(); ++s) {
-        const cost::WorkOf work_of = planner::work_of(plans[s]);
-        if (measured.kernels.covers(steps.steady[s], work_of)) continue;
-        const cost::KernelTimes assumed = cost::assumed_times(
-            steps.steady[s], work_of, decoder.numerics().tokens(), most_saved_flops(decoder),
-            {measured.assumed_flops_per_s, cost::kAssumedDeviceBytesPerS});
-        for (const auto& [kind, seconds] : assumed.seconds)
-            measured.kernels.seconds.try_emplace(kind, seconds);
-    }
+    for (size_t s = 0; s < plans.size(); ++s)
+        add_assumed_kernels(steps.steady[s], plans[s], decoder, measured);
+}
+
+void add_assumed_kernels(const swap::Schedule& step, const Plan& plan,
+                         const model::Decoder& decoder, cost::Measurements& measured) {
+    const cost::WorkOf work_of = planner::work_of(plan);
+    if (measured.kernels.covers(step, work_of)) return;
+    const cost::KernelTimes assumed =
+        cost::assumed_times(step, work_of, decoder.numerics().tokens(), most_saved_flops(decoder),
+                            {measured.assumed_flops_per_s, cost::kAssumedDeviceBytesPerS});
+    for (const auto& [kind, seconds] : assumed.seconds)
+        measured.kernels.seconds.try_emplace(kind, seconds);
 }
 
 int64_t weight_bytes(const Plan& plan, const swap::Schedule& step) {

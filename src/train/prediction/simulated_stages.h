@@ -41,6 +41,9 @@ bool covers(std::span<const planner::Plan> plans, const RecordedStages& steps,
 // Adds what `measured`, which is one rank's, does not cover: by arithmetic.
 void add_assumed_kernels(std::span<const planner::Plan> plans, const RecordedStages& steps,
                          const model::Decoder& decoder, cost::Measurements& measured);
+// The same for one schedule.
+void add_assumed_kernels(const swap::Schedule& step, const planner::Plan& plan,
+                         const model::Decoder& decoder, cost::Measurements& measured);
 // Bytes of weights that come to the device in a step, from its host's memory or from other ranks.
 int64_t weight_bytes(const planner::Plan& plan, const swap::Schedule& step);
 

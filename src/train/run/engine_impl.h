@@ -85,6 +85,7 @@ private:
     void measure();
     UpdateRates update_rates(const optim::Scalars& scalars, Together& together);
     void predict(const cost::Measurements& alone);
+    cost::Measurements with_rate(cost::Measurements measured) const;
     cost::Measurements with_kernels_of_all(cost::Measurements measured);
     PredictedSeconds seconds_of_pipeline(const cost::Measurements& measured);
     void change_over(Exchanged what);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "clipped_share.h"
 #include "comm/comm.h"
@@ -101,6 +102,11 @@ void Engine::Run::measure() {
     cost::Measurements measured = take_measurements(
         schedules_.steady(), stack_.bench(), stack_.teams(), scalars, stack_.arena(), shape_.vocab,
         [&] { return update_rates(scalars, *together); }, *together);
+    if (plan_.has_feedback()) {  // what codes momentum would overwrite it: it counts as updates
+        measured.kernels.seconds.merge(
+            time_kernels(kernels_of_momentum(plan_), stack_.bench(), *together).seconds);
+        agree_on_slowest(*together, measured);
+    }
     time_storage(config_, plan_, store(), executor_, measured);
     comm::Communicator* const timed = world_.pipeline > 1 ? sharers_ : ranks_;
     if (timed) time_gathers(stack_.bench(), *timed, measured);
@@ -123,11 +129,17 @@ UpdateRates Engine::Run::update_rates(const optim::Scalars& scalars, Together& t
                         staging, together);
 }
 
-// With the kernels of every stage, and those that nobody has timed by arithmetic.
-cost::Measurements Engine::Run::with_kernels_of_all(cost::Measurements measured) {
-    measured.kernels = kernels_of_any(*ranks_, executor_, measured.kernels);
+// With a rate for kernels that nobody has timed.
+cost::Measurements Engine::Run::with_rate(cost::Measurements measured) const {
     if (measured.assumed_flops_per_s == 0)
         measured.assumed_flops_per_s = planner_->machine().assumed_flops_per_s;
+    return measured;
+}
+
+// With the kernels of every stage, and those that nobody has timed by arithmetic.
+cost::Measurements Engine::Run::with_kernels_of_all(cost::Measurements measured) {
+    measured = with_rate(std::move(measured));
+    measured.kernels = kernels_of_any(*ranks_, executor_, measured.kernels);
     const std::span<const planner::Plan> mine(&plan_, 1);
     add_assumed_kernels(mine, record_stages(mine, false), stack_.decoder(), measured);
     if (plan_.speculative)
@@ -147,7 +159,8 @@ void Engine::Run::predict(const cost::Measurements& alone) {
     const bool staged = world_.pipeline > 1;
     const cost::Measurements measured = staged ? with_kernels_of_all(alone) : alone;
     planned_ = predict_all(schedules_, plan_, measured);
-    const PredictedSeconds seconds = staged ? seconds_of_pipeline(measured) : seconds_of(planned_);
+    PredictedSeconds seconds = staged ? seconds_of_pipeline(measured) : seconds_of(planned_);
+    if (!staged) add_momentum(seconds, schedules_, plan_, stack_.decoder(), with_rate(measured));
     note_predicted(totals_, seconds, share_.budgets, plan_, stack_.decoder(), schedules_, measured);
     if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, measured);
 }

@@ -101,6 +101,8 @@ void Engine::Run::replay(StepReport& report) {
     skipped_in_a_row_ = 0;
     ++updates_;
     ++moment_updates_;
+    totals_.momentum_steps += exchanged_ == Exchanged::momentum;
+    totals_.local_steps += exchanged_ == Exchanged::nothing;
     state.after_outcome = judge_->scalars({updates_, moment_updates_}, outcome.clip_factor / scale);
     if (exchanged_ != Exchanged::gradients)
         state.momentum_share =

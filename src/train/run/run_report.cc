@@ -54,6 +54,19 @@ PredictedSeconds seconds_of(const Timelines& planned) {
             planned[static_cast<size_t>(Previous::committed)][1].step_seconds};
 }
 
+void add_momentum(PredictedSeconds& seconds, const Schedules& schedules, const planner::Plan& plan,
+                  const model::Decoder& decoder, cost::Measurements measured) {
+    if (!plan.has_feedback()) return;
+    const swap::Schedule& first = schedules.step_by_momentum(Previous::none);
+    const auto of = [&](Previous previous) {
+        const swap::Schedule& steady = schedules.step_by_momentum(previous);
+        add_assumed_kernels(steady, plan, decoder, measured);
+        return predict_steps(plan, first, steady, measured).step_seconds;
+    };
+    seconds.momentum = of(Previous::not_speculative);
+    if (plan.partition.codecs.local_steps) seconds.local = of(Previous::alone);
+}
+
 PredictedSeconds seconds_of_stages(std::span<const planner::Plan> plans,
                                    const model::Decoder& decoder, cost::Measurements measured) {
     const auto seconds = [&](bool speculative) {
@@ -73,6 +86,8 @@ void note_predicted(RunReport& report, const PredictedSeconds& seconds, const Bu
                     const planner::Plan& plan, const model::Decoder& decoder,
                     const Schedules& schedules, const cost::Measurements& measured) {
     report.predicted_seconds = seconds.plain;
+    report.predicted_momentum_seconds = seconds.momentum;
+    report.predicted_local_seconds = seconds.local;
     if (plan.speculative) report.predicted_speculative_seconds = seconds.speculative;
     report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
     if (plan.has_feedback()) return;  // some steps exchange momentum, which is less, or nothing

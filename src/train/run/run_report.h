@@ -26,11 +26,16 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
 void add_collectives(std::vector<CollectiveReport>& collectives,
                      const std::vector<CollectiveReport>& more);
 
-// A step's, by its kind; 0: no such step.
+// A step's, by its kind; 0: no such step. The last two exchange momentum, or nothing.
 struct PredictedSeconds {
     double plain = 0, speculative = 0;
+    double momentum = 0, local = 0;
 };
 PredictedSeconds seconds_of(const Timelines& planned);
+// Adds those that exchange momentum or nothing, where the run has such. Kernels that `measured`
+// lacks are taken by arithmetic.
+void add_momentum(PredictedSeconds& seconds, const Schedules& schedules, const planner::Plan& plan,
+                  const model::Decoder& decoder, cost::Measurements measured);
 // The same of the stages of a pipeline together. `plans`: of each stage. Kernels that `measured`
 // lacks are taken by arithmetic.
 PredictedSeconds seconds_of_stages(std::span<const planner::Plan> plans,

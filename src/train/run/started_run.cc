@@ -179,6 +179,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (world_.rank == 0) warn_of_text(config_, described_);
     if (world_.rank == 0) warn_of_layout(config_);
     if (world_.rank == 0) warn_of_speculation(config_, world_);
+    if (world_.rank == 0) warn_of_one_host(config_, world_);
     if (world_.rank == 0 && world_.sharers() == 1) warn_of_codecs(config_);
     log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
     if (const std::string rule = muon_rule(config_, layers_, world_.ranks); !rule.empty())

@@ -169,6 +169,17 @@ void warn_of_speculation(const Config& config, const World& world) {
         "make no speculative updates");
 }
 
+void warn_of_one_host(const Config& config, const World& world) {
+    const int each = config.zero.ranks_per_host;
+    if (config.zero.secondary_shard == SecondShard::none || world.ranks == 1 || each < world.ranks)
+        return;
+    log_warn(
+        fmt::format("zero.secondary_shard does nothing here: by zero.ranks_per_host {} all {} "
+                    "ranks are one host, and gather their weights within it anyway; set "
+                    "ranks_per_host to the ranks of each of several hosts, or leave both out",
+                    each, world.ranks));
+}
+
 std::optional<int> rank_of(const std::filesystem::path& directory) {
     const std::string name = directory.filename();
     if (!name.starts_with(kRankDirectory)) return {};

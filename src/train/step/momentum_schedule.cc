@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "ferry/units.h"
+
 namespace ferry::train {
 namespace {
 
@@ -60,6 +62,19 @@ Exchanged MomentumSchedule::of(int64_t update) const {
     const bool ends =
         number % stretch.apart == 0 || (stretch.apart < most_apart_ && number == local_steps_);
     return ends ? Exchanged::momentum : Exchanged::nothing;
+}
+
+std::array<int64_t, kExchanged> MomentumSchedule::of_each(int64_t update) const {
+    const int64_t gradients = changes_of_variance(update);
+    if (!optim::sends_momentum(method_)) return {gradients, 0, 0};
+    const int64_t before = std::min(update, last_change_);
+    int64_t momentum = before - gradients, left = update - before, apart = 1;
+    for (; apart < most_apart_ && left >= local_steps_; apart = std::min(2 * apart, most_apart_)) {
+        momentum += ceil_div(local_steps_, apart);
+        left -= local_steps_;
+    }
+    momentum += left / apart;
+    return {gradients, momentum, update - gradients - momentum};
 }
 
 int64_t MomentumSchedule::first() const {

@@ -14,12 +14,20 @@
 // there is an exchange too.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 
 #include "ferry/config.h"
 #include "step.h"
 
 namespace ferry::train {
+
+constexpr int kExchanged = 3;
+constexpr std::string_view name_of(Exchanged what) {
+    constexpr std::array<std::string_view, kExchanged> kNames{"gradients", "momentum", "nothing"};
+    return kNames[static_cast<size_t>(what)];
+}
 
 class MomentumSchedule {
 public:
@@ -28,6 +36,8 @@ public:
     Exchanged of(int64_t update) const;
     // The first update that exchanges momentum; beyond any run where none does.
     int64_t first() const;
+    // How many of the updates up to this one exchange what, by Exchanged.
+    std::array<int64_t, kExchanged> of_each(int64_t update) const;
     // How many of the updates up to this one change the second moment.
     int64_t changes_of_variance(int64_t update) const;
     // The first update since the exchange before this one, of one that takes in no gradient in

@@ -633,7 +633,7 @@ void describe_drain(Recorder& recorder, Previous previous, Exchanged what = Exch
 
 }  // namespace
 
-std::string name_of_step(Previous previous, bool speculative) {
+std::string name_of_step(Previous previous, bool speculative, Exchanged what) {
     static constexpr const char* kNames[kPrevious] = {"first",
                                                       "after a step without speculation",
                                                       "after a commit",
@@ -641,12 +641,12 @@ std::string name_of_step(Previous previous, bool speculative) {
                                                       "after a dropped step",
                                                       "after a local step"};
     return std::string(kNames[static_cast<size_t>(previous)]) +
-           (speculative ? ", speculative" : "");
+           (speculative ? ", speculative" : "") +
+           (what != Exchanged::gradients ? ", exchanges momentum" : "");
 }
 
 swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative, Exchanged what) {
-    const char* momentum = what != Exchanged::gradients ? ", exchanges momentum" : "";
-    Recorder recorder(plan, name_of_step(previous, speculative) + momentum);
+    Recorder recorder(plan, name_of_step(previous, speculative, what));
     describe_step(recorder, previous, speculative, what);
     return recorder.finish();
 }
@@ -663,9 +663,9 @@ LaneBytes step_bytes(const Plan& plan, Previous previous, bool speculative, Exch
     return recorder.bytes();
 }
 
-LaneBytes drain_bytes(const Plan& plan, Previous previous) {
+LaneBytes drain_bytes(const Plan& plan, Previous previous, Exchanged what) {
     Recorder recorder(plan, "", Recorder::Keep::bytes);
-    describe_drain(recorder, previous);
+    describe_drain(recorder, previous, what);
     return recorder.bytes();
 }
 

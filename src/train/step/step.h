@@ -24,7 +24,8 @@ constexpr int kPrevious = 6;
 // A step without gradients follows one with them, and the other way round, after a drain alone.
 using zero::Exchanged;
 
-std::string name_of_step(Previous previous, bool speculative);
+std::string name_of_step(Previous previous, bool speculative,
+                         Exchanged what = Exchanged::gradients);
 swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool speculative,
                            Exchanged what = Exchanged::gradients);
 // Finishes the step before, and nothing else.
@@ -35,7 +36,8 @@ swap::Schedule record_drain(const planner::Plan& plan, Previous previous,
 using LaneBytes = std::array<int64_t, swap::kLanes>;
 LaneBytes step_bytes(const planner::Plan& plan, Previous previous, bool speculative,
                      Exchanged what = Exchanged::gradients);
-LaneBytes drain_bytes(const planner::Plan& plan, Previous previous);
+LaneBytes drain_bytes(const planner::Plan& plan, Previous previous,
+                      Exchanged what = Exchanged::gradients);
 // Forward only, over `micro_batches` (at most a group's) of held-back text.
 swap::Schedule record_evaluation(const planner::Plan& plan, int64_t micro_batches);
 
