@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "ferry/error.h"
@@ -153,6 +154,8 @@ private:
     int64_t of_a_group_here(int64_t ranks, int64_t apart) const {
         return std::clamp<int64_t>(c_.on_a_host / apart, 1, ranks);
     }
+    // Of neighbours that share tensors; a host may begin within a group.
+    int64_t slices_here() const { return std::gcd(found_.tensor, c_.on_a_host); }
     double group_rate(int64_t ranks, int64_t apart) const {
         return mean_rate(ranks, of_a_group_here(ranks, apart), link(), network());
     }
@@ -182,7 +185,7 @@ private:
         const double rate = c_.measured.assumed_flops_per_s;
         const double block = kPasses * all * block_flops() / rate;
         const double head = kPassesOfHead * 2 * all * static_cast<double>(table_) / rate;
-        const double within = group_rate(found_.tensor, 1);
+        const double within = mean_rate(found_.tensor, slices_here(), link(), network());
         const StreamTraffic& stream = m_.shares_rows ? kPartOfRows : kWholeRows;
         const double told = kToldBytes * all * static_cast<double>(found_.tensor - 1);
         const double sums = bytes_of(stream.block) + of_few_keys(),
@@ -197,8 +200,11 @@ private:
             found_.pipeline == 1 ? of_embedding + of_head : std::max(of_embedding, of_head);
         found_.tensor_bytes = micro_batches() * (blocks() * sums + edges);
         found_.sequence_bytes = micro_batches() * blocks() * of_sequences;
-        found_.across_hosts_bytes += across(found_.tensor_bytes, found_.tensor, 1) +
-                                     across(found_.sequence_bytes, found_.sequence, found_.tensor);
+        if (const int64_t here = slices_here(); here < found_.tensor)
+            found_.across_hosts_bytes += found_.tensor_bytes *
+                                         static_cast<double>(found_.tensor - here) /
+                                         static_cast<double>(found_.tensor - 1);
+        found_.across_hosts_bytes += across(found_.sequence_bytes, found_.sequence, found_.tensor);
         found_.compute_seconds = micro_batches() * computed;
         found_.exchange_seconds = micro_batches() * (slot_s_ - computed);
     }
