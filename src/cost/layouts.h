@@ -115,7 +115,7 @@ struct Passing {
 };
 double waiting_visits(const Passing& of);
 
-// Why no so many ranks can share tensors inside a host; "": they can. Whatever divides the heads as
+// Why so many ranks cannot share tensors inside a host; "": they can. Whatever divides the heads as
 // kernels do (model::require_slices) may: also where ranks have a head less, and zeros in its
 // place.
 std::string refusal_of_tensor(const ModelSizes& model, const Cluster& cluster, int64_t tensor);

@@ -81,7 +81,7 @@ void log_stages(const std::vector<zero::Stage>& stages, const planner::Plan& pla
 // Plans that go by the key share out the host's budgets otherwise.
 void warn_of_host(const Config& config, const World& world) {
     const std::optional<int>& each = config.budgets.ranks_per_host;
-    if (!each || *each == world.local_ranks) return;
+    if (world.ranks == 1 || !each || *each == world.local_ranks) return;
     log_warn(
         fmt::format("budgets.ranks_per_host is {}, and the first host has {} rank{} of this run: "
                     "they share its "
