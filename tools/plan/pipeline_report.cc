@@ -166,7 +166,8 @@ nlohmann::json kernels_json(const train::StagePrediction& stage) {
 std::string choice_text(const train::ScheduleChoice& choice) {
     if (choice.offers.empty()) return {};
     std::string text = fmt::format(
-        "\n  parallel.schedule auto, weighed before anything is measured here:\n  {:<14} {:>10} "
+        "\n  parallel.schedule auto or virtual_stages auto, weighed before anything is measured "
+        "here:\n  {:<14} {:>10} "
         "{:>7} {:>12} {:>12} {:>12} {:>12}\n",
         "schedule", "step, s", "waits", "weights", "device", "host", "NVMe");
     for (size_t i = 0; i < choice.offers.size(); ++i) {

@@ -307,7 +307,9 @@ void StartedRun::choose_schedule(const planner::PlanRequest& request) {
         ScheduleChoice choice =
             train::choose_schedule(std::move(planned), stack_.decoder(), planner_->machine());
         if (!fastest_of(choice.offers)) choice.chosen = chosen;
-        log_info("parallel.schedule auto takes " + text_of(choice));
+        const bool schedules = config_.parallel.schedule == PipelineSchedule::automatic;
+        log_info(fmt::format("parallel.{} auto takes {}", schedules ? "schedule" : "virtual_stages",
+                             text_of(choice)));
         chosen = choice.chosen;
     }
     chosen = gather(*ranks_, executor_, chosen, "schedule").front();
