@@ -20,11 +20,12 @@ from pathlib import Path
 import common
 from common import compared, plain
 from pipeline_picture import kernels_of, last_step, picture, waits
-from step_trace import Trace, covered
+from step_trace import Slice, Trace, covered
 from training import NEVER_CLIPPED, TINY, SideFailed, train, words_of
 
 CONFIG = common.ROOT / "examples/quickstart.json"
 SCHEDULES = ("1f1b", "zero_bubble")
+KERNELS = ("forward", "backward", "weight gradients", "head")
 BLOCKS, WITHIN, PREDICTED_WITHIN = 8, 0.05, 0.15
 # Blocks are nearly all that takes time.
 MODEL = {"model.hidden": 512, "model.layers": BLOCKS, "model.heads": 8, "model.kv_heads": 8, "model.head_dim": 64,
@@ -52,6 +53,19 @@ def of_theory(kernels, begin, end, stages, micro_batches):
     return busiest + BLOCKS / stages * (waited - left)
 
 
+def planned_slices(stages):
+    return [Slice("compute", one["name"], one["begin_seconds"], one["end_seconds"], -1)
+            for stage in stages for one in stage["timeline"]]
+
+
+def by_name(slices):
+    """Seconds that all ranks' kernels take in a step."""
+    found = {}
+    for one in slices:
+        found[one.name] = found.get(one.name, 0.0) + one.end - one.begin
+    return found
+
+
 class Pipeline:
     """Runs one schedule, and keeps of each run its step, the theory of it, and the planned one."""
 
@@ -73,6 +87,8 @@ class Pipeline:
         run.planned = plan["prediction"]["step_seconds"]
         if self.options.picture:
             run.picture = picture(kernels, plan, self.title())
+        run.kernels = by_name([one for its in kernels for one in its if begin <= one.begin < end])
+        run.planned_kernels = by_name(planned_slices(plan["pipeline"]["stages"]))
         return run
 
     def title(self):
@@ -119,6 +135,11 @@ def report(options, found, cores):
         rows.append(compared(f"{name}: a step beside its plan", [run.step_seconds for run in runs],
                              [run.planned for run in runs], "s", 1 - PREDICTED_WITHIN, target_high=1 + PREDICTED_WITHIN))
         rows.append(plain(f"{name}: the stage that waits most", [100 * max(run.waits) for run in runs], "%"))
+        # Which kernels a plan errs in, where it does.
+        for kernel in KERNELS:
+            if all(run.kernels.get(kernel) and run.planned_kernels.get(kernel) for run in runs):
+                rows.append(compared(f"{name}: {kernel} of all ranks beside its plan", [run.kernels[kernel] for run in runs],
+                                     [run.planned_kernels[kernel] for run in runs], "s"))
         plainest = found.get(name.replace("zero_bubble", "1f1b"))
         if "zero_bubble" in name and plainest:
             rows.append(compared(f"{name}: a step beside 1f1b's", [run.step_seconds for run in runs],

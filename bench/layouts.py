@@ -6,14 +6,17 @@ The first rows are arithmetic: nothing of that size was run. Beside each stands 
 errs as it did for the recorded ones, which are of one to four GPUs. Of these GPUs every one has all tensors and layers, so
 nothing was held to what ranks of GPUs that share them send.
 
-The last rows train a small model on CPU ranks in every way that so many ranks can divide tensors and layers, and compare
-a step with the one that `ferry plan` simulates. With fewer cores than ranks these take turns, and the plan says so of no
-rank: then the ratio is of little use.
+The last rows train a small model on CPU ranks in every way that so many ranks can divide tensors and layers: with the keys
+that `--layouts` gives for it. They compare a step with the one that `ferry plan` simulates, and with the arithmetic. That
+has no rates of this machine, so its steps are scaled to what ranks took that have all tensors and layers: its error is that
+of what sharing costs. With fewer cores than ranks these take turns, and the plan says so of no rank: then the ratios are of
+little use.
 
-    bench/layouts.py --measured-ranks 2
+    bench/layouts.py --measured-ranks 2 4 8
 """
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -31,13 +34,17 @@ GPUS = {"13B": 64, "30B": 128, "65B": 256, "175B": 1024, "530B": 2240, "1T": 307
 NETWORKS = ("400Gbit", "10Gbit")
 
 
+def found_by(options, words, ranks, *more):
+    done = subprocess.run([options.ferry, "plan", *words, "--layouts", "--json", "--ranks", str(ranks), *more],
+                          capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{words[0]} on {ranks} ranks: {done.stderr.strip()}")
+    return json.loads(done.stdout)["layouts"]
+
+
 def best_layouts(options, file, gpu, ranks, *more):
     """What `ferry plan --layouts` says of a configuration on so many GPUs."""
-    done = subprocess.run([options.ferry, "plan", str(file), "--layouts", "--json", "--ranks", str(ranks), "--gpu", gpu,
-                           *more], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{file} on {ranks} {gpu}: {done.stderr.strip()}")
-    return json.loads(done.stdout)["layouts"]
+    return found_by(options, [str(file)], ranks, "--gpu", gpu, *more)
 
 
 def config_in(directory, name, model, batch, **more):
@@ -139,13 +146,10 @@ def recorded(options, directory):
     rows = []
     for name, run, row, gpus, file, more in steps:
         gpu = run.rsplit("_", 1)[1] if gpus == 1 else "h200"
-        found = best_layouts(options, file, gpu, gpus, *more)
-        alike = [one for one in found if one["tensor"] == one["sequence"] == one["pipeline"] == 1]
-        if not alike:
-            print(f"{name} on {gpus} {gpu}: ranks that have all tensors and layers are not among the best", file=sys.stderr)
-            continue
-        rows.append(compared(f"recorded: {name}, {gpus} {gpu}: a step", [seconds_in(run, row)], [alike[0]["seconds"]], "s",
-                             note=f"by arithmetic {text_of(alike[0])}, state on the {alike[0]['state']}"))
+        whole = [word for key in ("tensor", "sequence", "pipeline") for word in ("--set", f"parallel.{key}=1")]
+        best = best_layouts(options, file, gpu, gpus, *more, *whole)[0]
+        rows.append(compared(f"recorded: {name}, {gpus} {gpu}: a step", [seconds_in(run, row)], [best["seconds"]], "s",
+                             note=f"by arithmetic {text_of(best)}, state on the {best['state']}"))
     return rows
 
 
@@ -164,6 +168,17 @@ def planned(options, settings, ranks):
     return json.loads(done.stdout)["prediction"]["step_seconds"]
 
 
+def weighed(options, settings, ranks):
+    """The best layout of these keys, by arithmetic."""
+    return found_by(options, [str(CONFIG), *words_of(settings, options.settings)], ranks)[0]
+
+
+def with_keys(settings, layout):
+    """What the run needs to go by a layout."""
+    keys = dict(key.split("=", 1) for key in layout["keys"])
+    return {**settings, **{key: int(value) if value.isdigit() else value for key, value in keys.items()}}
+
+
 def measured(options, directory):
     rows = []
     config = common.config_of(CONFIG)
@@ -175,15 +190,24 @@ def measured(options, directory):
                         "evaluate.every": 0, "evaluate.micro_batches": 0, "budgets.nvme": [],
                         "budgets.device": "unlimited", "budgets.host": "unlimited", **NEVER_CLIPPED,
                         "batch.micro_batches": 4 * ranks, "threads": ranks, "zero.stage": 1,
-                        "parallel.tensor": tensor, "parallel.pipeline": pipeline, **(TINY if options.tiny else {})}
+                        "parallel.sequence": 1, "parallel.tensor": tensor, "parallel.pipeline": pipeline,
+                        **(TINY if options.tiny else {})}
+            layout = weighed(options, settings, ranks)
 
-            def one(settings=settings, ranks=ranks, launcher=launcher):
+            def one(settings=with_keys(settings, layout), layout=layout, ranks=ranks, launcher=launcher):
                 run = train(options, CONFIG, settings, warmup=1, bound=False, launcher=launcher)
-                run.plan_seconds = planned(options, settings, ranks)
+                run.plan_seconds, run.arithmetic = planned(options, settings, ranks), layout["seconds"]
                 return run
-            sides[f"{ranks} ranks, T {tensor}, P {pipeline}: a step"] = one
-        for name, runs in common.turns(sides, options.rounds, options.seconds).items():
-            rows.append(compared(name, [run.step_seconds for run in runs], [run.plan_seconds for run in runs], "s"))
+            sides[f"{ranks} ranks, T {tensor}, P {pipeline}"] = one
+        found = common.turns(sides, options.rounds, options.seconds)
+        alone = found[f"{ranks} ranks, T 1, P 1"]
+        scale = statistics.median(run.step_seconds for run in alone) / alone[0].arithmetic
+        for name, runs in found.items():
+            steps = [run.step_seconds for run in runs]
+            rows.append(compared(f"{name}: a step", steps, [run.plan_seconds for run in runs], "s"))
+            if runs is not alone:
+                rows.append(compared(f"shared: {name}: a step beside the arithmetic", steps,
+                                     [run.arithmetic * scale for run in runs], "s"))
     return rows
 
 
@@ -202,6 +226,10 @@ def main():
         rows += known + measured(options, directory)
     notes.append(f"the arithmetic was {min(ratios):.2f}x to {max(ratios):.2f}x of {len(ratios)} recorded steps; the spread of a "
                  "large one is what it is where the arithmetic errs as much; none was run")
+    shared = [row["ratio"] for row in rows if row["name"].startswith("shared: ")]
+    if shared:
+        notes.append(f"of ranks that share tensors or layers the arithmetic was {min(shared):.2f}x to {max(shared):.2f}x of "
+                     f"{len(shared)} steps of CPU ranks, scaled to those that share none")
     cores = len(os.sched_getaffinity(0))
     if options.measured_ranks:
         notes.append(f"runs on {cores} cores; the ratio is of the planned step over the measured one")

@@ -145,6 +145,9 @@ struct NvmePath {
 struct BudgetConfig {
     int64_t device_bytes = kUnlimited, host_bytes = kUnlimited;
     std::vector<NvmePath> nvme{};
+    // Ranks that share a host, and so its budgets, where they are planned for and not there; empty:
+    // as the plan's options say.
+    std::optional<int> ranks_per_host{};
 };
 
 // Where things go and in what portions; never what they are. Empty: the planner chooses.
@@ -216,7 +219,8 @@ enum class SequenceOrder : uint8_t { automatic, heads, ring };
 // that goes forward. zero_bubble: the same, but backward leaves weights' gradients, which fill a
 // part of what stages wait (zero-bubble H1). interleaved: the same of several virtual stages on
 // each rank. round_robin: all micro-batches go through one of these before the next. automatic: the
-// fastest of those that the number of virtual stages admits, as simulated.
+// fastest of those that the number of virtual stages admits, as simulated; where that number is
+// chosen as well, of several numbers.
 enum class PipelineSchedule : uint8_t {
     automatic,
     one_f_one_b,
@@ -232,7 +236,8 @@ struct ParallelConfig {
     int tensor = 1;    // ranks that share the tensors of each block: docs/parallelism.md
     int pipeline = 1;  // stages of layers, each of as many ranks
     PipelineSchedule schedule = PipelineSchedule::automatic;
-    int virtual_stages = 1;  // runs of blocks of each stage
+    // Runs of blocks of each stage; empty: chosen with the schedule. Part of the numerics record.
+    std::optional<int> virtual_stages = 1;
 };
 
 struct NumericsConfig {
@@ -279,6 +284,10 @@ struct Config {
 Config load_config(const std::string& path, std::span<const std::string> overrides);
 Config parse_config(std::string_view json, const std::string& where,
                     std::span<const std::string> overrides);
+// The keys that the file or an override gives, in the order of their names. Nothing is checked but
+// what reading them needs.
+std::vector<std::string> given_keys(const std::string& path,
+                                    std::span<const std::string> overrides);
 // One "key=value" more, into a configuration that is still being put together: its value is checked
 // as in a file, and against no other key.
 void set_value(Config& config, const std::string& override);

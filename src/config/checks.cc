@@ -416,16 +416,17 @@ void check_pipeline(const Config& c, const Given& given) {
                     "steps of a pipeline are not kept yet", pipeline,
                     "set it to false, or parallel.pipeline to 1"}});
     const PipelineSchedule schedule = c.parallel.schedule;
-    const int64_t each = c.parallel.virtual_stages;
+    const std::optional<int>& each = c.parallel.virtual_stages;
+    if (!each) return;  // chosen among those that the schedule has
     const bool one =
         schedule == PipelineSchedule::one_f_one_b || schedule == PipelineSchedule::zero_bubble;
     const std::string both = "\"" + std::string(word_of(kPipelineSchedules, schedule)) + "\", " +
-                             show("virtual_stages", each);
+                             show("virtual_stages", int64_t{*each});
     demand(given,
-           {{!one || each == 1, "parallel.virtual_stages",
+           {{!one || *each == 1, "parallel.virtual_stages",
              "this parallel.schedule has one run of blocks a stage", both,
              "set it to 1, or parallel.schedule to \"interleaved\" or \"round_robin\""},
-            {schedule != PipelineSchedule::interleaved || each > 1, "parallel.virtual_stages",
+            {schedule != PipelineSchedule::interleaved || *each > 1, "parallel.virtual_stages",
              "an interleaved schedule has several runs of blocks a stage", both,
              "set it to 2 or more, or parallel.schedule to \"1f1b\""}});
 }
@@ -448,7 +449,7 @@ void check_parallel(const Config& c, const Given& given) {
     if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::automatic &&
         c.parallel.schedule != PipelineSchedule::one_f_one_b)
         log_warn(given.place_of("parallel.schedule") + " does nothing with one stage");
-    if (c.parallel.pipeline == 1 && c.parallel.virtual_stages > 1)
+    if (c.parallel.pipeline == 1 && c.parallel.virtual_stages.value_or(1) > 1)
         log_warn(given.place_of("parallel.virtual_stages") + " does nothing with one stage");
     const int64_t ranks = int64_t{parts} * c.parallel.tensor;
     if (ranks > 1 && c.swap.save_projections.value_or(0) > 0)

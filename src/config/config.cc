@@ -158,17 +158,32 @@ void demand_required(const Config& config, const config::Given& given) {
 
 }  // namespace
 
-Config parse_config(std::string_view text, const std::string& where,
-                    std::span<const std::string> overrides) {
-    Config result;
+namespace {
+
+config::Given read_all(Config& into, std::string_view text, const std::string& where,
+                       std::span<const std::string> overrides) {
     config::Given given{.file = where};
-    Reader reader(result, given);
+    Reader reader(into, given);
     reader.read(where, "",
                 parse_json(text, {.where = where,
                                   .remedy = "correct it there; comments are allowed",
                                   .comments = true}));
     reader.begin_layer();
     for (const std::string& each : overrides) read_override(reader, each);
+    return given;
+}
+
+std::string file_text(const std::string& path) {
+    return read_text_file(path, {.name = "the configuration",
+                                 .remedy = "examples/quickstart.json is one to start from"});
+}
+
+}  // namespace
+
+Config parse_config(std::string_view text, const std::string& where,
+                    std::span<const std::string> overrides) {
+    Config result;
+    const config::Given given = read_all(result, text, where, overrides);
     demand_required(result, given);
     config::resolve_defaults(result, given);
     return result;
@@ -181,10 +196,16 @@ void set_value(Config& config, const std::string& override) {
 }
 
 Config load_config(const std::string& path, std::span<const std::string> overrides) {
-    return parse_config(
-        read_text_file(path, {.name = "the configuration",
-                              .remedy = "examples/quickstart.json is one to start from"}),
-        path, overrides);
+    return parse_config(file_text(path), path, overrides);
+}
+
+std::vector<std::string> given_keys(const std::string& path,
+                                    std::span<const std::string> overrides) {
+    Config scratch;
+    std::vector<std::string> found;
+    for (const auto& [key, place] : read_all(scratch, file_text(path), path, overrides).keys)
+        found.emplace_back(key);
+    return found;
 }
 
 }  // namespace ferry

@@ -1,6 +1,9 @@
 #include "cost/layouts.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "ferry/error.h"
@@ -98,12 +101,29 @@ private:
     int64_t padded(int64_t elements) const {
         return round_up(elements, kShardUnit * sharer_count());
     }
+    // Heads of keys that a rank has, those that are zeros counted; and its columns of the MLP.
+    int64_t own_keys() const { return ceil_div(m_.kv_heads, found_.tensor); }
+    int64_t own_inner() const { return ceil_div(m_.intermediate, found_.tensor); }
+    // Of a rank: of what queries have, of what keys and values have, of what the MLP has. Heads of
+    // keys that several ranks have are whole on each, and their queries divided.
+    int64_t of_queries(int64_t elements) const {
+        return found_.tensor > m_.kv_heads ? ceil_div(elements, found_.tensor) : of_keys(elements);
+    }
+    int64_t of_keys(int64_t elements) const { return ceil_div(elements, m_.kv_heads) * own_keys(); }
+    int64_t of_inner(int64_t elements) const {
+        return m_.intermediate == 0 ? ceil_div(elements, found_.tensor)
+                                    : elements / m_.intermediate * own_inner();
+    }
+    double head_share() const {
+        const auto keys = static_cast<double>(m_.kv_heads);
+        return found_.tensor > m_.kv_heads ? 1 / slices() : static_cast<double>(own_keys()) / keys;
+    }
     int64_t on_a_rank(const LayerElements& layer) const {
-        const int64_t of_keys = ceil_div(layer.of_keys, std::min(found_.tensor, m_.kv_heads)),
-                      divided = ceil_div(layer.divided, found_.tensor);
+        const int64_t keys = of_keys(layer.of_keys),
+                      divided = of_inner(layer.inner) + of_queries(layer.of_queries);
         // What several ranks have is a segment of its own.
         const bool apart = found_.tensor > m_.kv_heads;
-        return (apart ? padded(divided) + padded(of_keys) : padded(divided + of_keys)) +
+        return (apart ? padded(divided) + padded(keys) : padded(divided + keys)) +
                padded(layer.whole);
     }
 
@@ -134,6 +154,8 @@ private:
     int64_t of_a_group_here(int64_t ranks, int64_t apart) const {
         return std::clamp<int64_t>(c_.on_a_host / apart, 1, ranks);
     }
+    // Of neighbours that share tensors; a host may begin within a group.
+    int64_t slices_here() const { return std::gcd(found_.tensor, c_.on_a_host); }
     double group_rate(int64_t ranks, int64_t apart) const {
         return mean_rate(ranks, of_a_group_here(ranks, apart), link(), network());
     }
@@ -145,10 +167,9 @@ private:
 
     // Of a block and a token, forward.
     double block_flops() const {
-        const double of_keys = static_cast<double>(m_.block.of_keys) /
-                               static_cast<double>(std::min(found_.tensor, m_.kv_heads));
-        return 2 * (static_cast<double>(m_.block.divided) / slices() + of_keys) +
-               m_.attention_flops / slices();
+        const int64_t elements =
+            of_inner(m_.block.inner) + of_queries(m_.block.of_queries) + of_keys(m_.block.of_keys);
+        return 2 * static_cast<double>(elements) + m_.attention_flops * head_share();
     }
 
     // What the slowest stage takes of these: the cut evens a head out as far as whole blocks allow.
@@ -158,13 +179,13 @@ private:
             {(each * block + embedding + head) / stages(), blocks() * block, head + block});
     }
 
-    // Of a micro-batch on the slowest stage, with what its kernels send from within. Groups that
-    // share tensors are inside a host.
+    // Of a micro-batch on the slowest stage, with what its kernels send from within.
     void time_slots() {
         const auto all = static_cast<double>(tokens());
         const double rate = c_.measured.assumed_flops_per_s;
         const double block = kPasses * all * block_flops() / rate;
         const double head = kPassesOfHead * 2 * all * static_cast<double>(table_) / rate;
+        const double within = mean_rate(found_.tensor, slices_here(), link(), network());
         const StreamTraffic& stream = m_.shares_rows ? kPartOfRows : kWholeRows;
         const double told = kToldBytes * all * static_cast<double>(found_.tensor - 1);
         const double sums = bytes_of(stream.block) + of_few_keys(),
@@ -173,12 +194,16 @@ private:
         const double computed = slowest(block, 0, head);
         const double sequences_s =
             found_.sequence > 1 ? of_sequences / group_rate(found_.sequence, found_.tensor) : 0;
-        slot_s_ = slowest(block + sums / link() + sequences_s, of_embedding / link(),
-                          head + of_head / link());
+        slot_s_ = slowest(block + sums / within + sequences_s, of_embedding / within,
+                          head + of_head / within);
         const double edges =
             found_.pipeline == 1 ? of_embedding + of_head : std::max(of_embedding, of_head);
         found_.tensor_bytes = micro_batches() * (blocks() * sums + edges);
         found_.sequence_bytes = micro_batches() * blocks() * of_sequences;
+        if (const int64_t here = slices_here(); here < found_.tensor)
+            found_.across_hosts_bytes += found_.tensor_bytes *
+                                         static_cast<double>(found_.tensor - here) /
+                                         static_cast<double>(found_.tensor - 1);
         found_.across_hosts_bytes += across(found_.sequence_bytes, found_.sequence, found_.tensor);
         found_.compute_seconds = micro_batches() * computed;
         found_.exchange_seconds = micro_batches() * (slot_s_ - computed);
@@ -203,10 +228,9 @@ private:
 
     // Of a block and a micro-batch: what zero bubble keeps for the gradients of weights.
     double factor_bytes() const {
-        const auto keys = static_cast<double>(m_.kv_heads * m_.head_dim) /
-                          static_cast<double>(std::min(found_.tensor, m_.kv_heads));
-        const double queries = static_cast<double>(m_.heads * m_.head_dim) / slices(),
-                     inner = static_cast<double>(m_.mlp_columns) / slices();
+        const auto keys = static_cast<double>(own_keys() * m_.head_dim),
+                   queries = static_cast<double>(m_.heads * m_.head_dim) * head_share(),
+                   inner = static_cast<double>(of_inner(m_.mlp_columns));
         return static_cast<double>(tokens()) * width() *
                (4 * static_cast<double>(m_.hidden) + 2 * queries + 2 * keys + inner);
     }
@@ -324,12 +348,14 @@ private:
     // State, gradients and weights among the ranks of a slice: what forward and backward do not
     // hide. Of a pipeline the last group alone hides gradients, else all micro-batches do, layer by
     // layer. Stage 3 gathers weights at each visit of a group, the head's and the embedding's at
-    // one of both; 1 and 2 once after the update; 0 the sums (Rajbhandari et al., ZeRO, 2020).
+    // one of both; 1 and 2 once after the update; 0 the sums, which come back to all as they are
+    // made (Rajbhandari et al., ZeRO, 2020).
     double exchange() {
         if (sharer_count() == 1) return 0;
         const double part = (sharers() - 1) / sharers();
-        const double gradient = part * elements() * static_cast<double>(m_.element.wire),
-                     up = part * elements() * width(),
+        const double sums = found_.zero_stage == 0 ? 2 : 1;
+        const double gradient = sums * part * elements() * static_cast<double>(m_.element.wire),
+                     up = found_.zero_stage == 0 ? 0 : part * elements() * width(),
                      again =
                          shares_weights() ? part * static_cast<double>(in_blocks_) * width() : 0;
         const double rate = group_rate(sharer_count(), found_.tensor);
@@ -396,23 +422,34 @@ void for_divisors(int64_t of, int64_t most, const Body& body) {
         if (of % d == 0) body(d);
 }
 
-// Sequences of a micro-batch, and micro-batches of a group.
-constexpr int64_t kMostSequences = 16, kMostOfAGroup = 64;
-// Tokens of a rank's part of a sequence: shorter ones are not divided.
-constexpr int64_t kLeastPart = 4096;
+// Of the heads, the MLP and the vocabulary.
+std::string heads_refusal(const ModelSizes& m, int64_t tensor) {
+    const std::string heads = fmt::format("{} heads over {} of keys", m.heads, m.kv_heads);
+    if (tensor > m.heads) return fmt::format("it has {} heads", m.heads);
+    const bool shares_keys = tensor > m.kv_heads;
+    if (shares_keys && (tensor % m.kv_heads != 0 || m.heads % tensor != 0))
+        return heads + " cannot be divided so";
+    if (m.has_patterns && !shares_keys && m.kv_heads % tensor != 0)
+        return "a pattern's " + heads + " cannot be divided so";
+    if (m.intermediate > 0 && tensor > m.intermediate) return "its MLP is not as wide";
+    if (tensor > m.vocab) return "it has fewer tokens";
+    return {};
+}
 
 class Search {
 public:
-    Search(const ModelSizes& model, const Cluster& cluster, std::span<const Order> orders)
-        : m_(model), c_(cluster), orders_(orders) {}
+    Search(const ModelSizes& model, const Cluster& cluster, const FixedLayout& fixed)
+        : m_(model), c_(cluster), fixed_(fixed) {}
 
     FoundLayouts find(size_t most) {
-        for_divisors(c_.ranks, c_.on_a_host, [&](int64_t tensor) {
+        // A group that the user has chosen may span hosts; it is priced so.
+        const int64_t widest = fixed_.tensor ? c_.ranks : c_.on_a_host;
+        for_choices(fixed_.tensor, c_.ranks, widest, [&](int64_t tensor) {
             if (!may_slice(tensor)) return;
             const int64_t left = c_.ranks / tensor;
-            for_divisors(left, left, [&](int64_t sequence) {
+            for_choices(fixed_.sequence, left, left, [&](int64_t sequence) {
                 if (!may_share_sequences(tensor, sequence)) return;
-                for_divisors(left / sequence, m_.blocks, [&](int64_t pipeline) {
+                for_choices(fixed_.pipeline, left / sequence, m_.blocks, [&](int64_t pipeline) {
                     const int64_t replicas = left / sequence / pipeline;
                     if (m_.sequences % replicas != 0) return;
                     find_of({.tensor = tensor,
@@ -431,15 +468,22 @@ public:
     }
 
 private:
-    // Heads divide, and a group stays inside a host.
+    // The chosen one, where it divides `of`; else each divisor.
+    template <class Body>
+    static void for_choices(const std::optional<int64_t>& chosen, int64_t of, int64_t most,
+                            const Body& body) {
+        for_divisors(of, most, [&](int64_t d) {
+            if (!chosen || d == *chosen) body(d);
+        });
+    }
     bool may_slice(int64_t tensor) const {
-        if (c_.on_a_host % tensor != 0 || m_.heads % tensor != 0) return false;
-        return m_.kv_heads % tensor == 0 || tensor % m_.kv_heads == 0;
+        if (fixed_.tensor) return heads_refusal(m_, tensor).empty();
+        return refusal_of_tensor(m_, c_, tensor).empty();
     }
     bool may_share_sequences(int64_t tensor, int64_t sequence) const {
         if (sequence == 1) return true;
-        return m_.sequence % sequence == 0 && m_.sequence / sequence >= kLeastPart &&
-               m_.kv_heads % (tensor * sequence) == 0;
+        return m_.sequence % sequence == 0 && m_.kv_heads % (tensor * sequence) == 0 &&
+               (fixed_.sequence || m_.sequence / sequence >= kLeastPart);
     }
 
     // The best of one way to divide the ranks.
@@ -450,7 +494,7 @@ private:
             layout.micro_batch = micro_batch;
             layout.micro_batches = each / micro_batch;
             if (layout.pipeline == 1) return weigh_tiers(layout);
-            for (const Order order : orders_) {
+            for (const Order order : fixed_.orders) {
                 layout.order = order;
                 layout.virtual_stages = 1;
                 weigh_virtual_stages(layout);
@@ -463,10 +507,13 @@ private:
     void weigh_virtual_stages(Layout layout) {
         const bool interleaved = layout.order == Order::interleaved,
                    robin = layout.order == Order::round_robin;
-        if (!interleaved && !robin) return weigh_groups(layout);
+        if (!interleaved && !robin) {
+            if (fixed_.virtual_stages.value_or(1) == 1) weigh_groups(layout);
+            return;
+        }
         if (m_.blocks % layout.pipeline != 0) return;
         const int64_t of_a_stage = m_.blocks / layout.pipeline;
-        for_divisors(of_a_stage, of_a_stage, [&](int64_t count) {
+        for_choices(fixed_.virtual_stages, of_a_stage, of_a_stage, [&](int64_t count) {
             layout.virtual_stages = count;
             if (robin || count > 1) weigh_groups(layout);
         });
@@ -481,17 +528,25 @@ private:
         for_divisors(layout.micro_batches, kMostOfAGroup, weigh);
         if (layout.micro_batches > kMostOfAGroup) weigh(layout.micro_batches);
     }
+    // Ranks that share nothing out are alike at every stage.
+    bool differs(const Layout& layout, int64_t stage) const {
+        return stage == 1 || layout.replicas * layout.sequence > 1;
+    }
     void weigh_tiers(Layout layout) {
-        for (const int64_t stage : {1, 3}) {
-            if (stage == 3 && layout.replicas * layout.sequence == 1) continue;
-            layout.zero_stage = stage;
-            for (const StateOn state : kStateOn) {
-                layout.state = state;
-                for (const bool stay : {true, false}) {
-                    if (!stay && state == StateOn::device) continue;
-                    layout.weights_stay = stay;
-                    keep(weigh(m_, c_, layout));
-                }
+        if (fixed_.zero_stage) return weigh_stage(layout, *fixed_.zero_stage);
+        for (const int64_t stage : {1, 3, 0})
+            if (differs(layout, stage)) weigh_stage(layout, stage);
+    }
+    void weigh_stage(Layout layout, int64_t stage) {
+        layout.zero_stage = stage;
+        for (const StateOn state : kStateOn) {
+            // Sums come back to the hosts of all.
+            if (stage == 0 && state == StateOn::device && differs(layout, stage)) continue;
+            layout.state = state;
+            for (const bool stay : {true, false}) {
+                if (!stay && state == StateOn::device) continue;
+                layout.weights_stay = stay;
+                keep(weigh(m_, c_, layout));
             }
         }
     }
@@ -503,7 +558,7 @@ private:
 
     const ModelSizes& m_;
     const Cluster& c_;
-    const std::span<const Order> orders_;
+    const FixedLayout& fixed_;
     Layout fastest_{};
     FoundLayouts found_{};
 };
@@ -578,13 +633,38 @@ double waiting_visits(const Passing& of) {
     bug("no such order");
 }
 
+std::string refusal_of_tensor(const ModelSizes& model, const Cluster& cluster, int64_t tensor) {
+    if (cluster.ranks % tensor != 0) return fmt::format("{} ranks", cluster.ranks);
+    if (cluster.on_a_host % tensor != 0)
+        return fmt::format("a group would span hosts of {}", cluster.on_a_host);
+    return heads_refusal(model, tensor);
+}
+
+AtBound at_bound(const Layout& of) {
+    const int64_t sequences = of.micro_batches * of.micro_batch,
+                  size = of.micro_batches / of.groups;
+    // Whether `of` has a divisor in (`above`, `most`], but for itself.
+    const auto divides = [](int64_t number, int64_t above, int64_t most) {
+        for (int64_t d = above + 1; d <= std::min(most, number / 2); ++d)
+            if (number % d == 0) return true;
+        return false;
+    };
+    AtBound found;
+    found.sequences = sequences > kMostSequences && of.micro_batch <= kMostSequences &&
+                      !divides(sequences, of.micro_batch, kMostSequences);
+    found.group = of.pipeline > 1 && size < of.micro_batches &&
+                  !divides(of.micro_batches, size, kMostOfAGroup) &&
+                  divides(of.micro_batches, kMostOfAGroup, of.micro_batches);
+    return found;
+}
+
 Weighed weigh(const ModelSizes& model, const Cluster& cluster, Layout layout) {
     return Weigher(model, cluster, layout).weigh();
 }
 
 FoundLayouts best_layouts(const ModelSizes& model, const Cluster& cluster, size_t most,
-                          std::span<const Order> orders) {
-    return Search(model, cluster, orders).find(most);
+                          const FixedLayout& fixed) {
+    return Search(model, cluster, fixed).find(most);
 }
 
 }  // namespace ferry::cost

@@ -5,7 +5,9 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cost/measurements.h"
@@ -17,17 +19,20 @@ namespace ferry::cost {
 // and what passes between stages are then of a part of the tokens. Here alone it is said.
 inline constexpr bool kSharesRows = true;
 
-// Elements of a layer, by what ranks that share tensors have of them: a part each; a part, but no
-// less than a head of keys; all.
+// Elements of a layer, by what ranks that share tensors have of them: whole columns of the MLP's
+// inner width; the queries of whole heads of keys, or, of more ranks than these, a part of one's;
+// whole heads of keys, and no less than one; all.
 struct LayerElements {
-    int64_t divided = 0, of_keys = 0, whole = 0;
-    int64_t all() const { return divided + of_keys + whole; }
+    int64_t inner = 0, of_queries = 0, of_keys = 0, whole = 0;
+    int64_t all() const { return inner + of_queries + of_keys + whole; }
 };
 
 // A model and a step's batch, whole. All of it trains.
 struct ModelSizes {
     int64_t hidden = 0, blocks = 0, heads = 0, kv_heads = 0, head_dim = 0;
-    int64_t mlp_columns = 0;  // outputs of gate and up, and inputs of down
+    int64_t intermediate = 0;   // the MLP's inner width
+    int64_t mlp_columns = 0;    // outputs of gate and up, and inputs of down
+    bool has_patterns = false;  // of attention: their heads divide evenly or not at all
     LayerElements block{};
     int64_t vocab = 0;  // rows of the embedding, and of a head
     int64_t embedding_whole = 0,
@@ -110,6 +115,27 @@ struct Passing {
 };
 double waiting_visits(const Passing& of);
 
+// Why so many ranks cannot share tensors inside a host; "": they can. Whatever divides the heads as
+// kernels do (model::require_slices) may: also where ranks have a head less, and zeros in its
+// place.
+std::string refusal_of_tensor(const ModelSizes& model, const Cluster& cluster, int64_t tensor);
+
+// What the user has chosen already; the rest is searched.
+struct FixedLayout {
+    std::optional<int64_t> tensor{}, sequence{}, pipeline{}, virtual_stages{}, zero_stage{};
+    std::span<const Order> orders = kOrders;  // that a pipeline may have
+};
+
+// Bounds of the search: sequences of a micro-batch, and micro-batches of a group, unless it is all.
+inline constexpr int64_t kMostSequences = 16, kMostOfAGroup = 64;
+// Whether a layout has the most of them that were tried, and more would divide its batch.
+struct AtBound {
+    bool sequences = false, group = false;
+};
+AtBound at_bound(const Layout& of);
+// Tokens of a rank's part of a sequence: shorter ones are not divided.
+inline constexpr int64_t kLeastPart = 4096;
+
 // What a step takes in this layout, and the memory of it; `fits`: whether there is as much.
 struct Weighed {
     Layout layout{};
@@ -118,13 +144,14 @@ struct Weighed {
 Weighed weigh(const ModelSizes& model, const Cluster& cluster, Layout layout);
 
 // The fastest that fit, at most so many, the fastest first; of each (tensor, sequence, pipeline,
-// replicas) the best one alone. Groups that share tensors stay inside a host. None: nothing fits.
+// replicas) the best one alone. Groups that share tensors stay inside a host, unless the user has
+// chosen others. None: nothing fits. Stage 2 is weighed where it is chosen alone: ranks share out
+// there what they do at stage 1.
 struct FoundLayouts {
     std::vector<Layout> best{};
     int64_t weighed = 0;
 };
-// `orders`: that a pipeline may have.
 FoundLayouts best_layouts(const ModelSizes& model, const Cluster& cluster, size_t most,
-                          std::span<const Order> orders = kOrders);
+                          const FixedLayout& fixed = {});
 
 }  // namespace ferry::cost

@@ -2,6 +2,7 @@
 // other numbers of stages and ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <bit>
 #include <filesystem>
@@ -486,7 +487,7 @@ TEST_F(Planned, ChooseTheScheduleWithTheShortestStep) {
     fast.computes_on_host = false;
     planned->choose_schedule(fast);
     const ScheduleChoice& choice = planned->schedules();
-    ASSERT_EQ(choice.offers.size(), schedules_to_choose(config).size());
+    ASSERT_EQ(choice.offers.size(), orders_to_choose(staged(config, cut), 4).size());
     EXPECT_EQ(choice.schedule(), PipelineSchedule::zero_bubble);
     const ScheduleOffer &plain = choice.offers[0], &split = choice.offers[1];
     EXPECT_LT(split.seconds, plain.seconds);
@@ -561,6 +562,8 @@ TEST_F(Tight, WhatDoesNotFitIsNotChosen) {
 
 struct Chosen {
     bool splits = false;
+    int64_t virtual_stages = 1;
+    bool is_recorded = false;  // in the numerics record
     std::vector<double> losses{};
     uint64_t hash = 0;
     bool operator==(const Chosen&) const = default;
@@ -577,7 +580,11 @@ Chosen chosen_by(const Config& config, const Cut& cut,
             const auto engine = Engine::make(
                 staged(config, cut), train::with({.executor = &executor}, std::move(given)));
             Chosen& mine = all[static_cast<size_t>(rank)];
-            mine.splits = Inside(*engine).plan().partition.stage.splits_backward;
+            const zero::Stage& stage = Inside(*engine).plan().partition.stage;
+            mine.splits = stage.splits_backward;
+            mine.virtual_stages = stage.virtual_stages();
+            mine.is_recorded = engine->numerics_record().find(fmt::format(
+                                   " in {} rounds", mine.virtual_stages)) != std::string::npos;
             while (engine->last_step() < config.steps) mine.losses.push_back(engine->step().loss);
             mine.hash = engine->state_hash();
         });
@@ -592,8 +599,8 @@ TEST_F(Tight, RanksChooseAsOne) {
         Config config = this->config(false, 4);
         config.clip_norm = 0;
         std::vector<Chosen> fixed;
-        for (const PipelineSchedule schedule : schedules_to_choose(config))
-            fixed.push_back(chosen_by(with_schedule(config, schedule), cut));
+        for (const StageOrder& order : orders_to_choose(config, 4))
+            fixed.push_back(chosen_by(with_order(config, order), cut));
         EXPECT_EQ(fixed[0].hash, fixed[1].hash);
         EXPECT_EQ(fixed[0].losses, fixed[1].losses);
         cost::Measurements fast = predictor(config, cut)->planned_by(), slow = fast;
@@ -613,12 +620,40 @@ TEST_F(Tight, RanksChooseAsOne) {
     }
 }
 
+// Where the number of virtual stages is ferry's choice too, a run takes what its plan does, the
+// record names it, and no bit differs where nothing is clipped.
+TEST_F(Tight, RanksChooseVirtualStagesAsPlansDo) {
+    const Cut cut{2, 2};
+    Config config = this->config(false, 4);
+    config.clip_norm = 0;
+    const Chosen plain = chosen_by(with_order(config, {PipelineSchedule::one_f_one_b}), cut);
+    EXPECT_FALSE(plain.is_recorded);
+    config.parallel.virtual_stages = std::nullopt;
+    for (const PipelineSchedule schedule :
+         {PipelineSchedule::automatic, PipelineSchedule::interleaved,
+          PipelineSchedule::round_robin}) {
+        SCOPED_TRACE(std::string(name_of(schedule)));
+        config.parallel.schedule = schedule;
+        const auto planned = predictor(config, cut);
+        const std::vector<StageOrder> orders = orders_to_choose(staged(config, cut), 4);
+        ASSERT_EQ(planned->schedules().offers.size(), orders.size());
+        const StageOrder& order = planned->schedules().order();
+        const Chosen chosen = chosen_by(config, cut);
+        EXPECT_EQ(chosen.virtual_stages, order.virtual_stages);
+        EXPECT_EQ(chosen.is_recorded, order.virtual_stages > 1);
+        EXPECT_EQ(chosen.splits, order.schedule == PipelineSchedule::zero_bubble);
+        EXPECT_EQ(chosen.losses, plain.losses);
+        EXPECT_EQ(chosen, chosen_by(with_order(config, order), cut));
+        EXPECT_TRUE(schedule != PipelineSchedule::interleaved || chosen.virtual_stages == 2);
+    }
+}
+
 // One stage alone has no room; and where none has for either, all ranks say which.
 TEST_F(Tight, RanksWithoutRoomAreHeard) {
     Config config = tight();
     config.clip_norm = 0;
     const Cut cut{2, 2};
-    const Chosen fixed = chosen_by(with_schedule(config, PipelineSchedule::one_f_one_b), cut);
+    const Chosen fixed = chosen_by(with_order(config, {PipelineSchedule::one_f_one_b}), cut);
     EXPECT_EQ(chosen_by(config, cut), fixed);
     config.budgets.device_bytes = 4096;
     comm::on_run_ranks(

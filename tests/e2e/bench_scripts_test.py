@@ -384,6 +384,7 @@ class ScriptsTest(FerryTest):
         self.assertAlmostEqual(large["value_high"] * min(known), large["value"], places=6)
         for way in ("T 1, P 1", "T 2, P 1", "T 1, P 2"):
             self.assertGreater(rows[f"2 ranks, {way}: a step"]["ratio"], 0)
+            self.assertEqual(f"shared: 2 ranks, {way}: a step beside the arithmetic" in rows, way != "T 1, P 1")
         self.assertIn("bubble", notes[0])
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
@@ -398,6 +399,8 @@ class ScriptsTest(FerryTest):
         for schedule in ("1f1b", "zero_bubble"):
             for beside in ("theory", "its plan"):
                 self.assertGreater(rows[f"2 stages, {schedule}: a step beside {beside}"]["ratio"], 0)
+            for kernel in ("forward", "backward"):
+                self.assertGreater(rows[f"2 stages, {schedule}: {kernel} of all ranks beside its plan"]["ratio"], 0)
             waits = rows[f"2 stages, {schedule}: the stage that waits most"]["value"]
             self.assertTrue(0 < waits < 100, waits)
         self.assertGreater(rows["2 stages, zero_bubble: a step beside 1f1b's"]["ratio"], 0)

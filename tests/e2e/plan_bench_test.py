@@ -115,6 +115,88 @@ class PlanTest(FerryTest):
             for word in words:
                 self.assertIn(word, refused.err)
 
+    def test_layouts_take_what_the_configuration_has_chosen(self):
+        """Keys of `parallel` and zero.stage are kept; what is not used and what cannot be are named."""
+        config = {"model": {"hidden": 4096, "layers": 32, "heads": 24, "kv_heads": 6, "head_dim": 128, "intermediate": 11008,
+                            "vocab": 32000},
+                  "precision": "bf16", "batch": {"sequence": 2048, "micro_batch": 1, "micro_batches": 512},
+                  "data__tokens": self.path("nowhere.bin")}
+        def layouts(ranks, *more, **changes):
+            run = self.ferry("plan", self.command(self.config(**config, **changes))[1], "--layouts", "--ranks", str(ranks),
+                             "--gpu", "h100", *more)
+            return run, json.loads(run.out) if "--json" in more and run.code == 0 else None
+        over = ("--network", "100Gbit", "--json")
+        free = layouts(64, *over, budgets__ranks_per_host=8)[1]
+        self.assertEqual((free["ranks_per_host"], free["fixed"], free["not_used"]), (8, [], []))
+        # Six heads of keys: two and four ranks may share them, eight no.
+        self.assertEqual([one["tensor"] for one in free["left_out"]], [8])
+        self.assertIn("24 heads over 6 of keys", free["left_out"][0]["why"])
+        best = free["layouts"][0]["seconds"]
+        for key, value in (("tensor", 4), ("tensor", 1), ("pipeline", 8), ("pipeline", 1), ("sequence", 1),
+                           ("schedule", "1f1b"), ("virtual_stages", 2)):
+            changes = {f"parallel__{key}": value, **({"parallel__pipeline": 8} if key in ("schedule", "virtual_stages") else {})}
+            found = layouts(64, *over, budgets__ranks_per_host=8, **changes)[1]
+            self.assertIn(f"parallel.{key}={value}", found["fixed"])
+            self.assertGreaterEqual(found["layouts"][0]["seconds"], best)
+            for one in found["layouts"]:
+                self.assertEqual(one[key], value)
+        for stage in (0, 1, 2, 3):
+            found = layouts(64, *over, budgets__ranks_per_host=8, zero__stage=stage)[1]
+            self.assertEqual({one["zero_stage"] for one in found["layouts"]}, {stage})
+        # Hosts: the command line, then budgets, then zero.
+        self.assertEqual(layouts(64, *over, zero__ranks_per_host=4)[1]["ranks_per_host"], 4)
+        self.assertEqual(layouts(64, *over, budgets__ranks_per_host=8, zero__ranks_per_host=4)[1]["ranks_per_host"], 8)
+        self.assertEqual(layouts(64, *over, "--ranks-per-host", "16", budgets__ranks_per_host=8)[1]["ranks_per_host"], 16)
+        text = layouts(64, "--network", "100Gbit", budgets__ranks_per_host=2, parallel__tensor=4, swap__groups=4)[0]
+        self.assertEqual(text.code, 0, text.err)
+        for words in ("as the configuration has them: parallel.tensor=4\n", "not used here: swap.groups\n",
+                      "groups of 4 ranks that share tensors and span hosts of 2"):
+            self.assertIn(words, text.out)
+        self.assertIn("no 8 ranks share tensors: 24 heads over 6 of keys",
+                      layouts(64, "--network", "100Gbit", budgets__ranks_per_host=8)[0].out)
+        bound = layouts(64, "--network", "100Gbit", budgets__ranks_per_host=8, parallel__tensor=1, parallel__pipeline=1,
+                        batch__micro_batches=64 * 512)[0]
+        self.assertEqual(bound.code, 0, bound.err)
+        for changes, words in (({"parallel__tensor": 8}, ("parallel.tensor", "24 heads over 6 of keys")),
+                               ({"parallel__tensor": 3}, ("parallel.tensor", "64 ranks")),
+                               ({"parallel__tensor": 4, "parallel__pipeline": 32}, ("parallel.pipeline", "a divisor of 16"))):
+            run = layouts(64, "--network", "100Gbit", budgets__ranks_per_host=8, **changes)[0]
+            self.assertEqual(run.code, USAGE, run.err)
+            for word in words:
+                self.assertIn(word, run.err)
+
+    def test_hosts_are_those_of_the_configuration(self):
+        """budgets.ranks_per_host stands where the command line says nothing; and a network goes with a plan alone, too."""
+        config = self.config(parallel__pipeline=2, model__layers=4, budgets__ranks_per_host=1)
+        plain = self.command(config)[1]
+        run = self.ferry("plan", plain, "--json", "--ranks", "2", "--network", "1Kbit", "--no-prediction")
+        self.assertEqual(run.code, 0, run.err)
+        found = json.loads(run.out)
+        self.assertNotIn("prediction", found)
+        self.assertNotIn("network", found)
+        self.assertEqual(found["pipeline"]["schedule"], "1f1b")  # all wait for it
+        self.assertGreater(found["pipeline"]["schedules"][0]["step_seconds"], 1)
+        several = self.command(self.config(budgets__ranks_per_host=2, zero__stage=1))[1]
+        run = self.ferry("plan", several, "--json", "--ranks", "4", "--network", "1Mbit")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(json.loads(run.out)["network"]["ranks_per_host"], 2)
+
+    def test_the_number_of_virtual_stages_is_chosen_too(self):
+        """With auto: a row of each number, and the one that is taken."""
+        config = self.config(parallel__pipeline=2, model__layers=8, parallel__virtual_stages="auto", batch__micro_batches=4)
+        run = self.ferry("plan", self.command(config)[1], "--json", "--ranks", "2", "--no-prediction")
+        self.assertEqual(run.code, 0, run.err)
+        found = json.loads(run.out)["pipeline"]
+        rows = [(one["schedule"], one["virtual_stages"]) for one in found["schedules"]]
+        self.assertEqual(rows, [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 4), ("round_robin", 1),
+                                ("round_robin", 2), ("round_robin", 4)])
+        self.assertIn((found["schedule"], found["virtual_stages"]), rows)
+        taken = next(one for one in found["schedules"]
+                     if (one["schedule"], one["virtual_stages"]) == (found["schedule"], found["virtual_stages"]))
+        self.assertLessEqual(taken["step_seconds"], 1.01 * min(one["step_seconds"] for one in found["schedules"]))
+        text = self.ferry("plan", self.command(config)[1], "--ranks", "2", "--no-prediction").out
+        self.assertRegex(text, r"interleaved 4 +\d")
+
     def test_ranks_that_share_tensors_belong_on_one_host(self):
         command = self.command(self.config(parallel__tensor=2))
         def over(ranks_per_host):

@@ -83,10 +83,22 @@ class PipelineTest(Groups):
         config = self.config(parallel__pipeline=2, parallel__schedule="1f1b", batch__micro_batches=1, steps=1)
         run = self.ranks(2, config)
         self.assert_trained(run)
-        self.assertIn("1 group of micro-batches for 2 stages: each stage waits 50 % of a step", run.err)
+        warned = "1 group of 1 micro-batch for 2 stages: by theory each waits 50 % of a step where all are as fast"
+        self.assertIn(warned, run.err)
         planned = self.ferry("plan", self.command(config)[1], "--ranks", "2", "--no-prediction")
         self.assertEqual(planned.code, 0, planned.err)
-        self.assertIn("1 group of 1 micro-batch for 2 stages: each stage waits 50 % of a step", planned.err)
+        self.assertIn(warned, planned.err)
+        # Round robin has one group whatever there is: its micro-batches are what passes.
+        for micro_batches, changes in ((1, {}), (2, {}), (2, {"parallel__virtual_stages": 2, "model__layers": 4})):
+            config = self.config(parallel__pipeline=2, parallel__schedule="round_robin", steps=1,
+                                 batch__micro_batches=micro_batches, **changes)
+            said = [self.ranks(2, config).err,
+                    self.ferry("plan", self.command(config)[1], "--ranks", "2", "--no-prediction").err]
+            for text in said:
+                self.assertEqual("1 micro-batch in round robin for 2 stages: by theory each waits" in text,
+                                 micro_batches == 1, text)
+                self.assertNotIn("1 group of", text.replace("1 group of 1 micro-batch pass", "").replace(
+                    "1 group of 2 micro-batches pass", ""))
         self.assertIn("a pipeline of 2 stages of 1 rank", planned.out)
 
     def test_the_plan_of_a_pipeline_is_that_of_training(self):

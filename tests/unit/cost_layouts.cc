@@ -20,8 +20,10 @@ ModelSizes model_of(int64_t hidden, int64_t blocks, int64_t sequences) {
             .heads = hidden / 128,
             .kv_heads = hidden / 128,
             .head_dim = 128,
+            .intermediate = 4 * hidden,
             .mlp_columns = 8 * hidden,
-            .block = {.divided = 10 * hidden * hidden,
+            .block = {.inner = 8 * hidden * hidden,
+                      .of_queries = 2 * hidden * hidden,
                       .of_keys = 2 * hidden * hidden,
                       .whole = 2 * hidden},
             .vocab = 51'200,
@@ -51,7 +53,8 @@ Cluster cluster_of(int64_t ranks, int64_t on_a_host) {
 }
 double table_of(const ModelSizes& model) { return static_cast<double>(model.vocab * model.hidden); }
 double flops_of_a_block(const ModelSizes& model) {
-    return 2 * static_cast<double>(model.block.divided + model.block.of_keys) +
+    return 2 * static_cast<double>(model.block.inner + model.block.of_queries +
+                                   model.block.of_keys) +
            model.attention_flops;
 }
 double products_of(const ModelSizes& model) {
@@ -171,9 +174,61 @@ TEST(Layouts, OfMoreRanksThanHeadsOfKeysHaveOneEach) {
     const auto state_of = [&](int64_t tensor) {
         return layout_of(model, cluster, {.tensor = tensor}).state_bytes;
     };
-    const int64_t keys = 8 * model.block.of_keys, all = 8 * model.block.divided;
+    const int64_t keys = 8 * model.block.of_keys,
+                  all = 8 * (model.block.inner + model.block.of_queries);
     EXPECT_EQ(state_of(2) - state_of(4), 14 * (all / 4 + 2 * table_of(model) / 4));
     EXPECT_EQ(state_of(1) - state_of(2), 14 * (keys / 2 + all / 2 + table_of(model)));
+}
+
+// Heads of keys that do not divide: some ranks have zeros, which take as long as the others' heads.
+TEST(Layouts, OfHeadsThatDoNotDividePayForZeros) {
+    ModelSizes model = model_of(1280, 8, 8);  // ten heads
+    const Cluster cluster = cluster_of(8, 8);
+    const auto of = [&](int64_t tensor) { return layout_of(model, cluster, {.tensor = tensor}); };
+    // Three of ten heads on each of four, and a fourth of the MLP and of the tables.
+    const int64_t heads = 8 * (model.block.of_queries + model.block.of_keys),
+                  mlp = 8 * model.block.inner;
+    EXPECT_NEAR(static_cast<double>(of(4).state_bytes),
+                14 * (static_cast<double>(3 * heads) / 10 + static_cast<double>(mlp) / 4 +
+                      2 * table_of(model) / 4 + 17 * 1280),
+                14 * 4096 * 20);
+    const double flops =
+        4 * (2 * (0.3 * static_cast<double>(heads) + 0.25 * static_cast<double>(mlp)) +
+             8 * 0.3 * model.attention_flops) +
+        3 * 2 * table_of(model) / 4;
+    EXPECT_NEAR(of(4).compute_seconds, 2048 * flops / 6e14, 1e-9);
+    // Both are weighed; of two heads of keys no four ranks can share ten queries.
+    std::vector<int64_t> tensors;
+    for (const Layout& l : best_of(model, cluster, 100)) tensors.push_back(l.tensor);
+    EXPECT_THAT(tensors, testing::Contains(8));
+    EXPECT_THAT(tensors, testing::Contains(4));
+    EXPECT_EQ(refusal_of_tensor(model, cluster, 8), "");
+    model.kv_heads = 2;
+    EXPECT_EQ(refusal_of_tensor(model, cluster, 2), "");
+    EXPECT_THAT(refusal_of_tensor(model, cluster, 4),
+                testing::HasSubstr("10 heads over 2 of keys"));
+    EXPECT_THAT(refusal_of_tensor(model, cluster_of(16, 16), 16), testing::HasSubstr("10 heads"));
+    EXPECT_THAT(refusal_of_tensor(model, cluster_of(12, 6), 4),
+                testing::HasSubstr("span hosts of 6"));
+    model.kv_heads = 10;
+    model.has_patterns = true;
+    EXPECT_THAT(refusal_of_tensor(model, cluster, 4), testing::HasSubstr("a pattern's"));
+    EXPECT_EQ(refusal_of_tensor(model, cluster, 2), "");
+}
+
+// A group that the user has chosen may span hosts: its sums cross the network.
+TEST(Layouts, OfChosenGroupsAcrossHostsPayForTheNetwork) {
+    const ModelSizes model = model_of(4096, 8, 8);
+    const Cluster inside = cluster_of(4, 4), apart = cluster_of(4, 2);
+    const Layout of{.tensor = 4, .micro_batches = 8};
+    const Layout quick = layout_of(model, inside, of), slow = layout_of(model, apart, of);
+    EXPECT_EQ(quick.across_hosts_bytes, 0);
+    EXPECT_DOUBLE_EQ(slow.across_hosts_bytes, slow.tensor_bytes * 2 / 3);
+    EXPECT_GT(slow.exchange_seconds, 2 * quick.exchange_seconds);
+    for (const Layout& l : best_of(model, apart, 100)) EXPECT_LE(l.tensor, 2);
+    const std::vector<Layout> chosen = best_layouts(model, apart, 100, {.tensor = 4}).best;
+    ASSERT_EQ(chosen.size(), 1U);
+    EXPECT_EQ(chosen.front().tensor, 4);
 }
 
 // ---------------------------------------------------------------- stages
@@ -384,6 +439,78 @@ TEST(Layouts, OfASlowNetworkPassBlockInputs) {
     }
 }
 
+// What the user has chosen is in all of them, and costs no less than what the search would choose.
+TEST(Layouts, KeepWhatIsChosen) {
+    const ModelSizes model = model_of(5120, 40, 512);
+    const Cluster cluster = cluster_of(64, 8);
+    const double best = best_of(model, cluster, 1).front().seconds;
+    const auto expect = [&](const FixedLayout& fixed, const auto& holds) {
+        const std::vector<Layout> found = best_layouts(model, cluster, 100, fixed).best;
+        ASSERT_FALSE(found.empty());
+        EXPECT_GE(found.front().seconds, best);
+        for (const Layout& l : found) EXPECT_TRUE(holds(l));
+    };
+    expect({.tensor = 4}, [](const Layout& l) { return l.tensor == 4; });
+    expect({.sequence = 1}, [](const Layout& l) { return l.sequence == 1; });
+    expect({.pipeline = 1}, [](const Layout& l) { return l.pipeline == 1; });
+    expect({.pipeline = 8}, [](const Layout& l) { return l.pipeline == 8; });
+    for (const int64_t stage : {0, 1, 2, 3})
+        expect({.tensor = 8, .zero_stage = stage},
+               [&](const Layout& l) { return l.zero_stage == stage; });
+    expect({.pipeline = 8, .virtual_stages = 5}, [](const Layout& l) {
+        return l.virtual_stages == 5 &&
+               (l.order == Order::interleaved || l.order == Order::round_robin);
+    });
+    const std::array one{Order::one_f_one_b};
+    expect({.pipeline = 8, .orders = one},
+           [](const Layout& l) { return l.order == Order::one_f_one_b; });
+    EXPECT_TRUE(best_layouts(model, cluster, 1, {.tensor = 3}).best.empty());
+}
+
+// At stage 0 everybody updates everything, in host memory: sums come back instead of weights. Stage
+// 2 is what stage 1 is.
+TEST(Layouts, OfStage0SendSumsBackAndKeepAll) {
+    const ModelSizes model = model_of(4096, 8, 64);
+    const Cluster cluster = cluster_of(8, 8);
+    const auto of = [&](int64_t stage) {
+        return layout_of(
+            model, cluster,
+            {.replicas = 8, .zero_stage = stage, .micro_batches = 8, .state = StateOn::host});
+    };
+    EXPECT_NEAR(of(0).zero_bytes, of(1).zero_bytes, 1e-9 * of(1).zero_bytes);  // both in 16 bits
+    EXPECT_EQ(of(0).state_bytes, 8 * of(1).state_bytes);
+    EXPECT_GT(of(0).seconds, of(1).seconds);
+    EXPECT_EQ(of(2).seconds, of(1).seconds);
+    EXPECT_EQ(of(2).device_bytes, of(1).device_bytes);
+    for (const Layout& l : best_layouts(model, cluster, 100, {.zero_stage = 0}).best)
+        EXPECT_TRUE(l.replicas * l.sequence == 1 || l.state != StateOn::device);
+    // The search weighs it: where updates cost nothing and gradients are narrower than weights.
+    ModelSizes narrow = model;
+    narrow.element.weight = 4;
+    Cluster idle = cluster;
+    idle.device_bytes = 3e10;
+    idle.measured.dram_bytes_per_s = 1e18;
+    idle.measured.copy_bytes_per_s = 1e18;
+    idle.measured.comm_bytes_per_s = 1e9;
+    const Layout best = best_layouts(narrow, idle, 1, {.tensor = 1, .pipeline = 1}).best.front();
+    EXPECT_EQ(best.zero_stage, 0);
+}
+
+TEST(Layouts, SayWhereMoreWasNotTried) {
+    EXPECT_TRUE(at_bound({.micro_batch = 16, .micro_batches = 4}).sequences);
+    EXPECT_FALSE(at_bound({.micro_batch = 16, .micro_batches = 1}).sequences);
+    EXPECT_FALSE(at_bound({.micro_batch = 8, .micro_batches = 8}).sequences);
+    EXPECT_TRUE(at_bound({.micro_batch = 13, .micro_batches = 2}).sequences);  // 26 is all
+    const auto group = [](int64_t micro_batches, int64_t groups) {
+        return at_bound({.pipeline = 4, .micro_batches = micro_batches, .groups = groups}).group;
+    };
+    EXPECT_TRUE(group(256, 4));
+    EXPECT_FALSE(group(256, 8));
+    EXPECT_FALSE(group(256, 1));
+    EXPECT_FALSE(group(128, 2));  // the next one is all of them
+    EXPECT_FALSE(at_bound({.micro_batches = 256}).group);
+}
+
 // What does not fit a device goes to its host, and further where that is small.
 TEST(Layouts, GoToTheTierThatHasRoom) {
     const ModelSizes model = model_of(4096, 64, 64);  // 13 B: 180 GB of state and gradients
@@ -412,7 +539,7 @@ TEST(Layouts, GoRoundWhereWeightsStream) {
     EXPECT_FALSE(best.weights_stay);
     EXPECT_EQ(best.order, Order::round_robin);
     const std::array others{Order::one_f_one_b, Order::zero_bubble, Order::interleaved};
-    const std::vector<Layout> without = best_layouts(model, cluster, 1, others).best;
+    const std::vector<Layout> without = best_layouts(model, cluster, 1, {.orders = others}).best;
     ASSERT_FALSE(without.empty());
     EXPECT_GT(without.front().seconds, best.seconds);
     EXPECT_NE(without.front().order, Order::round_robin);

@@ -20,6 +20,7 @@ struct Ways {
     int tensor = 1, sequence = 1, pipeline = 1, replicas = 1;
     int64_t zero_stage = 1, groups = 1;
     bool tied = false, splits = false;
+    int kv_heads = 8;
     int ranks() const { return tensor * sequence * pipeline * replicas; }
 };
 constexpr int64_t kMicroBatches = 8;  // of a replica
@@ -30,7 +31,7 @@ Config config_of(const Ways& of) {
     config.model = {.hidden = 4096,
                     .layers = 8,
                     .heads = 32,
-                    .kv_heads = 8,
+                    .kv_heads = of.kv_heads,
                     .head_dim = 128,
                     .intermediate = 11008,
                     .vocab = 32'000,
@@ -113,6 +114,14 @@ std::vector<Ways> all_ways() {
                                     .groups = pipeline > 1 ? kMicroBatches : 1});
                 }
     ways.push_back({.tied = true});
+    for (const int64_t stage : {0, 2}) {
+        ways.push_back({.replicas = 2, .zero_stage = stage});
+        ways.push_back({.tensor = 2, .pipeline = 2, .replicas = 2, .zero_stage = stage});
+    }
+    // Heads that do not divide, and more ranks than heads of keys.
+    ways.push_back({.tensor = 3});
+    ways.push_back({.tensor = 3, .replicas = 2});
+    ways.push_back({.tensor = 4, .replicas = 2, .kv_heads = 2});
     ways.push_back({.tensor = 2, .pipeline = 2, .groups = 4, .tied = true});
     ways.push_back({.sequence = 2});
     ways.push_back({.tensor = 2, .sequence = 2, .replicas = 2, .zero_stage = 3});

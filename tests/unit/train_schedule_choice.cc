@@ -12,10 +12,10 @@ using testing::Optional;
 using enum PipelineSchedule;
 
 ScheduleOffer taking(PipelineSchedule schedule, double seconds) {
-    return {.schedule = schedule, .seconds = seconds, .waits = 0.25};
+    return {.order = {schedule}, .seconds = seconds, .waits = 0.25};
 }
 ScheduleOffer refused(PipelineSchedule schedule) {
-    return {.schedule = schedule,
+    return {.order = {schedule},
             .refusal = Error(Trouble::does_not_fit, {.what = "no room (stage 1 of 2)",
                                                      .where = "budgets.device",
                                                      .measured = "3 MiB",
@@ -58,15 +58,57 @@ TEST(ScheduleChoice, SaysWhy) {
               "zero_bubble: no room (stage 1 of 2): 3 MiB, limit 2 MiB");
 }
 
+// Where no rank's plans of the others could be made, nothing is called the fastest.
+TEST(ScheduleChoice, SaysWhereNoneWasSimulated) {
+    EXPECT_THAT(text_of({.offers = {refused(one_f_one_b), refused(zero_bubble)}, .chosen = 1}),
+                testing::StartsWith("zero_bubble, the first that the ranks have room for; none was "
+                                    "simulated: not 1f1b: no room"));
+}
+
+TEST(ScheduleChoice, NamesVirtualStages) {
+    EXPECT_EQ(name_of(StageOrder{interleaved, 4}), "interleaved 4");
+    EXPECT_EQ(name_of(StageOrder{round_robin, 1}), "round_robin");
+}
+
 TEST(ScheduleChoice, IsOfSeveralStagesAlone) {
     Config config;
     EXPECT_FALSE(chooses_schedule(config));
     config.parallel.pipeline = 2;
     EXPECT_TRUE(chooses_schedule(config));
-    for (const PipelineSchedule schedule : schedules_to_choose(config)) {
-        EXPECT_FALSE(chooses_schedule(with_schedule(config, schedule)));
-        EXPECT_NE(name_of(schedule), "auto");
+    for (const StageOrder& order : orders_to_choose(config, 8)) {
+        EXPECT_FALSE(chooses_schedule(with_order(config, order)));
+        EXPECT_NE(name_of(order.schedule), "auto");
     }
+    config.parallel.schedule = round_robin;
+    EXPECT_FALSE(chooses_schedule(config));
+    config.parallel.virtual_stages = std::nullopt;
+    EXPECT_TRUE(chooses_schedule(config));
+}
+
+TEST(ScheduleChoice, IsAmongNumbersOfVirtualStagesWhereTheyAreAuto) {
+    Config config;
+    config.parallel.pipeline = 2;
+    const auto orders = [&](int64_t blocks) { return orders_to_choose(config, blocks); };
+    using testing::ElementsAre;
+    using O = StageOrder;
+    EXPECT_THAT(orders(8), ElementsAre(O{one_f_one_b, 1}, O{zero_bubble, 1}, O{round_robin, 1}));
+    config.parallel.virtual_stages = 3;
+    EXPECT_THAT(orders(8), ElementsAre(O{interleaved, 3}, O{round_robin, 3}));
+    config.parallel.virtual_stages = std::nullopt;
+    // Six blocks a stage: 4 does not divide them, and one block a run makes six.
+    EXPECT_THAT(orders(12), ElementsAre(O{one_f_one_b, 1}, O{zero_bubble, 1}, O{interleaved, 2},
+                                        O{round_robin, 1}, O{round_robin, 2}, O{round_robin, 6}));
+    for (const StageOrder& order : orders(64)) {
+        EXPECT_TRUE(order.virtual_stages <= kMostVirtualStages || order == (O{round_robin, 32}));
+        EXPECT_EQ(32 % order.virtual_stages, 0);
+    }
+    // Stages that are not alike have one run each.
+    EXPECT_THAT(orders(9), ElementsAre(O{one_f_one_b, 1}, O{zero_bubble, 1}, O{round_robin, 1}));
+    config.parallel.schedule = interleaved;
+    EXPECT_THAT(orders(16), ElementsAre(O{interleaved, 2}, O{interleaved, 4}, O{interleaved, 8}));
+    EXPECT_THAT(orders(9), ElementsAre(O{interleaved, 2}));
+    config.parallel.schedule = zero_bubble;
+    EXPECT_THAT(orders(16), ElementsAre(O{zero_bubble, 1}));
 }
 
 }  // namespace

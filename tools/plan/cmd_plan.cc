@@ -192,9 +192,21 @@ void draw_pattern(const std::string& file, const std::optional<train::PatternSha
                                 config.batch.sequence, share->block, 100 * share->blocks)));
 }
 
-// With --network, one rank a host unless --ranks-per-host says more.
-train::RankCount count_of(const PlanOptions& options) {
+// Where --ranks-per-host says nothing, as the configuration has it: 0 where that says nothing too.
+int ranks_per_host_of(const PlanOptions& options, const Config& config) {
+    if (options.count.on_a_host > 0) return options.count.on_a_host;
+    // Fewer ranks fill one host in part.
+    if (const std::optional<int>& given = config.budgets.ranks_per_host)
+        return std::min(*given, options.count.ranks);
+    const bool joined = options.layouts || !options.network.empty();
+    const int each = config.zero.ranks_per_host;
+    return joined && each > 1 ? std::min(each, options.count.ranks) : 0;
+}
+
+// With --network, one rank a host unless something says more.
+train::RankCount count_of(const PlanOptions& options, const Config& config) {
     train::RankCount count = options.count;
+    count.on_a_host = ranks_per_host_of(options, config);
     if (options.network.empty()) return on_hosts(count);
     if (count.on_a_host == 0) count.on_a_host = 1;
     count = on_hosts(count);
@@ -203,7 +215,8 @@ train::RankCount count_of(const PlanOptions& options) {
                     {.what = "no network joins the ranks of one host",
                      .where = "--network",
                      .measured = fmt::format("{} ranks, {} a host", count.ranks, count.on_a_host),
-                     .remedy = "give --ranks, and --ranks-per-host where a host has several"});
+                     .remedy = "give --ranks, and --ranks-per-host or budgets.ranks_per_host where "
+                               "a host has several"});
     }
     return count;
 }
@@ -292,7 +305,8 @@ std::string refusal_of(const PlanOptions& options, const std::vector<std::string
 
 void run_layouts(const PlanOptions& options, const Config& config) {
     const LayoutsReport report = layouts_report(
-        config, count_of(options), options.gpu, network_of(options),
+        config, given_keys(options.config, options.overrides.keys), count_of(options, config),
+        options.gpu, network_of(options),
         [&](const std::vector<std::string>& more) { return refusal_of(options, more); });
     print("{}", options.json ? json_line(to_json(report)) : text_of(report));
 }
@@ -325,7 +339,7 @@ void run_plan(const PlanOptions& options) {
     if (!options.pattern_svg.empty()) check_picture_file("--pattern-svg", options.pattern_svg);
     const bool tokens_checked = train::check_token_header(config);
     if (options.machine.empty()) train::check_reserved_cores(config);  // else of another machine
-    const train::RankCount count = count_of(options);
+    const train::RankCount count = count_of(options, config);
     const std::optional<Network> network = network_of(options);
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
@@ -337,7 +351,7 @@ void run_plan(const PlanOptions& options) {
     warn_of_hosts(plan, count);
     warn_of_other_hosts(plan, config, count);
     train::warn_of_one_host(config, train::world_of(config, 0, count.ranks, count.on_a_host));
-    warn_of_bubble(plans);
+    train::warn_of_bubble(plan);
     train::warn_of_gathers(plan);
     const optim::LrSchedule schedule = train::schedule_of(config);
     const std::optional<train::PatternShare> share = train::pattern_share(config);
@@ -353,7 +367,7 @@ void run_plan(const PlanOptions& options) {
         predict(phases, report->prediction.timeline.step_seconds, config, *predictor, plan,
                 report->found.measurements);
     const std::optional<NetworkReport> over_network =
-        network ? codecs_over(*network, config, count, machine, *report) : std::nullopt;
+        network && report ? codecs_over(*network, config, count, machine, *report) : std::nullopt;
     const auto checkpoint =
         checkpoint_cost(config, plan, predictor->layers(), count, report ? &*report : nullptr);
     const train::Prediction* const step =
@@ -415,8 +429,8 @@ void add_plan_command(CLI::App& app) {
     command
         ->add_option("--ranks-per-host", options->count.on_a_host,
                      "neighbouring ranks on each host, which share its budgets and its network; "
-                     "those of zero.ranks_per_host exchange among themselves first (default: all, "
-                     "with --network 1)")
+                     "those of zero.ranks_per_host exchange among themselves first (default: "
+                     "budgets.ranks_per_host, else all, with --network 1)")
         ->check(CLI::Range(1, 1 << 16));
     CLI::Option* here =
         command
@@ -434,7 +448,8 @@ void add_plan_command(CLI::App& app) {
                           "say how long a sequence fits the budgets, all else as it is");
     CLI::Option* network = command->add_option(
         "--network", options->network,
-        "a step with each codec where hosts are joined by this rate, such as 10Gbit");
+        "a step with each codec where hosts are joined by this rate, such as 10Gbit; with "
+        "--no-prediction the choice of parallel.schedule alone goes by it");
     command
         ->add_option("--network-latency", options->network_latency,
                      "what an exchange between hosts takes longer, such as 50us")
@@ -451,7 +466,6 @@ void add_plan_command(CLI::App& app) {
         ->add_flag("!--no-prediction", options->prediction,
                    "only where everything goes: measure nothing, predict nothing")
         ->excludes(svg)
-        ->excludes(network)
         ->excludes(layouts);
     CLI::Option* schedule = command->add_flag("--schedule", options->schedule,
                                               "the learning rate over the steps as well");

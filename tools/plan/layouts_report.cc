@@ -75,16 +75,97 @@ cost::Cluster cluster_of(const Config& config, const train::RankCount& count,
 
 std::string bytes_text(double bytes) { return format_bytes(static_cast<int64_t>(bytes)); }
 
-// Those that parallel.schedule has.
-std::vector<cost::Order> orders() {
+// Those that parallel.schedule has, or the one that it is.
+std::vector<cost::Order> orders(const Config& config) {
     std::vector<cost::Order> found;
     for (const cost::Order order : cost::kOrders) {
-        if (std::ranges::any_of(config::kPipelineSchedules, [order](const auto& word) {
-                return word.text == cost::name_of(order);
+        if (std::ranges::any_of(config::kPipelineSchedules, [&](const auto& word) {
+                const bool chosen = config.parallel.schedule == PipelineSchedule::automatic ||
+                                    config.parallel.schedule == word.value;
+                return chosen && word.text == cost::name_of(order);
             }))
             found.push_back(order);
     }
     return found;
+}
+
+bool contains(const std::vector<std::string>& keys, std::string_view key) {
+    return std::ranges::find(keys, key) != keys.end();
+}
+
+// What the configuration has chosen. `orders` must outlive it.
+cost::FixedLayout fixed_by(const Config& config, const std::vector<std::string>& given,
+                           const std::vector<cost::Order>& orders) {
+    const auto if_given = [&](const char* key, std::optional<int64_t> value) {
+        return contains(given, key) ? value : std::nullopt;
+    };
+    const ParallelConfig& p = config.parallel;
+    return {.tensor = if_given("parallel.tensor", p.tensor),
+            .sequence = if_given("parallel.sequence", p.sequence),
+            .pipeline = if_given("parallel.pipeline", p.pipeline),
+            .virtual_stages = if_given("parallel.virtual_stages", p.virtual_stages),
+            .zero_stage = if_given("zero.stage", config.zero.stage),
+            .orders = orders};
+}
+
+std::vector<std::string> fixed_keys(const cost::FixedLayout& fixed, const Config& config) {
+    std::vector<std::string> keys;
+    const auto add = [&](const char* key, const std::optional<int64_t>& value) {
+        if (value) keys.push_back(fmt::format("{}={}", key, *value));
+    };
+    add("parallel.tensor", fixed.tensor);
+    add("parallel.sequence", fixed.sequence);
+    add("parallel.pipeline", fixed.pipeline);
+    if (config.parallel.schedule != PipelineSchedule::automatic)
+        keys.push_back(
+            fmt::format("parallel.schedule={}",
+                        config::word_of(config::kPipelineSchedules, config.parallel.schedule)));
+    add("parallel.virtual_stages", fixed.virtual_stages);
+    add("zero.stage", fixed.zero_stage);
+    return keys;
+}
+
+// What the arithmetic chooses itself, or leaves out (docs/parallelism.md, limits).
+std::vector<std::string> keys_not_used(const std::vector<std::string>& given) {
+    std::vector<std::string> found;
+    for (const std::string& key : given) {
+        const auto of = [&](std::string_view section) { return key.starts_with(section); };
+        if (of("swap.") || of("zero.compress.") || of("io.") || of("freeze") ||
+            key == "zero.secondary_shard" || key == "parallel.sequence_order" ||
+            key == "optimizer.method")
+            found.push_back(key);
+    }
+    return found;
+}
+
+// Chosen ranks that cannot be.
+void require_possible(const cost::FixedLayout& fixed, const cost::ModelSizes& model,
+                      const cost::Cluster& cluster) {
+    const auto refuse = [&](const char* key, int64_t value, const std::string& why) {
+        throw Error(Trouble::usage,
+                    {.what = "these ranks cannot be divided so",
+                     .where = key,
+                     .measured = std::to_string(value),
+                     .limit = why,
+                     .remedy = "set it otherwise, or leave it out: --layouts then chooses"});
+    };
+    int64_t left = cluster.ranks;
+    const auto divide = [&](const char* key, const std::optional<int64_t>& by) {
+        if (!by) return;
+        if (left % *by != 0) refuse(key, *by, fmt::format("a divisor of {} ranks", left));
+        left /= *by;
+    };
+    if (fixed.tensor) {
+        cost::Cluster one_host = cluster;  // what spans hosts is priced
+        one_host.on_a_host = cluster.ranks;
+        const std::string why = cost::refusal_of_tensor(model, one_host, *fixed.tensor);
+        if (!why.empty()) refuse("parallel.tensor", *fixed.tensor, why);
+    }
+    divide("parallel.tensor", fixed.tensor);
+    divide("parallel.sequence", fixed.sequence);
+    divide("parallel.pipeline", fixed.pipeline);
+    if (fixed.pipeline.value_or(1) > model.blocks)
+        refuse("parallel.pipeline", *fixed.pipeline, fmt::format("{} blocks", model.blocks));
 }
 
 }  // namespace
@@ -104,9 +185,9 @@ std::vector<std::string> keys_of(const cost::Layout& of) {
     return keys;
 }
 
-LayoutsReport layouts_report(const Config& config, const train::RankCount& count,
-                             const std::string& gpu, const std::optional<Network>& network,
-                             const RefusalOf& refusal_of) {
+LayoutsReport layouts_report(const Config& config, const std::vector<std::string>& given,
+                             const train::RankCount& count, const std::string& gpu,
+                             const std::optional<Network>& network, const RefusalOf& refusal_of) {
     if (count.ranks > count.on_a_host && !network)
         throw Error(Trouble::usage,
                     {.what = "nobody says what joins the hosts",
@@ -117,7 +198,16 @@ LayoutsReport layouts_report(const Config& config, const train::RankCount& count
         .model = train::model_sizes(config),
         .cluster = cluster_of(config, count, gpu, network),
         .rates = gpu.empty() ? "default rates of its device" : "data sheet of an " + gpu};
-    cost::FoundLayouts found = cost::best_layouts(report.model, report.cluster, kShown, orders());
+    const std::vector<cost::Order> possible = orders(config);
+    const cost::FixedLayout fixed = fixed_by(config, given, possible);
+    require_possible(fixed, report.model, report.cluster);
+    report.fixed = fixed_keys(fixed, config);
+    report.not_used = keys_not_used(given);
+    for (int64_t tensor = 2; tensor <= report.cluster.here(); tensor *= 2) {
+        std::string why = cost::refusal_of_tensor(report.model, report.cluster, tensor);
+        if (!fixed.tensor && !why.empty()) report.left_out.push_back({tensor, std::move(why)});
+    }
+    cost::FoundLayouts found = cost::best_layouts(report.model, report.cluster, kShown, fixed);
     report.layouts = std::move(found.best);
     report.weighed = found.weighed;
     for (const cost::Layout& layout : report.layouts)
@@ -127,14 +217,17 @@ LayoutsReport layouts_report(const Config& config, const train::RankCount& count
         Trouble::does_not_fit,
         {.what = "no layout of these ranks fits",
          .where = "--layouts",
-         .measured = fmt::format("{:.3g} parameters, {} sequences a step on {} ranks",
-                                 report.model.parameters(), report.model.sequences, count.ranks),
+         .measured =
+             fmt::format("{:.3g} parameters, {} sequences a step on {} ranks",
+                         report.model.parameters(), report.model.sequences, count.ranks) +
+             (report.fixed.empty() ? "" : fmt::format(", with {}", fmt::join(report.fixed, " "))),
          .limit = fmt::format("{} of device memory a rank, {} of host memory and {} of NVMe a host",
                               bytes_text(std::min(report.cluster.device_bytes, 1e18)),
                               bytes_text(std::min(report.cluster.host_bytes, 1e18)),
                               bytes_text(std::min(report.cluster.nvme_bytes, 1e18))),
-         .remedy = "give more ranks, raise budgets.host or budgets.nvme, or set "
-                   "batch.micro_batches to a multiple of the ranks"});
+         .remedy = std::string("give more ranks, raise budgets.host or budgets.nvme, ") +
+                   (report.fixed.empty() ? "" : "leave one of these keys out, ") +
+                   "or set batch.micro_batches to a multiple of the ranks"});
 }
 
 namespace {
@@ -195,6 +288,36 @@ std::string sent_text(const LayoutsReport& report) {
     return text;
 }
 
+// What the search did not decide, and what it did not try.
+std::string bounds_text(const LayoutsReport& report) {
+    std::string text;
+    if (!report.fixed.empty())
+        text += fmt::format("  as the configuration has them: {}\n", fmt::join(report.fixed, " "));
+    if (!report.not_used.empty())
+        text += fmt::format("  not used here: {}\n", fmt::join(report.not_used, ", "));
+    for (const LayoutsReport::LeftOut& one : report.left_out)
+        text += fmt::format("  no {} ranks share tensors: {}\n", one.tensor, one.why);
+    for (size_t i = 0; i < report.layouts.size(); ++i) {
+        const cost::Layout& l = report.layouts[i];
+        const cost::AtBound bound = cost::at_bound(l);
+        if (bound.sequences)
+            text += fmt::format(
+                "  number {} has {} sequences a micro-batch: more than {} were not tried\n", i + 1,
+                l.micro_batch, cost::kMostSequences);
+        if (bound.group)
+            text += fmt::format(
+                "  number {} has {} micro-batches a group: more than {} were not tried, but for "
+                "all in one\n",
+                i + 1, l.micro_batches / l.groups, cost::kMostOfAGroup);
+        if (report.cluster.on_a_host % l.tensor != 0)
+            text += fmt::format(
+                "  number {} has groups of {} ranks that share tensors and span hosts of {}: a "
+                "rank sends up to {} of its sums over the network\n",
+                i + 1, l.tensor, report.cluster.on_a_host, bytes_text(l.tensor_bytes));
+    }
+    return text.empty() ? text : "\n" + text;
+}
+
 }  // namespace
 
 std::string text_of(const LayoutsReport& report) {
@@ -210,6 +333,7 @@ std::string text_of(const LayoutsReport& report) {
         "took. "
         "Of what ranks that share\n  tensors or layers take nothing was compared.\n",
         cost::kArithmeticLeast, cost::kArithmeticMost);
+    text += bounds_text(report);
     text += fmt::format("\n  best: {}\n", fmt::join(keys_of(report.layouts.front()), " "));
     for (size_t i = 0; i < report.refusals.size(); ++i) {
         if (report.refusals[i].empty()) continue;
@@ -220,9 +344,12 @@ std::string text_of(const LayoutsReport& report) {
 }
 
 nlohmann::json to_json(const LayoutsReport& report) {
-    nlohmann::json all = nlohmann::json::array();
+    nlohmann::json all = nlohmann::json::array(), left_out = nlohmann::json::array();
+    for (const LayoutsReport::LeftOut& one : report.left_out)
+        left_out.push_back({{"tensor", one.tensor}, {"why", one.why}});
     for (size_t i = 0; i < report.layouts.size(); ++i) {
         const cost::Layout& l = report.layouts[i];
+        const cost::AtBound bound = cost::at_bound(l);
         all.push_back({{"tensor", l.tensor},
                        {"sequence", l.sequence},
                        {"pipeline", l.pipeline},
@@ -253,6 +380,8 @@ nlohmann::json to_json(const LayoutsReport& report) {
                        {"across_hosts_bytes", l.across_hosts_bytes},
                        {"copied_bytes", l.copied_bytes},
                        {"stored_bytes", l.stored_bytes},
+                       {"most_sequences_tried", bound.sequences},
+                       {"largest_group_tried", bound.group},
                        {"keys", keys_of(l)},
                        {"refused", report.refusals[i]}});
     }
@@ -261,6 +390,9 @@ nlohmann::json to_json(const LayoutsReport& report) {
             {"ranks_per_host", report.cluster.on_a_host},
             {"rates", report.rates},
             {"weighed", report.weighed},
+            {"fixed", report.fixed},
+            {"not_used", report.not_used},
+            {"left_out", left_out},
             {"layouts", all}};
 }
 

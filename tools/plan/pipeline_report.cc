@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "base/log.h"
 #include "base/text.h"
 #include "config/words.h"
 #include "timeline_picture.h"
@@ -29,11 +28,6 @@ std::string layers_of(const planner::Plan& plan) {
         text += first == last ? std::to_string(first) : fmt::format("{}-{}", first, last);
     }
     return text + (stage.is_last() ? ", head" : "");
-}
-
-std::string groups_text(const planner::Plan& plan) {
-    return fmt::format("{} group{} of {} micro-batch{}", plan.groups, plan.groups == 1 ? "" : "s",
-                       plan.group_size(), plan.group_size() == 1 ? "" : "es");
 }
 
 PipelineSchedule schedule_of(const planner::Plan& plan) {
@@ -155,7 +149,7 @@ std::string sent_text(const std::vector<planner::Plan>& plans,
             format_bytes(stage.of_table), format_bytes(stage.to_sharers),
             format_bytes(kernel_bytes(plans[s]).bytes), stage.compute_seconds, 100 * stage.waits);
     }
-    return text;
+    return text + "  waits: the part of a step as simulated; computes: that its kernels run then\n";
 }
 
 // What its kernels do when, neighbours alike as one.
@@ -172,12 +166,13 @@ nlohmann::json kernels_json(const train::StagePrediction& stage) {
 std::string choice_text(const train::ScheduleChoice& choice) {
     if (choice.offers.empty()) return {};
     std::string text = fmt::format(
-        "\n  parallel.schedule auto, weighed before anything is measured here:\n  {:<14} {:>10} "
+        "\n  parallel.schedule auto or virtual_stages auto, weighed before anything is measured "
+        "here:\n  {:<14} {:>10} "
         "{:>7} {:>12} {:>12} {:>12} {:>12}\n",
         "schedule", "step, s", "waits", "weights", "device", "host", "NVMe");
     for (size_t i = 0; i < choice.offers.size(); ++i) {
         const train::ScheduleOffer& offer = choice.offers[i];
-        text += fmt::format("  {:<14} ", train::name_of(offer.schedule));
+        text += fmt::format("  {:<14} ", train::name_of(offer.order));
         if (offer.refusal)
             text += "cannot be: " + one_line(train::why_not(*offer.refusal));
         else
@@ -189,14 +184,15 @@ std::string choice_text(const train::ScheduleChoice& choice) {
         text += "\n";
     }
     return text +
-           "  each of the stage that has most: what it waits, weights that come to a rank's "
-           "device in a step, its memory\n";
+           "  as simulated, each of the stage that has most: what it waits, weights that come to a "
+           "rank's device in a step, its memory\n";
 }
 
 nlohmann::json choice_json(const train::ScheduleChoice& choice) {
     nlohmann::json all = nlohmann::json::array();
     for (const train::ScheduleOffer& offer : choice.offers) {
-        nlohmann::json one = {{"schedule", train::name_of(offer.schedule)}};
+        nlohmann::json one = {{"schedule", train::name_of(offer.order.schedule)},
+                              {"virtual_stages", offer.order.virtual_stages}};
         if (offer.refusal)
             one.update({{"refused", train::why_not(*offer.refusal)}});
         else
@@ -213,17 +209,6 @@ nlohmann::json choice_json(const train::ScheduleChoice& choice) {
 
 }  // namespace
 
-void warn_of_bubble(const std::vector<planner::Plan>& plans) {
-    const planner::Plan& first = plans.front();
-    const bool in_turn = first.partition.stage.round_robin;
-    if ((in_turn ? first.micro_batches : first.groups) >= std::ssize(plans)) return;
-    log_warn(fmt::format(
-        "{} for {} stages: each stage waits {:.0f} % of a step where all are as fast; raise "
-        "batch.micro_batches{}, or lower parallel.pipeline",
-        groups_text(first), plans.size(), 100 * train::bubble_of(first),
-        first.group_size() > 1 && !in_turn ? " or swap.groups" : ""));
-}
-
 std::string pipeline_text(const std::vector<planner::Plan>& plans,
                           const train::Prediction* prediction,
                           const train::ScheduleChoice& choice) {
@@ -231,11 +216,14 @@ std::string pipeline_text(const std::vector<planner::Plan>& plans,
     const planner::Plan& first = plans.front();
     const int of_a_stage = first.partition.of_run() / first.partition.stage.count;
     std::string text = fmt::format(
-        "a pipeline of {} stages of {} rank{}, through which {} pass: each waits {:.1f} % of a "
-        "step where all are as fast{}{}\n\n  {:>5} {:<20} {:>12} {:>12} {:>12}\n",
-        plans.size(), of_a_stage, of_a_stage == 1 ? "" : "s", groups_text(first),
+        "a pipeline of {} stages of {} rank{}, through which {} pass: by theory each waits {:.1f} "
+        "% "
+        "of a step, where all are as fast{}{}\n\n  {:>5} {:<20} {:>12} {:>12} {:>12}\n",
+        plans.size(), of_a_stage, of_a_stage == 1 ? "" : "s", train::groups_text(first),
         100 * train::bubble_of(first), other_schedules_text(plans),
-        prediction ? fmt::format(", as planned up to {:.1f} %", 100 * waits_most(*prediction)) : "",
+        prediction
+            ? fmt::format("; as simulated one waits up to {:.1f} %", 100 * waits_most(*prediction))
+            : "",
         "stage", "blocks", "device", "host", "NVMe");
     for (const planner::Plan& plan : plans)
         text += fmt::format("  {:>5} {:<20} {:>12} {:>12} {:>12}\n", plan.partition.stage.index,

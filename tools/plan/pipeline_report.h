@@ -10,10 +10,8 @@
 
 namespace ferry::tools {
 
-// Of several stages: warns where there are fewer groups of micro-batches. `plans`: of each stage.
-void warn_of_bubble(const std::vector<planner::Plan>& plans);
-// Nothing of one stage. `prediction` may be null. `choice`: how their schedule was chosen, where
-// the configuration leaves that to ferry.
+// Of a plan of each stage; nothing of one. `prediction` may be null. `choice`: how their schedule
+// was chosen, where the configuration leaves that to ferry.
 std::string pipeline_text(const std::vector<planner::Plan>& plans,
                           const train::Prediction* prediction, const train::ScheduleChoice& choice);
 nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,

@@ -63,6 +63,13 @@ void count(cost::LayerElements& into, const model::Tensor& tensor) {
         case model::Role::value_bias:
             into.of_keys += tensor.count;
             return;
+        case model::Role::query:
+        case model::Role::query_bias:
+        case model::Role::query_key_value:
+        case model::Role::query_key_value_bias:
+        case model::Role::output:
+            into.of_queries += tensor.count;
+            return;
         case model::Role::attention_norm:
         case model::Role::attention_norm_bias:
         case model::Role::mlp_norm:
@@ -74,7 +81,7 @@ void count(cost::LayerElements& into, const model::Tensor& tensor) {
             into.whole += tensor.count;
             return;
         default:
-            into.divided += tensor.count;
+            into.inner += tensor.count;
     }
 }
 
@@ -90,7 +97,9 @@ cost::ModelSizes model_sizes(const Config& config) {
         .heads = shape.heads,
         .kv_heads = shape.kv_heads,
         .head_dim = shape.head_dim,
+        .intermediate = shape.intermediate,
         .mlp_columns = (shape.gated ? 3 : 2) * shape.intermediate,
+        .has_patterns = !shape.patterns.empty(),
         .vocab = shape.vocab,
         .tied = shape.tie_embeddings,
         .sequence = config.batch.sequence,

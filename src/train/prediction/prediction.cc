@@ -1,9 +1,12 @@
 #include "prediction.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "planner/planner.h"
 #include "train/setup/stages.h"
 #include "train/step/step.h"
@@ -22,6 +25,26 @@ double bubble_of(const Plan& plan) {
     const zero::Stage& stage = plan.partition.stage;
     return bubble_of(plan.groups, stage.count, plan.group_size(), plan.blocks(),
                      stage.splits_backward, stage.virtual_stages());
+}
+
+std::string groups_text(const Plan& plan) {
+    return fmt::format("{} group{} of {} micro-batch{}", plan.groups, plan.groups == 1 ? "" : "s",
+                       plan.group_size(), plan.group_size() == 1 ? "" : "es");
+}
+
+void warn_of_bubble(const Plan& plan) {
+    const zero::Stage& stage = plan.partition.stage;
+    const bool in_turn = stage.round_robin;
+    const int64_t passing = in_turn ? plan.micro_batches : plan.groups;
+    if (passing >= stage.count) return;
+    const std::string what =
+        in_turn ? fmt::format("{} micro-batch{} in round robin", passing, passing == 1 ? "" : "es")
+                : groups_text(plan);
+    log_warn(fmt::format(
+        "{} for {} stages: by theory each waits {:.0f} % of a step where all are as fast; raise "
+        "batch.micro_batches{}, or lower parallel.pipeline",
+        what, stage.count, 100 * bubble_of(plan),
+        plan.group_size() > 1 && !in_turn ? " or swap.groups" : ""));
 }
 
 std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {

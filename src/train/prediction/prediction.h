@@ -58,6 +58,12 @@ struct Prediction {
 // The part of a step that a stage of its pipeline waits, where all take as long. 0: of no pipeline.
 double bubble_of(const planner::Plan& plan);
 
+// "4 groups of 2 micro-batches"
+std::string groups_text(const planner::Plan& plan);
+// Warns where what passes through the stages is less than there are of them, with the theory's
+// bubble: of groups, and in round robin, whose stages take all micro-batches in turn, of these.
+void warn_of_bubble(const planner::Plan& plan);
+
 // Bytes that a schedule moves on each lane, exactly.
 struct ScheduleBytes {
     std::string name{};

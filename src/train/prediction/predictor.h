@@ -115,7 +115,7 @@ private:
     void choose_schedule() { choose_schedule(planned_by()); }
     std::vector<planner::Plan> plans_in(std::span<const zero::Stage> stages,
                                         const planner::PlanRequest& request) const;
-    std::vector<zero::Stage> stages_in(PipelineSchedule schedule) const;
+    std::vector<zero::Stage> stages_in(const StageOrder& order) const;
     // The first stage's plans, of what fits and was not chosen.
     std::vector<planner::Plan> plans_not_chosen() const;
     // With the kernels of all stages, of a plan of one of them.

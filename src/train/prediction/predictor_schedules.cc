@@ -19,20 +19,20 @@ cost::Measurements Predictor::planned_by() const {
                                  model_->world.local_ranks);
 }
 
-std::vector<zero::Stage> Predictor::stages_in(PipelineSchedule schedule) const {
+std::vector<zero::Stage> Predictor::stages_in(const StageOrder& order) const {
     const Config& config = model_->config;
-    return stages_of(with_schedule(config, schedule), model_of(config).shape,
-                     model_->decoder.layers());
+    return stages_of(with_order(config, order), model_of(config).shape, model_->decoder.layers());
 }
 
 void Predictor::choose_schedule(const cost::Measurements& of_a_rank) {
     if (!chooses_schedule(model_->config)) return;
     std::vector<PlannedSchedule> planned;
-    for (const PipelineSchedule schedule : schedules_to_choose(model_->config))
+    const int64_t blocks = std::ssize(model_->decoder.layers()) - 2;
+    for (const StageOrder& order : orders_to_choose(model_->config, blocks))
         planned.push_back(plan_schedule(
-            schedule, [&] { return plans_in(stages_in(schedule), request_of(model_->config)); }));
+            order, [&] { return plans_in(stages_in(order), request_of(model_->config)); }));
     choice_ = train::choose_schedule(std::move(planned), model_->decoder, of_a_rank);
-    stages_ = stages_in(choice_.schedule());
+    stages_ = stages_in(choice_.order());
 }
 
 std::vector<Plan> Predictor::plans_not_chosen() const {
@@ -41,7 +41,7 @@ std::vector<Plan> Predictor::plans_not_chosen() const {
         const ScheduleOffer& offer = choice_.offers[i];
         if (i == choice_.chosen || offer.refusal) continue;
         found.push_back(
-            std::move(plans_in(stages_in(offer.schedule), request_of(model_->config)).front()));
+            std::move(plans_in(stages_in(offer.order), request_of(model_->config)).front()));
     }
     return found;
 }

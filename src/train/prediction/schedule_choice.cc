@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "config/words.h"
 #include "simulated_stages.h"
@@ -16,9 +17,36 @@ using planner::Plan;
 
 namespace {
 
-constexpr std::array kOfOneRun{PipelineSchedule::one_f_one_b, PipelineSchedule::zero_bubble,
-                               PipelineSchedule::round_robin};
-constexpr std::array kOfSeveralRuns{PipelineSchedule::interleaved, PipelineSchedule::round_robin};
+// In the order of the configuration's key: what takes less memory comes first.
+constexpr std::array kSchedules{PipelineSchedule::one_f_one_b, PipelineSchedule::zero_bubble,
+                                PipelineSchedule::interleaved, PipelineSchedule::round_robin};
+
+bool takes(PipelineSchedule schedule, int virtual_stages) {
+    switch (schedule) {
+        case PipelineSchedule::one_f_one_b:
+        case PipelineSchedule::zero_bubble:
+            return virtual_stages == 1;
+        case PipelineSchedule::interleaved:
+            return virtual_stages > 1;
+        case PipelineSchedule::round_robin:
+            return true;
+        case PipelineSchedule::automatic:
+            break;
+    }
+    bug("no such schedule");
+}
+
+// Those of stages of so many blocks; of an uneven cut 1 alone.
+std::vector<int> numbers_to_choose(PipelineSchedule schedule, int64_t blocks, int stages) {
+    std::vector<int> found;
+    const int64_t each = blocks % stages == 0 ? blocks / stages : 1;
+    for (int count = 1; count <= kMostVirtualStages; count *= 2)
+        if (each % count == 0 && takes(schedule, count)) found.push_back(count);
+    if (schedule == PipelineSchedule::round_robin && each > 1 &&
+        std::ranges::find(found, each) == found.end())
+        found.push_back(static_cast<int>(each));
+    return found;
+}
 
 bool speculates(const PlannedSchedule& planned) {
     return std::ranges::all_of(planned.plans, &Plan::speculative);
@@ -30,7 +58,7 @@ ScheduleOffer offer_of(const PlannedSchedule& planned, const RecordedStages& ste
     add_assumed_kernels(planned.plans, steps, decoder, measured);
     const std::vector<swap::Timeline> timelines =
         predict_stages(planned.plans, steps.first, steps.steady, measured);
-    ScheduleOffer offer{.schedule = planned.schedule};
+    ScheduleOffer offer{.order = planned.order};
     for (const swap::Timeline& timeline : timelines)
         offer.seconds = std::max(offer.seconds, timeline.step_seconds);
     for (size_t s = 0; s < planned.plans.size(); ++s) {
@@ -50,21 +78,41 @@ ScheduleOffer offer_of(const PlannedSchedule& planned, const RecordedStages& ste
 }  // namespace
 
 bool chooses_schedule(const Config& config) {
-    return config.parallel.pipeline > 1 && config.parallel.schedule == PipelineSchedule::automatic;
+    const ParallelConfig& p = config.parallel;
+    return p.pipeline > 1 &&
+           (p.schedule == PipelineSchedule::automatic || !p.virtual_stages.has_value());
 }
 
-std::span<const PipelineSchedule> schedules_to_choose(const Config& config) {
-    if (config.parallel.virtual_stages > 1) return kOfSeveralRuns;
-    return kOfOneRun;
+std::vector<StageOrder> orders_to_choose(const Config& config, int64_t blocks) {
+    const ParallelConfig& p = config.parallel;
+    std::vector<StageOrder> found;
+    for (const PipelineSchedule schedule : kSchedules) {
+        if (p.schedule != PipelineSchedule::automatic && p.schedule != schedule) continue;
+        if (!p.virtual_stages) {
+            for (const int count : numbers_to_choose(schedule, blocks, p.pipeline))
+                found.push_back({schedule, count});
+        } else if (takes(schedule, *p.virtual_stages)) {
+            found.push_back({schedule, *p.virtual_stages});
+        }
+    }
+    // Interleaved stages that no such number divides have two runs, or are refused with the blocks.
+    if (found.empty()) found.push_back({p.schedule, 2});
+    return found;
 }
 
-Config with_schedule(Config config, PipelineSchedule schedule) {
-    config.parallel.schedule = schedule;
+Config with_order(Config config, const StageOrder& order) {
+    config.parallel.schedule = order.schedule;
+    config.parallel.virtual_stages = order.virtual_stages;
     return config;
 }
 
 std::string_view name_of(PipelineSchedule schedule) {
     return config::word_of(config::kPipelineSchedules, schedule);
+}
+
+std::string name_of(const StageOrder& order) {
+    if (order.virtual_stages == 1) return std::string(name_of(order.schedule));
+    return fmt::format("{} {}", name_of(order.schedule), order.virtual_stages);
 }
 
 Problem of_stage(Problem problem, const zero::Stage& stage) {
@@ -98,7 +146,7 @@ ScheduleChoice choose_schedule(std::vector<PlannedSchedule> planned, const model
     for (size_t i = 0; i < planned.size(); ++i) {
         if (planned[i].refusal)
             choice.offers.push_back(
-                {.schedule = planned[i].schedule, .refusal = std::move(planned[i].refusal)});
+                {.order = planned[i].order, .refusal = std::move(planned[i].refusal)});
         else
             choice.offers.push_back(offer_of(planned[i], steps[i], decoder, alike));
     }
@@ -120,18 +168,20 @@ std::string text_of(const ScheduleChoice& choice) {
     const bool is_fastest = std::ranges::all_of(choice.offers, [&](const ScheduleOffer& offer) {
         return offer.refusal || offer.seconds >= taken.seconds;
     });
-    const char* why = std::ranges::count_if(choice.offers, fits) == 1 ? "which alone can be"
-                      : is_fastest                                    ? "the fastest as simulated"
-                                   : "within 1 % of the fastest as simulated";
-    std::string text = fmt::format("{}, {}", name_of(taken.schedule), why);
+    const auto possible = std::ranges::count_if(choice.offers, fits);
+    const char* why = possible == 0   ? "the first that the ranks have room for; none was simulated"
+                      : possible == 1 ? "which alone can be"
+                      : is_fastest    ? "the fastest as simulated"
+                                      : "within 1 % of the fastest as simulated";
+    std::string text = fmt::format("{}, {}", name_of(taken.order), why);
     const char* between = ": ";
     for (const ScheduleOffer& offer : choice.offers) {
         text += std::exchange(between, "; ");
         if (offer.refusal)
-            text += fmt::format("not {}: {}", name_of(offer.schedule), why_not(*offer.refusal));
+            text += fmt::format("not {}: {}", name_of(offer.order), why_not(*offer.refusal));
         else
             text += fmt::format("{} {:.4g} s a step, of which a stage waits up to {:.1f} %",
-                                name_of(offer.schedule), offer.seconds, 100 * offer.waits);
+                                name_of(offer.order), offer.seconds, 100 * offer.waits);
     }
     return text;
 }

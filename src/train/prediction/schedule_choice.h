@@ -19,25 +19,38 @@
 
 namespace ferry::train {
 
-// Whether there is a choice: several stages, and parallel.schedule is auto.
+// A schedule with so many virtual stages.
+struct StageOrder {
+    PipelineSchedule schedule{};
+    int virtual_stages = 1;
+    bool operator==(const StageOrder&) const = default;
+};
+
+// Whether there is a choice: several stages, and parallel.schedule or virtual_stages is auto.
 bool chooses_schedule(const Config& config);
-// What is chosen from, those that take parallel.virtual_stages; of some that take as long the
-// earlier one is taken.
-std::span<const PipelineSchedule> schedules_to_choose(const Config& config);
-Config with_schedule(Config config, PipelineSchedule schedule);
+// Numbers of virtual stages that are weighed at the most where auto chooses them: each is planned
+// and simulated, and stages keep block inputs of more groups.
+inline constexpr int kMostVirtualStages = 8;
+// What is chosen from, of a model with so many blocks: the schedules that take
+// parallel.virtual_stages. Where that is auto, its powers of two up to kMostVirtualStages that
+// divide the blocks of a stage, and for round robin one block a run. Of some that take as long the
+// earlier one is taken. Never none.
+std::vector<StageOrder> orders_to_choose(const Config& config, int64_t blocks);
+Config with_order(Config config, const StageOrder& order);
 std::string_view name_of(PipelineSchedule schedule);  // as the configuration names it
+std::string name_of(const StageOrder& order);         // "1f1b", "interleaved 4"
 
 // A schedule, with the plan of a rank of each stage; or why it cannot be.
 struct PlannedSchedule {
-    PipelineSchedule schedule{};
+    StageOrder order{};
     std::vector<planner::Plan> plans{};
     std::optional<Error> refusal{};
 };
 // `plans_of()`: they may throw does_not_fit, or usage of a schedule that the configuration does not
 // admit.
 template <class PlansOf>
-PlannedSchedule plan_schedule(PipelineSchedule schedule, const PlansOf& plans_of) {
-    PlannedSchedule found{.schedule = schedule};
+PlannedSchedule plan_schedule(const StageOrder& order, const PlansOf& plans_of) {
+    PlannedSchedule found{.order = order};
     try {
         found.plans = plans_of();
     } catch (const Error& error) {
@@ -50,7 +63,7 @@ PlannedSchedule plan_schedule(PipelineSchedule schedule, const PlansOf& plans_of
 Problem of_stage(Problem problem, const zero::Stage& stage);
 
 struct ScheduleOffer {
-    PipelineSchedule schedule{};
+    StageOrder order{};
     std::optional<Error> refusal{};  // where it cannot be; nothing below is known then
     double seconds = 0;              // of a step
     double waits = 0;                // the part of it that the stage waits which waits most
@@ -67,7 +80,8 @@ std::optional<size_t> fastest_of(std::span<const ScheduleOffer> offers);
 struct ScheduleChoice {
     std::vector<ScheduleOffer> offers{};  // none: there is no choice
     size_t chosen = 0;                    // where all are refused: the first
-    PipelineSchedule schedule() const { return offers[chosen].schedule; }
+    PipelineSchedule schedule() const { return order().schedule; }
+    const StageOrder& order() const { return offers[chosen].order; }
 };
 
 // By the measurements of one rank. Where they have not the kernels of all of these schedules, all

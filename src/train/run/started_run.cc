@@ -71,19 +71,22 @@ void log_slices(const model::Shape& whole, int64_t tokens, const World& world) {
 
 void log_stages(const std::vector<zero::Stage>& stages, const planner::Plan& plan) {
     const auto count = static_cast<int>(stages.size());
-    const double bubble = 100 * bubble_of(plan);
-    log_info(
-        fmt::format("{} stages: {}; {} groups of {} micro-batch{} pass through them, and each "
-                    "waits {:.0f} % of a step where all are as fast",
-                    count, text_of(stages, std::ssize(plan.layers)), plan.groups, plan.group_size(),
-                    plan.group_size() == 1 ? "" : "es", bubble));
-    const bool in_turn = plan.partition.stage.round_robin;
-    if ((in_turn ? plan.micro_batches : plan.groups) >= count) return;
+    log_info(fmt::format(
+        "{} stages: {}; {} pass through them, and by theory each waits {:.0f} % of a step where "
+        "all are as fast",
+        count, text_of(stages, std::ssize(plan.layers)), groups_text(plan), 100 * bubble_of(plan)));
+    warn_of_bubble(plan);
+}
+
+// Plans that go by the key share out the host's budgets otherwise.
+void warn_of_host(const Config& config, const World& world) {
+    const std::optional<int>& each = config.budgets.ranks_per_host;
+    if (world.ranks == 1 || !each || *each == world.local_ranks) return;
     log_warn(
-        fmt::format("{} group{} of micro-batches for {} stages: each stage waits {:.0f} % of a "
-                    "step; raise batch.micro_batches{}, or lower parallel.pipeline",
-                    plan.groups, plan.groups == 1 ? "" : "s", count, bubble,
-                    plan.group_size() > 1 && !in_turn ? " or swap.groups" : ""));
+        fmt::format("budgets.ranks_per_host is {}, and the first host has {} rank{} of this run: "
+                    "they share its "
+                    "budgets, and ferry plan goes by the key",
+                    *each, world.local_ranks, world.local_ranks == 1 ? "" : "s"));
 }
 
 void refuse_restored(const Runtime& runtime, const Config& config) {
@@ -166,6 +169,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       machine_text_(machine_text(device_, config_, ops::table_of(stack_.ops()))),
       record_(identity_of(config, numerics_record(), loader_->info()), config.steps) {
     if (!runtime.only_evaluates) require_ranks(config, world_.ranks);
+    if (world_.rank == 0) warn_of_host(config_, world_);
     if (world_.rank == 0) log_slices(shape_, stack_.decoder().numerics().tokens(), world_);
     if (world_.pipeline > 1) refuse_of_pipeline(runtime);
     make_plan(runtime);
@@ -243,8 +247,8 @@ void StartedRun::make_plan(const Runtime& runtime) {
     if (!executor_.simulated() && !runtime.resume) require_room(plan_, share_.budgets.nvme);
 }
 
-void StartedRun::take_stages(PipelineSchedule schedule) {
-    stages_ = stages_of(with_schedule(config_, schedule), shape_, layers_);
+void StartedRun::take_stages(const StageOrder& order) {
+    stages_ = stages_of(with_order(config_, order), shape_, layers_);
     partition_.stage = stages_[static_cast<size_t>(world_.stage())];
     planner_->take(partition_.stage);
 }
@@ -277,9 +281,10 @@ std::optional<Error> StartedRun::refusal_of(const planner::PlanRequest& request)
 // take what it chooses: measurements of another host could say otherwise.
 void StartedRun::choose_schedule(const planner::PlanRequest& request) {
     std::vector<PlannedSchedule> planned;
-    for (const PipelineSchedule schedule : schedules_to_choose(config_)) {
-        planned.push_back(plan_schedule(schedule, [&] {
-            take_stages(schedule);
+    const std::vector<StageOrder> orders = orders_to_choose(config_, shape_.layers);
+    for (const StageOrder& order : orders) {
+        planned.push_back(plan_schedule(order, [&] {
+            take_stages(order);
             return std::vector<planner::Plan>{};
         }));
         std::optional<Error>& refusal = planned.back().refusal;
@@ -288,22 +293,29 @@ void StartedRun::choose_schedule(const planner::PlanRequest& request) {
     }
     if (std::ranges::all_of(planned, [](const auto& one) { return one.refusal.has_value(); }))
         throw Error(*planned.front().refusal);
-    size_t chosen = 0;
+    // Where the first rank can plan none for the others, the first that all have room for.
+    const auto possible =
+        std::ranges::find_if(planned, [](const auto& one) { return !one.refusal.has_value(); });
+    auto chosen = static_cast<size_t>(possible - planned.begin());
     if (world_.rank == 0) {
         for (PlannedSchedule& one : planned) {
             if (one.refusal) continue;
-            one = plan_schedule(one.schedule, [&] {
-                take_stages(one.schedule);
+            one = plan_schedule(one.order, [&] {
+                take_stages(one.order);
                 return plans_of_stages(stages_);
             });
         }
-        const ScheduleChoice choice =
+        ScheduleChoice choice =
             train::choose_schedule(std::move(planned), stack_.decoder(), planner_->machine());
-        log_info("parallel.schedule auto takes " + text_of(choice));
+        if (!fastest_of(choice.offers)) choice.chosen = chosen;
+        const bool schedules = config_.parallel.schedule == PipelineSchedule::automatic;
+        log_info(fmt::format("parallel.{} auto takes {}", schedules ? "schedule" : "virtual_stages",
+                             text_of(choice)));
         chosen = choice.chosen;
     }
     chosen = gather(*ranks_, executor_, chosen, "schedule").front();
-    take_stages(schedules_to_choose(config_)[chosen]);
+    take_stages(orders[chosen]);
+    config_.parallel.virtual_stages = orders[chosen].virtual_stages;
 }
 
 bool StartedRun::has_errors(int64_t moment_updates) const {

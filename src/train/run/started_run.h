@@ -21,6 +21,7 @@
 #include "train/kernels/trace_rows.h"
 #include "train/loss_scale.h"
 #include "train/prediction/measure.h"
+#include "train/prediction/schedule_choice.h"
 #include "train/resuming/imported_state.h"
 #include "train/resuming/loaded_weights.h"
 #include "train/resuming/saved_run.h"
@@ -93,7 +94,7 @@ protected:
     comm::Communicator* const sharers_;  // of state, weights and gradients; null: there are none
     // Null: this rank has whole sequences, or whole tensors.
     const std::unique_ptr<KernelExchange> of_sequences_, of_tensors_;
-    const Config config_;
+    Config config_;  // with what ferry has chosen of the numerics, from make_plan() on
     const MomentumSchedule momentum_schedule_{config_.optimizer};
     const RankShare share_;
     Executor& executor_;
@@ -142,7 +143,7 @@ private:
     std::unique_ptr<LoadedWeights> first_weights_of(const Config& config,
                                                     const Runtime& runtime) const;
     void make_plan(const Runtime& runtime);
-    void take_stages(PipelineSchedule schedule);
+    void take_stages(const StageOrder& order);
     std::optional<Error> refusal_of(const planner::PlanRequest& request) const;
     void choose_schedule(const planner::PlanRequest& request);
     void require_same_start() const;

@@ -124,8 +124,8 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
         coded += fmt::format(", sequences over {}{}", n.parts, n.ring ? " in a ring" : "");
     if (config.parallel.pipeline > 1)
         coded += fmt::format(", layers over {}", config.parallel.pipeline);
-    if (config.parallel.pipeline > 1 && config.parallel.virtual_stages > 1)
-        coded += fmt::format(" in {} rounds", config.parallel.virtual_stages);
+    const int rounds = config.parallel.virtual_stages.value_or(1);
+    if (config.parallel.pipeline > 1 && rounds > 1) coded += fmt::format(" in {} rounds", rounds);
     if (n.slices > 1) coded += fmt::format(", tensors, vocabulary and rows over {}", n.slices);
     return fmt::format(
         "model {}; sequence {} micro-batch {} x {}; head tile {} {} tile {}; compute {} residual "

@@ -112,7 +112,7 @@ std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& sha
                                      .measured = std::to_string(stages) + " stages",
                                      .limit = std::to_string(blocks) + " blocks",
                                      .remedy = "set it to " + std::to_string(blocks) + " or less"});
-    const auto each = static_cast<size_t>(config.parallel.virtual_stages);
+    const auto each = static_cast<size_t>(config.parallel.virtual_stages.value_or(1));
     if (stages * each > blocks)
         throw Error(Trouble::usage,
                     {.what = "more virtual stages than the model has blocks",

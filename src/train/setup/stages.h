@@ -14,8 +14,9 @@ namespace ferry::train {
 // Every stage has whole blocks, the first the embedding too and the last the head. They are cut so
 // that the slowest one is as fast as it can be, by what a micro-batch's kernels multiply and move
 // on a machine as the time model assumes it: the same cut on every machine. `whole`: the model's
-// layers. Throws usage where there are more stages than blocks. Where the schedule is ferry's
-// choice they are those of 1f1b: who chooses asks with the key set
+// layers. Throws usage where there are more stages than blocks. Where the schedule or the
+// number of virtual stages is ferry's choice they are those of 1f1b, with one: who chooses asks
+// with the keys set
 // (src/train/prediction/schedule_choice.h).
 std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& shape,
                                    const std::vector<model::Layer>& whole);
