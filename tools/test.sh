@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds ferry and tests it as far as this machine can.
 #
-#   tools/test.sh                every test, formatting and clang-tidy
+#   tools/test.sh                every test and every case of it, formatting and clang-tidy; sanitizers are apart
 #   tools/test.sh --quick        the same without clang-tidy and the reference, and of long lists of
 #                                cases one of each kind
 #   tools/test.sh --sanitizers   the address, undefined and thread sanitizers, and the fuzz targets

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "model_fixture.h"
+#include "tests/support/quick.h"
 
 namespace ferry::model {
 namespace {
@@ -527,6 +528,11 @@ TEST(Decoder, what_is_saved_changes_no_bit) {
              {std::pair{DType::f32, DType::f32}, std::pair{DType::bf16, DType::bf16},
               std::pair{DType::bf16, DType::f32}}) {
             for (const int64_t head_dim : {24, 64}) {
+                // The quick run takes the reference with a wider residual alone, and each of the
+                // others once.
+                if (is_quick() && ((threads == 0) != (residual != compute) ||
+                                   (head_dim == 24) != (compute == DType::f32)))
+                    continue;
                 SCOPED_TRACE(testing::Message() << name_of(compute) << " " << threads
                                                 << " threads, heads of " << head_dim);
                 Setting s = larger(compute, residual);

@@ -12,7 +12,7 @@
 #include "ops/part_attention.h"
 #include "ops/patterns.h"
 #include "tests/contract/ops_fixture.h"
-#include "tests/support/seeds.h"
+#include "tests/support/quick.h"
 
 namespace ferry::ops {
 namespace {
@@ -416,10 +416,12 @@ void expect_near_lse(const std::vector<float>& actual, const std::vector<float>&
 TEST_P(OpsMasks, are_a_softmax_over_what_is_seen) {
     const bool gpu = std::get<0>(GetParam()).threads == kGpu;
     bool any = false;
+    Spread spread(2, std::get<0>(GetParam()).threads + static_cast<int>(type()));
     for (const Masked& c : cases()) {
         SCOPED_TRACE(c.name);
         if (refused(ops(), c, type())) continue;  // such as heads that a GPU has no kernels for
         any = true;
+        if (!spread.takes()) continue;
         const Operands o(c, type());
         const Results want = expected(c, o, type()), found = run(ops(), c, o, type());
         // A GPU's kernels round probabilities to the type.
@@ -477,16 +479,17 @@ TEST_P(OpsMasks, are_what_their_parts_give_together) {
     all.push_back(of("no mask", 2, 150, 4, 2, 32));
     all.push_back(of("a window", 1, 260, 2, 1, 16).window(40));
     const bool gpu = std::get<0>(GetParam()).threads == kGpu;
-    const bool quick = from_environment("FERRY_QUICK_TESTS", 0) != 0;
     bool any = false;
+    Spread spread(2, std::get<0>(GetParam()).threads + static_cast<int>(type()));
     for (const Masked& c : all) {
         SCOPED_TRACE(c.name);
         if (refused_in_parts(*parts, c, type())) continue;
         any = true;
+        if (!spread.takes()) continue;
         const Operands o(c, type());
         const Results want = expected(c, o, type());
-        std::vector<int64_t> lengths{c.shape.sequence, 67};
-        if (!quick) lengths.insert(lengths.end(), {128, 31});
+        std::vector<int64_t> lengths{67};
+        if (!is_quick()) lengths.insert(lengths.end(), {c.shape.sequence, 128, 31});
         for (const int64_t length : lengths) {
             SCOPED_TRACE("parts of " + std::to_string(length));
             const Results found = InParts(*parts, ops(), c, o, type(), length).results();

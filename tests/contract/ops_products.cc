@@ -9,6 +9,7 @@
 
 #include "ops/product_table.h"
 #include "tests/contract/ops_fixture.h"
+#include "tests/support/quick.h"
 
 namespace ferry::ops {
 namespace {
@@ -81,6 +82,7 @@ TEST_P(OpsProducts, gemm_of_a_model_s_sizes_and_every_way_of_adding) {
         oracle().gemm(g, nullptr);
         expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
     };
+    Spread spread(5);
     for (const auto& s : sizes) {
         for (const Form form : {Form::nn, Form::nt, Form::tn}) {
             for (const DType out : {type(), DType::f32}) {
@@ -89,6 +91,7 @@ TEST_P(OpsProducts, gemm_of_a_model_s_sizes_and_every_way_of_adding) {
                     if (adds == Adds::accumulates && out != DType::f32) continue;
                     for (const Bias biased :
                          {Bias::none, Bias::aligned, Bias::odd, Bias::in_depth}) {
+                        if (!spread.takes()) continue;
                         SCOPED_TRACE(testing::Message()
                                      << s[0] << "x" << s[1] << "x" << s[2] << " form "
                                      << static_cast<int>(form) << " out " << name_of(out)
@@ -161,10 +164,12 @@ TEST_P(OpsProducts, gemm_rounds_once) {
         oracle().gemm(g, nullptr);
         EXPECT_TRUE(actual.same_values(expected));
     };
+    Spread spread(5);
     for (const Form form : {Form::nn, Form::nt, Form::tn}) {
         for (const Adds adds : {Adds::nothing, Adds::addend, Adds::itself}) {
             for (const bool biased : {false, true}) {
                 for (const int64_t spare : {int64_t{0}, kSpare}) {
+                    if (!spread.takes()) continue;
                     SCOPED_TRACE(testing::Message() << "form " << static_cast<int>(form) << " adds "
                                                     << static_cast<int>(adds) << " bias " << biased
                                                     << " spare " << spare);
@@ -200,12 +205,14 @@ TEST_P(OpsProducts, gemm_of_an_odd_vocabulary) {
         oracle().gemm(g, nullptr);
         expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
     };
+    Spread spread(5);
     for (const int64_t vocab : {257, 263, 300}) {
         for (const Form form : {Form::nn, Form::nt, Form::tn}) {
             for (const DType out : {type(), DType::f32}) {
                 for (const Adds adds :
                      {Adds::nothing, Adds::addend, Adds::itself, Adds::accumulates}) {
                     if (adds == Adds::accumulates && out != DType::f32) continue;
+                    if (!spread.takes()) continue;
                     SCOPED_TRACE(testing::Message()
                                  << vocab << " form " << static_cast<int>(form) << " out "
                                  << name_of(out) << " adds " << static_cast<int>(adds));

@@ -21,6 +21,7 @@
 #include "checkpoint/steps.h"
 #include "ferry/device.h"
 #include "ferry/export.h"
+#include "tests/support/quick.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
@@ -166,11 +167,13 @@ TEST_P(Resumes, FromEveryPlacementToEveryOther) {
     const uint64_t whole = run(config(Placement::memory), "", [&](Engine& engine, bool) {
         while (engine.last_step() < 6) engine.step();
     });
+    Spread spread(5);
     for (const Placement written : kPlacements) {
         const TemporaryDirectory directory(memory_directory());
         ASSERT_EQ(run_and_save(config(written), directory.path()), whole);
         for (const Placement read : kPlacements) {
             for (const int64_t step : {1, 3, 5, 6}) {
+                if (!spread.takes()) continue;
                 SCOPED_TRACE(testing::Message() << "from " << static_cast<int>(written) << " to "
                                                 << static_cast<int>(read) << " after " << step);
                 ASSERT_EQ(resume(config(read), directory.path(), step), whole);
@@ -205,8 +208,10 @@ TEST_P(Resumes, EachChunkOnStorageIsReadOnceForACheckpoint) {
 // bits of one that was read.
 TEST_P(Resumes, UpdatesHandOverWhatLiesOnStorage) {
     if (comm::ranks_launched() > 0) GTEST_SKIP() << "for threads of one process";
+    Spread spread(3, static_cast<int>(std::get<0>(GetParam())) + ranks());
     for (const Placement placement : {Placement::both, Placement::storage}) {
         for (const int64_t room : {int64_t{0}, 20 * kKiB, 4 * kMiB}) {
+            if (!spread.takes()) continue;
             SCOPED_TRACE(testing::Message() << static_cast<int>(placement) << ", room " << room);
             const TemporaryDirectory directory(memory_directory()), other(memory_directory());
             Config config = this->config(placement);

@@ -12,6 +12,7 @@
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
 #include "cost/traffic.h"
+#include "tests/support/quick.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
@@ -174,6 +175,7 @@ TEST_P(Resumed, WithAnotherNumberOfStages) {
         const Cut whole{each, 1};
         const Weights expected = train(config(), whole, "", of_whole.path());
         for (const int stages : {2, 3}) {
+            if (is_quick() && each + stages != 4) continue;
             SCOPED_TRACE(testing::Message() << stages << " stages of " << each);
             const Cut cut{each * stages, stages};
             const TemporaryDirectory directory;
@@ -235,7 +237,9 @@ TEST_P(Resumed, WithAnotherNumberOfStagesThatShareTensors) {
     Config config = this->config(), stored = on_nvme();
     if (config.optimizer.moments == MomentType::int8) GTEST_SKIP() << "slices keep none";
     config.model.kv_heads = stored.model.kv_heads = 2;
+    Spread spread(2, static_cast<int>(GetParam()));
     for (const int replicas : {1, 2}) {
+        if (!spread.takes()) continue;
         SCOPED_TRACE(testing::Message() << replicas << " replicas");
         const TemporaryDirectory of_whole, directory;
         const Cut whole{2 * replicas, 1, 2}, cut{4 * replicas, 2, 2};
@@ -311,10 +315,12 @@ protected:
 // To the byte, of every rank: its memory, and what it passes on in a step.
 TEST_F(Planned, AsTheyRun) {
     using enum PipelineSchedule;
+    Spread spread(3);
     for (const Cut cut :
          {Cut{2, 2}, Cut{4, 2}, Cut{3, 3}, Cut{4, 2, 2}, Cut{8, 2, 2}, Cut{2, 2, 1, interleaved, 2},
           Cut{2, 2, 1, round_robin, 2}, Cut{4, 2, 2, round_robin, 2}}) {
         for (const bool tight : {false, true}) {
+            if (!spread.takes()) continue;
             SCOPED_TRACE(testing::Message() << testing::PrintToString(cut) << " tight " << tight);
             Config config = this->config(true);
             if (!tight) config.parallel.schedule = zero_bubble;

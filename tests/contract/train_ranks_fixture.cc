@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "tests/support/borrowed_ranks.h"
+#include "tests/support/quick.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/write_tokens.h"
 #include "train/prediction/predictor.h"
@@ -235,14 +236,15 @@ void Ranks::read_documents(Config& config) const {
 void Ranks::expect_stages_equal(Config config, int ranks) const {
     config.zero.stage = 3;
     const Outcome first = run(config, ranks);
+    Spread spread(4);  // the quick run has each stage once, and each tier
     for (const int64_t stage : {0, 1, 2, 3}) {
         SCOPED_TRACE("stage " + std::to_string(stage));
         config.zero.stage = stage;
-        expect_equal(run(config, ranks), first);
-        expect_equal(run(tight(config, ranks), ranks), first);
+        if (spread.takes()) expect_equal(run(config, ranks), first);
+        if (spread.takes()) expect_equal(run(tight(config, ranks), ranks), first);
         Config on_device = config;
         on_device.swap.state_on_device = 0.6;
-        expect_equal(run(on_device, ranks), first);
+        if (spread.takes()) expect_equal(run(on_device, ranks), first);
         if (HasFailure()) return;
     }
 }

@@ -116,24 +116,23 @@ class SavingTest(Saving):
         """The others end too, and what has a checkpoint's name is whole."""
         mpi, long = self.mpi(2), {"steps": 60, "zero__stage": 3}
         whole = self.ok(self.train(self.run_config(**long), through=mpi))
-        for placement in (RAM, NVME):
-            for rank in (0, 1):
-                with self.subTest(placement=placement, rank=rank):
-                    words = self.command(self.saving(placement, checkpoint__every=1, **long))
-                    process = start([*mpi, FERRY, *words])
-                    for line in iter(process.stdout.readline, ""):
-                        if '"loss"' in line and json.loads(line)["step"] == 5:
-                            break
-                    os.kill(self.ranks_of(words[1])[rank], signal.SIGKILL)
-                    _, err = process.communicate(timeout=90)
-                    self.assertNotEqual(process.returncode, 0, err)
-                    self.assertTrue(self.latest())
-                    for step in self.steps():
-                        if re.fullmatch(r"step-\d{8}", step):
-                            self.ok(self.ferry("ckpt", "verify", os.path.join(self.dir_, step)))
-                    last = self.ok(self.train(self.saving(placement, checkpoint__every=30, **long), *self.latest(), through=mpi))
-                    self.assertEqual(last.hashes, whole.hashes)
-                    shutil.rmtree(self.dir_)
+        for placement, rank in in_quick(((RAM, 0), (RAM, 1), (NVME, 0), (NVME, 1)), (0, 3)):
+            with self.subTest(placement=placement, rank=rank):
+                words = self.command(self.saving(placement, checkpoint__every=1, **long))
+                process = start([*mpi, FERRY, *words])
+                for line in iter(process.stdout.readline, ""):
+                    if '"loss"' in line and json.loads(line)["step"] == 5:
+                        break
+                os.kill(self.ranks_of(words[1])[rank], signal.SIGKILL)
+                _, err = process.communicate(timeout=90)
+                self.assertNotEqual(process.returncode, 0, err)
+                self.assertTrue(self.latest())
+                for step in self.steps():
+                    if re.fullmatch(r"step-\d{8}", step):
+                        self.ok(self.ferry("ckpt", "verify", os.path.join(self.dir_, step)))
+                last = self.ok(self.train(self.saving(placement, checkpoint__every=30, **long), *self.latest(), through=mpi))
+                self.assertEqual(last.hashes, whole.hashes)
+                shutil.rmtree(self.dir_)
 
     def test_int8_moments(self):
         """Also where a tensor is written in several stripes."""
@@ -262,7 +261,8 @@ class SavingTest(Saving):
                    "precision": "bf16", "batch__micro_batches": 6}
         local = {"optimizer__var_freeze_step": 3, "optimizer__local_step_scaler": 1, "optimizer__local_step_clipper": 4}
         # Gradients travel at steps 1, 2, 3 and 5; with `local` at 1 to 3, and momentum at 4, 5, 9 and 13.
-        for stage, placement, more, kills in ((3, NVME, {}, (4, 1)), (0, MIXED, local, (6, 1)), (0, RAM, local, (7, 2, 2))):
+        cases = ((3, NVME, {}, (4, 1)), (0, MIXED, local, (6, 1)), (0, RAM, local, (7, 2, 2)))
+        for stage, placement, more, kills in in_quick(cases, (0, 1)):
             with self.subTest(stage=stage, kills=kills):
                 ranks = {"zero__stage": stage, **zeroone, **more}
                 whole = self.ok(self.train(self.run_config(**ranks), through=mpi))
@@ -271,7 +271,7 @@ class SavingTest(Saving):
                     self.killed(config, *self.latest(), steps=steps, through=mpi)
                 last = self.ok(self.train(config, *self.latest(), through=mpi))
                 self.assertEqual(last.hashes, whole.hashes)
-                for step in (3, 4, 5, 7, 8):
+                for step in in_quick((3, 4, 5, 7, 8), (1, 3)):
                     elsewhere = self.run_config(MIXED if placement == RAM else RAM, **ranks)
                     again = self.ok(self.train(elsewhere, "--resume", self.step(step), through=mpi))
                     self.assertEqual(again.hashes, whole.hashes, step)

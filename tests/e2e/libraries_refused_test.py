@@ -23,6 +23,12 @@ class LibrariesTest(Refusals):
         self.refused(USAGE, ["numerics.wire", "loss scaling"], precision="bf16",
                      numerics__wire="fp16")
 
+    def test_the_program_starts_without_nvidias_libraries(self):
+        """They take longer to load than a short run on the CPU."""
+        listed = self.ferry(env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"})
+        self.assertIn("libc.so", listed.out)
+        self.assertNotRegex(listed.out, "nccl|cudnn|cublas|nvrtc|cudart|libcuda")
+
     @unittest.skipUnless(os.path.isdir(OLD_DRIVER), "built without CUDA")
     def test_a_driver_that_is_too_old(self):
         libraries = f"{OLD_DRIVER}:{os.environ.get('LD_LIBRARY_PATH', '')}"

@@ -3,15 +3,16 @@
 import unittest
 
 from groups import Groups, of_family
+from harness import in_quick
 
 
 class SequenceTest(Groups):
     def test_ranks_that_share_sequences_follow_one(self):
         """Every family: windows, learned positions, norms and biases of heads; some ranks have fewer heads."""
-        for number, shared, family, order in (
-                (2, 2, "llama", "auto"), (4, 2, "mistral", "heads"), (2, 2, "qwen2", "auto"), (3, 3, "qwen3", "heads"),
-                (4, 4, "gpt2", "heads"), (2, 2, "gpt2", "auto"), (3, 3, "llama", "ring"), (4, 2, "mistral", "ring"),
-                (4, 4, "qwen2", "ring"), (3, 3, "qwen3", "auto"), (4, 4, "gpt2", "ring"), (2, 2, "gpt2", "ring")):
+        cases = ((2, 2, "llama", "auto"), (4, 2, "mistral", "heads"), (2, 2, "qwen2", "auto"), (3, 3, "qwen3", "heads"),
+                 (4, 4, "gpt2", "heads"), (2, 2, "gpt2", "auto"), (3, 3, "llama", "ring"), (4, 2, "mistral", "ring"),
+                 (4, 4, "qwen2", "ring"), (3, 3, "qwen3", "auto"), (4, 4, "gpt2", "ring"), (2, 2, "gpt2", "ring"))
+        for number, shared, family, order in in_quick(cases, (1, 3, 5, 6, 8)):
             with self.subTest(ranks=number, shared=shared, family=family, order=order):
                 changes = of_family(family, parallel__sequence_order=order)
                 if number == 3:
@@ -22,8 +23,8 @@ class SequenceTest(Groups):
 
     def test_what_ranks_of_a_sequence_send_is_counted_and_changes_no_bit(self):
         shared = {"parallel__sequence": 2, "batch__sequence": 32}
-        runs = [self.ranks(2, self.config(**shared, **tiers))
-                for tiers in ({}, {}, self.tight(2), {"swap__groups": 3}, {"swap__save_attention": 1})]
+        every = ({}, {}, self.tight(2), {"swap__groups": 3}, {"swap__save_attention": 1})
+        runs = [self.ranks(2, self.config(**shared, **tiers)) for tiers in in_quick(every, (0, 2, 3))]
         for run in runs:
             self.assert_trained(run)
             self.assertEqual(run.numbers(), runs[0].numbers())
@@ -36,13 +37,13 @@ class SequenceTest(Groups):
 
     def test_a_ring_is_taken_where_ranks_do_not_divide_heads(self):
         """Two heads of keys on three and four ranks: heads by name, a ring by itself, and the same losses."""
-        for number in (3, 4):
+        for number in in_quick((3, 4), [0]):
             changes = {"batch__sequence": 36, "batch__micro_batches": 12, "model__heads": 4, "model__kv_heads": 2,
                        "model__head_dim": 16, "steps": 3}
             one = self.train(self.config(**changes))
             shared = {**changes, "parallel__sequence": number}
-            ring = [self.ranks(number, self.config(**shared, **more))
-                    for more in ({}, {"parallel__sequence_order": "ring"}, {"zero__stage": 0}, self.tight(number))]
+            every = ({}, {"parallel__sequence_order": "ring"}, {"zero__stage": 0}, self.tight(number))
+            ring = [self.ranks(number, self.config(**shared, **more)) for more in in_quick(every, (0, 1, 3))]
             heads = self.ranks(number, self.config(**shared, parallel__sequence_order="heads"))
             for run in (one, *ring, heads):
                 self.assert_trained(run)

@@ -105,8 +105,7 @@ TEST_P(Durable, StoppedAtAnyTransferGoesOnWithTheSameBits) {
     const Ended whole = in_memory();
     const Config made = config();
     const auto seed = from_environment("FERRY_SIM_SEED", 1);
-    const auto stride = static_cast<int64_t>(
-        from_environment("FERRY_SIM_STRIDE", static_cast<uint64_t>(GetParam().stride)));
+    const int64_t stride = stride_of(GetParam().stride);
     std::map<int64_t, int> resumed_at;
     int64_t refused = 0, stop = 0;
     for (;; stop += stride) {
@@ -186,7 +185,7 @@ TEST_P(DurableFp32, TheOlderRecordStandsWhileItsSlotsAreIntact) {
     const Ended whole = in_memory();
     const Config made = config();
     int64_t older = 0, refused = 0;
-    for (int64_t stop = 60;; stop += 7) {
+    for (int64_t stop = 60;; stop += is_quick() ? 31 : 7) {
         SCOPED_TRACE("stopped at transfer " + std::to_string(stop));
         Machine machine({.seed = static_cast<uint64_t>(stop), .stop_at = stop});
         machine.run(made, false);
@@ -215,7 +214,7 @@ TEST_P(DurableFp32, AWrongByteAnywhereIsFoundOrMeansNothing) {
     const Ended whole = in_memory();
     const Config made = config();
     int64_t exact = 0, refused = 0;
-    for (int64_t round = 0;; ++round) {
+    for (int64_t round = 0;; round += is_quick() ? 5 : 1) {
         const int path = static_cast<int>(round % 2);
         const size_t at = 1000 + static_cast<size_t>(round) * 3 * 4096;
         const int64_t stop = 500 + 31 * (round % 11);
@@ -245,7 +244,7 @@ TEST_P(DurableFp32, AWrongByteAnywhereIsFoundOrMeansNothing) {
 TEST_P(DurableFp32, WhatIsCalledGoodCanBeResumed) {
     const Ended whole = in_memory();
     const Config made = config();
-    const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 17));
+    const int64_t stride = stride_of(17);
     int64_t good = 0, doubtful = 0, lost = 0;
     for (const aio::Fault fault : {aio::Fault::bit_flip, aio::Fault::lost_write}) {
         for (int64_t n = 0;; n += stride) {
@@ -279,7 +278,7 @@ TEST_P(DurableFp32, WhatCannotBeRestoredIsNotCalledWrong) {
     std::map<std::string, int> refused;
     const aio::SimulatedDiskOptions::Odds troubles[] = {
         {.eio = 1}, {.eio = 0.15}, {.enospc = 1}, {.enospc = 0.15}};
-    for (int seed = 1; seed <= 60; ++seed) {
+    for (int seed = 1; seed <= (is_quick() ? 16 : 60); ++seed) {
         SCOPED_TRACE("disk " + std::to_string(seed));
         Machine machine({.seed = static_cast<uint64_t>(seed), .stop_at = 200 + 7 * seed});
         machine.run(made, false);
@@ -327,7 +326,7 @@ TEST_P(DurableFp32, AnotherRunIsRefusedWithWhatDiffers) {
 TEST_P(DurableFp32, AfterEveryFaultItGoesOn) {
     const Ended whole = in_memory();
     const Config made = config();
-    const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 41));
+    const int64_t stride = stride_of(41);
     for (const aio::Fault fault : {aio::Fault::eio, aio::Fault::enospc, aio::Fault::shorten,
                                    aio::Fault::torn_write, aio::Fault::lost_write}) {
         int64_t failed = 0;

@@ -200,8 +200,7 @@ class EveryFault : public TrainSim, public testing::WithParamInterface<aio::Faul
 
 TEST_P(EveryFault, AtEveryTransferEndsExactOrNamed) {
     const aio::Fault fault = GetParam();
-    const uint64_t most = from_environment("FERRY_QUICK_TESTS", 0) ? 4 : 1;
-    const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", most));
+    const int64_t stride = stride_of(1);
     constexpr int64_t kAgainEvery = 5;  // a run on what this one left
     int64_t named = 0, lost = 0, runs = 0;
     for (int64_t n = 0;; n += stride, ++runs) {
@@ -253,7 +252,7 @@ TEST_F(TrainSim, FaultsWithASplitMasterEndExactOrNamed) {
     EXPECT_GT(calm.report.steps_committed, 0);
     EXPECT_GT(calm.report.steps_rolled_back, 0);
     EXPECT_EQ(calm.hash, memory.hash);
-    const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 7));
+    const int64_t stride = stride_of(7);
     for (int kind = 1; kind < aio::kFaults; ++kind) {
         const auto fault = static_cast<aio::Fault>(kind);
         for (int64_t n = kind % stride;; n += stride) {

@@ -4,26 +4,30 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 
 #include "base/random.h"
+#include "tests/support/quick.h"
 #include "tests/support/simulated_disk.h"
 
 namespace ferry {
 
-inline uint64_t from_environment(const char* name, uint64_t otherwise) {
-    const char* text = getenv(name);
-    return text ? strtoull(text, nullptr, 10) : otherwise;
+// How far apart the transfers of a list lie at which something happens; the quick run takes few.
+inline int64_t stride_of(int64_t all) {
+    constexpr int64_t kQuick = 41;
+    return static_cast<int64_t>(from_environment(
+        "FERRY_SIM_STRIDE", static_cast<uint64_t>(is_quick() ? std::max(all, kQuick) : all)));
 }
 
 class Seeds {
 public:
     explicit Seeds(uint64_t count)
         : only_(from_environment("FERRY_SIM_SEED", 0)),
-          last_(only_ ? only_ : from_environment("FERRY_SIM_SEEDS", count)),
+          last_(only_ ? only_
+                      : from_environment("FERRY_SIM_SEEDS", is_quick() ? few(count) : count)),
           previous_(std::signal(SIGABRT, print)) {
         now_ = only_ ? only_ : 1;
     }
@@ -37,6 +41,9 @@ public:
     int64_t count() const { return static_cast<int64_t>(last_); }
 
 private:
+    static uint64_t few(uint64_t count) {
+        return std::max(count / 8, std::min<uint64_t>(count, 20));
+    }
     // A failed check aborts, and whoever reads the log needs the seed.
     static void print(int) {
         char text[64];

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
 
 #include "base/checksum.h"
 #include "base/random.h"
@@ -62,7 +63,6 @@ public:
         Meeting& meeting = meetings_[number];
         meeting.here.resize(gone_.size());
         meeting.here[static_cast<size_t>(rank)] = {&operation, now};
-        changed_.notify_all();
         const auto decided = [&] { return meeting.lost || decide(meeting, operation); };
         if (!ranks_.threads) {
             changed_.wait(lock, decided);
@@ -70,7 +70,8 @@ public:
             meeting.lost = {now + timeout(),
                             {name(missing(meeting).front()), took_no_part(operation)}};
         }
-        changed_.notify_all();
+        // Whoever sees it first tells the others: the last to come, or whose time is out.
+        if (!std::exchange(meeting.told, true)) changed_.notify_all();
         if (meeting.lost)
             return {.ends = std::max(now, meeting.lost->at), .lost = meeting.lost->lost};
         Result result{.ends = latest(meeting) + duration(number, rank)};
@@ -82,8 +83,7 @@ public:
     void leave(uint64_t number) {
         std::unique_lock lock(mutex_);
         Meeting& meeting = meetings_[number];
-        ++meeting.left;
-        changed_.notify_all();
+        if (++meeting.left == gone_.size()) changed_.notify_all();
         changed_.wait(lock, [&] { return meeting.left == gone_.size(); });
     }
 
@@ -114,6 +114,7 @@ private:
     struct Meeting {
         std::vector<Arrival> here{};
         size_t left = 0;
+        bool told = false;  // that it is decided
         std::optional<Gone> lost{};
     };
 

@@ -25,6 +25,7 @@
 #include "checkpoint/steps.h"
 #include "checkpoint_sample.h"
 #include "ferry/error.h"
+#include "tests/support/quick.h"
 #include "tests/support/temporary_directory.h"
 
 namespace {
@@ -161,7 +162,7 @@ using Before = std::function<void(const std::string& directory)>;
 void check_every_operation(int error, bool once, const Before& before) {
     const TemporaryDirectory beginning(memory_directory());
     before(beginning.path());
-    for (int n = 0;; ++n) {
+    for (int n = 0;; n += is_quick() ? 4 : 1) {
         SCOPED_TRACE(n);
         const TemporaryDirectory directory(memory_directory());
         std::filesystem::copy(beginning.path(), directory.path(),

@@ -2,6 +2,7 @@
 // imports the Python package, may bring others of the same names (torch does). The first one loaded
 // counts for the whole process, and nothing that ferry does on the CPU needs one. The functions of
 // these names are libferry.so's own and are not exported; the static libraries link the real ones.
+// The program has this file too: to load those libraries takes most of a short run's start.
 //
 // Where a library is missing every call fails, and its text of an error says so.
 #include <cublasLt.h>
