@@ -8,26 +8,16 @@
 namespace ferry::ops::cuda {
 namespace {
 
-constexpr int64_t kVolta = 96 * kKiB, kAmpereOfDesks = 99 * kKiB, kAmpere = 163 * kKiB,
-                  kHopper = 227 * kKiB;
+constexpr int64_t kVolta = 96 * kKiB, kAmpereOfDesks = 99 * kKiB, kHopper = 227 * kKiB;
 
 TEST(NormRooms, wide_rows_of_bf16_go_without_the_form_that_volta_has_no_room_for) {
-    EXPECT_FALSE(whole_form_fits(256, 4, false, kVolta));
-    EXPECT_FALSE(whole_form_fits(256, 4, false, whole_room(256, 4, false)));  // sums lie beside it
-    EXPECT_TRUE(whole_form_fits(256, 4, false, kAmpereOfDesks));
-    EXPECT_TRUE(whole_form_fits(256, 4, false, kHopper));
+    EXPECT_FALSE(whole_form_fits(256, 4, kVolta));
+    EXPECT_FALSE(whole_form_fits(256, 4, false, whole_room(256, 4)));  // sums lie beside it
+    EXPECT_TRUE(whole_form_fits(256, 4, kAmpereOfDesks));
+    EXPECT_TRUE(whole_form_fits(256, 4, kHopper));
     for (const auto& [row, held] :
          {std::pair{32, 3}, {32, 4}, {64, 3}, {64, 4}, {128, 3}, {128, 4}})
-        EXPECT_TRUE(whole_form_fits(row, held, false, kVolta)) << row << ", " << held;
-}
-
-TEST(NormRooms, rows_of_fp32_want_more) {
-    EXPECT_FALSE(whole_form_fits(256, 4, true, kVolta));
-    EXPECT_FALSE(whole_form_fits(256, 4, true, kAmpereOfDesks));
-    EXPECT_TRUE(whole_form_fits(256, 4, true, kAmpere));
-    EXPECT_TRUE(whole_form_fits(256, 4, true, kHopper));
-    for (const auto& [row, held] : {std::pair{128, 1}, {256, 1}, {256, 2}})
-        EXPECT_TRUE(whole_form_fits(row, held, true, kVolta)) << row << ", " << held;
+        EXPECT_TRUE(whole_form_fits(row, held, kVolta)) << row << ", " << held;
 }
 
 TEST(NormRooms, all_gpus_have_room_for_the_form_that_is_left) {
@@ -43,15 +33,10 @@ TEST(NormRooms, all_gpus_have_room_for_the_form_that_is_left) {
 // Blocks that are at work together, whose shared memory is one multiprocessor's.
 TEST(NormRooms, a_multiprocessor_of_hopper_has_room_for_all_blocks_that_registers_leave) {
     constexpr int64_t kOfAll = 228 * kKiB, kOfBlock = 3 * kKiB;  // static, and the GPU's own
-    for (const auto& [row, held] : {std::pair{128, 1}, {256, 1}, {256, 2}, {256, 4}}) {
-        const int64_t blocks = resident(held, Lie::any) / block_of(row);
-        EXPECT_LE(blocks * (whole_room(row, held, true) + kOfBlock), kOfAll) << row << ", " << held;
-    }
     for (const auto& [row, held] :
          {std::pair{32, 3}, {32, 4}, {64, 3}, {64, 4}, {128, 3}, {128, 4}, {256, 4}}) {
         const int64_t blocks = resident(held, Lie::whole) / block_of(row);
-        EXPECT_LE(blocks * (whole_room(row, held, false) + kOfBlock), kOfAll)
-            << row << ", " << held;
+        EXPECT_LE(blocks * (whole_room(row, held) + kOfBlock), kOfAll) << row << ", " << held;
     }
 }
 

@@ -48,19 +48,19 @@ struct Summing {
 };
 
 // Of some plans a kernel of whole_sums.h does the same where rows lie whole. It has two rows in
-// shared memory. `wide`: x, addend and dx are fp32 there, and the plan is that of Lie::any.
-constexpr bool has_whole_form(int row, int held, bool wide) { return wide ? row >= 32 : held > 2; }
-constexpr int whole_places(int held, bool wide) { return held * (wide ? 5 : 3); }
-constexpr int64_t whole_room(int row, int held, bool wide) {
-    return int64_t{2} * block_of(row) * whole_places(held, wide) * 16;
+// shared memory.
+constexpr bool has_whole_form(int held, Lie lie) { return lie == Lie::whole && held > 2; }
+constexpr int whole_places(int held) { return 3 * held; }
+constexpr int64_t whole_room(int row, int held) {
+    return int64_t{2} * block_of(row) * whole_places(held) * 16;
 }
 
 // What blocks can have of shared memory if they ask: a limit of the GPU. Volta has the least.
 constexpr int64_t kLeastOptIn = 96 * kKiB;
 // Both forms add in one order: which of them runs changes no bit.
-constexpr bool whole_form_fits(int row, int held, bool wide, int64_t opt_in_bytes) {
+constexpr bool whole_form_fits(int row, int held, int64_t opt_in_bytes) {
     constexpr int64_t kStatic = 2 * kKiB;  // beside it, the sums of warps
-    return whole_room(row, held, wide) + kStatic <= opt_in_bytes;
+    return whole_room(row, held) + kStatic <= opt_in_bytes;
 }
 
 }  // namespace ferry::ops::cuda

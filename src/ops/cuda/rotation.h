@@ -29,10 +29,12 @@ inline Rotation rotation_of(const Rope& rope, const float* angles) {
             rope.inverse};
 }
 
+// Which product is rounded first is said here: left to the compiler, it differs from kernel to
+// kernel.
 __device__ inline void rotate_pair(float& a, float& b, float c, float s) {
     const float was = a;
-    a = was * c - b * s;
-    b = b * c + was * s;
+    a = __fmaf_rn(was, c, -__fmul_rn(b, s));
+    b = __fmaf_rn(was, s, __fmul_rn(b, c));
 }
 
 // Where the angles of this thread's elements of a row's heads are: two of them each.

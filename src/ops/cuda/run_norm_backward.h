@@ -18,17 +18,6 @@ inline int64_t opt_in_bytes() {
     return bytes;
 }
 
-// Rows of fp32 that lie whole: dy and weight as bf16.
-template <class AnyView>
-bool lies_wide(const AnyView& v) {
-    return v.data == nullptr || (v.type == DType::f32 && v.ld % (kPack / 2) == 0 &&
-                                 reinterpret_cast<uintptr_t>(v.data) % 16 == 0);
-}
-inline bool lies_whole_and_wide(const Backward& a) {
-    return a.weight.cols % kPack == 0 && lies_whole(a.dy) && lies_whole(a.weight) &&
-           lies_wide(a.x) && lies_wide(a.addend) && lies_wide(a.dx);
-}
-
 // The kernel that sums the gradients of weight and bias too, and its dynamic shared memory.
 template <class Norm>
 struct SumsKernel {
@@ -38,15 +27,10 @@ struct SumsKernel {
 template <class Norm, class P>
 SumsKernel<Norm> sums_kernel(const Backward& a) {
     constexpr int kRow = P::kRow, kHeld = P::kHeld;
-    constexpr bool kWide = P::kLie == Lie::any;
-    if constexpr (P::kLie != Lie::halves && has_whole_form(kRow, kHeld, kWide)) {
-        const SumsKernel<Norm> whole{whole_sums_kernel<Norm, kRow, kHeld, kWide>,
-                                     whole_room(kRow, kHeld, kWide)};
-        constexpr bool kAnywhere = whole_form_fits(kRow, kHeld, kWide, kLeastOptIn);
-        if constexpr (kAnywhere && !kWide) return whole;
-        if ((!kWide || lies_whole_and_wide(a)) &&
-            (kAnywhere || whole_form_fits(kRow, kHeld, kWide, opt_in_bytes())))
-            return whole;
+    if constexpr (has_whole_form(kHeld, P::kLie)) {
+        if (whole_form_fits(kRow, kHeld, kLeastOptIn) ||
+            whole_form_fits(kRow, kHeld, opt_in_bytes()))
+            return {whole_sums_kernel<Norm, kRow, kHeld>, whole_room(kRow, kHeld)};
     }
     if constexpr (kRow == kHeadRow && P::kLie == Lie::whole && !Norm::kBiased) {
         if (a.addend.data == nullptr) return {heads_sums_kernel<Norm>, kRingRoom};

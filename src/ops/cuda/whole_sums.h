@@ -22,12 +22,6 @@ __device__ Half half_of(const uint4& raw) {
     return {{__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000U),
              __uint_as_float(high << 16), __uint_as_float(high & 0xffff0000U)}};
 }
-template <int kHalf>
-__device__ Half half_of(const RawPack& raw) {
-    const uint4& v = kHalf == 0 ? raw.low : raw.high;
-    return {
-        {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)}};
-}
 template <class Body>
 __device__ void each_half(Body body) {
     body(std::integral_constant<int, 0>());
@@ -38,16 +32,10 @@ __device__ void put_half(const Half& half, uint4& raw) {
     (kHalf == 0 ? raw.x : raw.z) = pair_of(half.at[0], half.at[1], DType::bf16);
     (kHalf == 0 ? raw.y : raw.w) = pair_of(half.at[2], half.at[3], DType::bf16);
 }
-template <int kHalf>
-__device__ void put_half(const Half& half, RawPack& raw) {
-    (kHalf == 0 ? raw.low : raw.high) =
-        make_uint4(__float_as_uint(half.at[0]), __float_as_uint(half.at[1]),
-                   __float_as_uint(half.at[2]), __float_as_uint(half.at[3]));
-}
 
 // Adds a pack of a row to the sums of weight and bias, and to the row's own.
-template <class Norm, class Raw>
-__device__ void add_halves(const uint4& raw_d, const Raw& raw_x, const uint4& raw_w, Row row,
+template <class Norm>
+__device__ void add_halves(const uint4& raw_d, const uint4& raw_x, const uint4& raw_w, Row row,
                            Pack& sums, Pack& bias, float (&row_own)[Norm::kSums]) {
     each_half([&](auto half) {
         const Half d = half_of<half>(raw_d), x = half_of<half>(raw_x), w = half_of<half>(raw_w);
@@ -55,16 +43,16 @@ __device__ void add_halves(const uint4& raw_d, const Raw& raw_x, const uint4& ra
         for (int e = 0; e < kPack / 2; ++e) {
             float& sum = sums.at[half * kPack / 2 + e];
             sum = fmaf(Norm::normed(x.at[e], row), d.at[e], sum);
-            if constexpr (Norm::kBiased) bias.at[half * kPack / 2 + e] += d.at[e];
+            bias.at[half * kPack / 2 + e] += d.at[e];
             Norm::add(w.at[e], d.at[e], x.at[e], row, row_own);
         }
     });
 }
 // And what becomes of it.
-template <class Norm, class Raw>
-__device__ Raw result_of_halves(const Raw& raw_before, const uint4& raw_d, const Raw& raw_x,
-                                const uint4& raw_w, Row row, const float (&levels)[Norm::kSums]) {
-    Raw result;
+template <class Norm>
+__device__ uint4 result_of_halves(const uint4& raw_before, const uint4& raw_d, const uint4& raw_x,
+                                  const uint4& raw_w, Row row, const float (&levels)[Norm::kSums]) {
+    uint4 result;
     each_half([&](auto half) {
         const Half d = half_of<half>(raw_d), x = half_of<half>(raw_x), w = half_of<half>(raw_w);
         const Half before = half_of<half>(raw_before);
@@ -79,7 +67,7 @@ __device__ Raw result_of_halves(const Raw& raw_before, const uint4& raw_d, const
     return result;
 }
 
-// The same two of a whole pack at once, of RMSNorm's rows of bf16.
+// The same two of a whole pack at once, where there is no bias.
 template <class Norm>
 __device__ void add_pack(const uint4& raw_d, const uint4& raw_x, const uint4& raw_w, Row row,
                          Pack& sums, float (&row_own)[Norm::kSums]) {
@@ -104,36 +92,32 @@ __device__ uint4 result_of_pack(const uint4& raw_before, const uint4& raw_d, con
 }
 
 // No pack has a branch of its own, and addresses follow from row and column. Both passes over a row
-// read it in shared memory, for registers are full of sums. kWide: x, addend and dx are fp32. Where
-// registers hold sums of a bias too, or rows are fp32, half a pack is at work at a time.
-template <class Norm, int kRow, int kHeld, bool kWide>
-__global__ void __launch_bounds__(block_of(kRow),
-                                  resident(kHeld, kWide ? Lie::any : Lie::whole) / block_of(kRow))
+// read it in shared memory, for registers are full of sums. Where these hold sums of a bias too,
+// half a pack is at work at a time.
+template <class Norm, int kRow, int kHeld>
+__global__ void __launch_bounds__(block_of(kRow), resident(kHeld, Lie::whole) / block_of(kRow))
     whole_sums_kernel(Norm norm, Backward a) {
-    using Runs = WholeRuns<Norm, kRow, kHeld, kWide>;
-    using Raw = std::conditional_t<kWide, RawPack, uint4>;
-    constexpr int kThreads = block_of(kRow), kOfX = Runs::kOfX;
-    constexpr bool kHalves = kWide || Norm::kBiased;
+    constexpr int kThreads = block_of(kRow);
     extern __shared__ uint4 room[];
     wait_for_last();
     let_next_start();
     const int64_t first = group_index<kRow>() * a.rows_of_group, cols = a.weight.cols;
-    Runs runs(norm, a, first, min(first + a.rows_of_group, int64_t{a.runs.count}));
+    WholeRuns<Norm, kRow, kHeld> runs(norm, a, first,
+                                      min(first + a.rows_of_group, int64_t{a.runs.count}));
     const auto* weights = reinterpret_cast<const uint4*>(bf16_at(a.weight, 0, runs.my_col));
     const auto weight = [&](int k) { return runs.has[k] ? weights[k * kRow] : uint4{}; };
     Pack sums[kHeld] = {}, bias[Norm::kBiased ? kHeld : 1] = {};
     uint4* mine = room + threadIdx.x;
-    uint4* others = mine + whole_places(kHeld, kWide) * kThreads;
+    uint4* others = mine + whole_places(kHeld) * kThreads;
     Row next = runs.start(first, mine);
     for (int64_t i = first; i < first + a.rows_of_group; ++i) {  // all threads of a warp together
         const Row row = next;
         const bool there = i < runs.end;
-        const char* out = runs.stream_at(a.dx);
+        const char* out = runs.at(a.dx);
         __pipeline_wait_prior(0);
-        if constexpr (kWide) __syncwarp();  // a warp's threads copy each other's packs
         runs.step();
         next = runs.start(i + 1, others);
-        uint4* x = mine + kHeld * kThreads;
+        const uint4 *x = mine + kHeld * kThreads, *addend = x + kHeld * kThreads;
         float row_own[Norm::kSums] = {}, levels[Norm::kSums];
         double totals[Norm::kSums];
 #pragma unroll
@@ -141,11 +125,11 @@ __global__ void __launch_bounds__(block_of(kRow),
             float more[Norm::kSums];
 #pragma unroll
             for (int s = 0; s < Norm::kSums; ++s) more[s] = row_own[s];
-            if constexpr (kHalves) {
-                add_halves<Norm>(mine[k * kThreads], runs.take(x, k), weight(k), row, sums[k],
-                                 bias[Norm::kBiased ? k : 0], more);
+            if constexpr (Norm::kBiased) {
+                add_halves<Norm>(mine[k * kThreads], x[k * kThreads], weight(k), row, sums[k],
+                                 bias[k], more);
             } else {
-                add_pack<Norm>(mine[k * kThreads], runs.take(x, k), weight(k), row, sums[k], more);
+                add_pack<Norm>(mine[k * kThreads], x[k * kThreads], weight(k), row, sums[k], more);
             }
 #pragma unroll
             for (int s = 0; s < Norm::kSums; ++s) row_own[s] = runs.has[k] ? more[s] : row_own[s];
@@ -160,27 +144,17 @@ __global__ void __launch_bounds__(block_of(kRow),
 #pragma unroll
             for (int k = 0; k < kHeld; ++k) {
                 const auto before = [&] {
-                    return a.addend.data != nullptr ? runs.take(x + kOfX * kThreads, k) : Raw{};
+                    return a.addend.data != nullptr ? addend[k * kThreads] : uint4{};
                 };
-                if constexpr (kHalves) {
-                    const Raw result = result_of_halves<Norm>(
-                        before(), mine[k * kThreads], runs.take(x, k), weight(k), row, levels);
-                    if constexpr (kWide) {
-                        runs.chunks.put(x, k, result);
-                    } else {
-                        store_if(there && runs.has[k], out + k * kRow * kPack * 2, result);
-                    }
+                if constexpr (Norm::kBiased) {
+                    store_if(there && runs.has[k], out + k * kRow * kPack * 2,
+                             result_of_halves<Norm>(before(), mine[k * kThreads], x[k * kThreads],
+                                                    weight(k), row, levels));
                 } else {
-                    const uint4 d = mine[k * kThreads], raw = runs.take(x, k);
+                    const uint4 d = mine[k * kThreads], raw = x[k * kThreads];
                     store_if(there && runs.has[k], out + k * kRow * kPack * 2,
                              result_of_pack<Norm>(before(), d, raw, weight(k), row, levels));
                 }
-            }
-            if constexpr (kWide) {
-                __syncwarp();
-                runs.chunks.each([&](int place, int bytes, bool in_row) {
-                    store_if(there && in_row, out + bytes, x[place]);
-                });
             }
         }
         std::swap(mine, others);

@@ -96,7 +96,7 @@ std::string shape_text(const model::Shape& s) {
 std::string library_text(const Device& device, const Config& config,
                          const ops::ProductTable* products) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
-    return "ops 10; " + ops::cuda_library_versions(config.numerics.attention) +
+    return "ops 11; " + ops::cuda_library_versions(config.numerics.attention) +
            (products ? fmt::format(", products {:016x}", products->hash()) : "");
 }
 
