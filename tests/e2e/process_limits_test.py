@@ -37,7 +37,7 @@ class ProcessLimitsTest(Refusals):
                 resource.setrlimit(resource.RLIMIT_AS, (less << 20, less << 20))
             run = self.train(self.config(steps=2, threads=threads), preexec_fn=limit)
             if "buffers that OpenBLAS" in run.err:
-                self.assert_refused(run, DOES_NOT_FIT, "ulimit -v", f"{less / 1024:.2f} GiB")
+                self.assert_refused(run, DOES_NOT_FIT, "ulimit -v", f"{less:.2f} MiB" if less < 1024 else f"{less / 1024:.2f} GiB")
                 return run.err
         return ""
 
