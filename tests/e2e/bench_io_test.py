@@ -49,7 +49,7 @@ class RowsTest(BenchIoTest):
         self.assert_clean()
 
     def test_table_and_picture_in_the_terminal(self):
-        run = self.bench(*QUICK, "--integrity")
+        run = self.bench(*QUICK, "--integrity", "--modes", "read,write,mixed,randread")
         self.assertEqual(run.code, 0, run.err)
         for text in ("read 4.00 KiB, depth 1", "mixed 256.00 KiB, depth 4", "randread", "cpu s/GB",
                      "depth down, block size across", "sustained: read", "blocks of"):

@@ -11,7 +11,7 @@ import unittest
 import xml.etree.ElementTree
 from pathlib import Path
 
-from harness import FERRY, FerryTest
+from harness import FERRY, QUICK, FerryTest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 FIO = shutil.which("fio")
@@ -321,6 +321,7 @@ class ScriptsTest(FerryTest):
         momentum = rows["200 Mbit/s: 1-bit Adam, momentum beside gradients, sent by a rank a step"]
         self.assertGreater(momentum["ratio"], 5)
 
+    @unittest.skipIf(QUICK, "the quick run has the network that ferry emulates")
     def test_slow_network(self):
         """Hosts in namespaces: what went over the wire is known, how fast is not."""
         words = ("slow_network", "--emulate", "namespaces")
@@ -334,6 +335,7 @@ class ScriptsTest(FerryTest):
         left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         self.assertNotIn(f"ferry{os.getpid()}h", left)
 
+    @unittest.skipIf(QUICK, "the quick run has the network that ferry emulates")
     def test_shared_tensors(self):
         """Ranks of one host that share tensors, or that are a stage, send less to the other: the interface counts it."""
         reason = slow_network.why_not()
@@ -420,6 +422,17 @@ class ScriptsTest(FerryTest):
         self.assertGreater(rows["200 Mbit/s: uncoded, a step"]["value"], 0.9 * gradients * 8 / 200e6)
         with open(picture, encoding="utf-8") as file:
             self.assertEqual(file.read().count("<polyline"), 5)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_local_steps_over_a_slow_network(self):
+        """At stage 0 ranks go on alone between exchanges, which are four steps apart once the run has settled."""
+        rows, _ = self.script("slow_network", "--emulate", "throttle", "--delay", "50", "--mbit", "200", "--steps", "3",
+                              "--stage", "0")
+        sent = {name: rows[f"200 Mbit/s: {name}, momentum beside gradients, sent by a rank a step"]["value"]
+                for name in ("1-bit Adam", "0/1 Adam")}
+        self.assertLess(sent["0/1 Adam"], 0.6 * sent["1-bit Adam"])
+        self.assertGreater(rows["200 Mbit/s: 0/1 Adam, a step"]["ratio"], 0)
+        self.assertNotIn("200 Mbit/s: 0/1 Adam, predicted", rows)
 
 
 if __name__ == "__main__":
