@@ -305,7 +305,7 @@ def main():
                 sides[ZEROONE] = lambda: ferry({}, of_local_steps, SETTLED)
             runs[mbit] = common.turns(sides, options.rounds, options.seconds)
     if options.picture:
-        Path(options.picture).write_text(picture(runs, options), encoding="utf-8")
+        Path(options.picture).write_text(picture(runs, options, throttles), encoding="utf-8")
     report(options, runs, links, plans, throttles)
 
 
@@ -371,15 +371,16 @@ WIDTH, HEIGHT, LEFT, TOP = 560, 340, 80, 50
 COLOURS = ("#6a737d", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#d55e00")  # of any colour vision (Okabe and Ito)
 
 
-def picture(runs, options):
+def picture(runs, options, throttles):
     """Both axes are logarithms."""
+    network = "a network that ferry emulates" if throttles else "namespaces joined by veth"
     names = list(next(iter(runs.values())))
     points = {name: [(mbit, min(one.step_seconds for one in by_codec[name])) for mbit, by_codec in sorted(runs.items())
                      if name in by_codec] for name in names}
     seconds = [second for line in points.values() for _, second in line]
     across, up = scale(list(runs), WIDTH), scale(seconds, HEIGHT)
-    lines = [f'<text class="title" x="{LEFT}" y="28">{options.ranks} ranks, stage {options.stage}: seconds a step over '
-             'Mbit/s</text>']
+    lines = [f'<text class="title" x="{LEFT}" y="28">{options.ranks} ranks, stage {options.stage}, {network}: '
+             'seconds a step over Mbit/s</text>']
     for mbit in sorted(runs):
         lines.append(f'<text x="{LEFT + across(mbit):.0f}" y="{TOP + HEIGHT + 22}" text-anchor="middle">{mbit}</text>')
     for second in ticks(seconds):
