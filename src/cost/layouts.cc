@@ -345,11 +345,13 @@ private:
         return micro_batches() * slot + found_.bubble_seconds + table / rate;
     }
 
-    // State, gradients and weights among the ranks of a slice: what forward and backward do not
-    // hide. Of a pipeline the last group alone hides gradients, else all micro-batches do, layer by
-    // layer. Stage 3 gathers weights at each visit of a group, the head's and the embedding's at
-    // one of both; 1 and 2 once after the update; 0 the sums, which come back to all as they are
-    // made (Rajbhandari et al., ZeRO, 2020).
+    // State, gradients and weights among the ranks of a slice: what the pass that records them does
+    // not hide. Of a pipeline the last group alone hides gradients, else all micro-batches do,
+    // layer by layer. Stage 3 gathers weights at each visit of a group, the head's and the
+    // embedding's at one of both. 1 and 2 gather once, at the first visit after the update, so
+    // beside the first group's forward (Recorder::fetch_updated_weights). At 0 the sums come back
+    // to all as soon as they are made, so beside backward (Recorder::receive_oldest; Rajbhandari et
+    // al., ZeRO, 2020).
     double exchange() {
         if (sharer_count() == 1) return 0;
         const double part = (sharers() - 1) / sharers();
@@ -464,6 +466,8 @@ public:
             return std::tuple(l.seconds, l.pipeline, l.tensor, l.sequence);
         });
         if (found_.best.size() > most) found_.best.resize(most);
+        if (found_.set_aside && found_.best.front().seconds <= found_.set_aside->seconds)
+            found_.set_aside.reset();
         return std::move(found_);
     }
 
@@ -482,13 +486,13 @@ private:
     }
     bool may_share_sequences(int64_t tensor, int64_t sequence) const {
         if (sequence == 1) return true;
-        return m_.sequence % sequence == 0 && m_.kv_heads % (tensor * sequence) == 0 &&
-               (fixed_.sequence || m_.sequence / sequence >= kLeastPart);
+        return m_.sequence % sequence == 0 && m_.kv_heads % (tensor * sequence) == 0;
     }
 
     // The best of one way to divide the ranks.
     void find_of(Layout layout) {
-        fastest_ = {};
+        if (layout.pipeline == 1 && fixed_.needs_stages()) return;
+        fastest_ = fastest_of_whole_state_ = {};
         const int64_t each = m_.sequences / layout.replicas;
         for_divisors(each, kMostSequences, [&](int64_t micro_batch) {
             layout.micro_batch = micro_batch;
@@ -500,7 +504,14 @@ private:
                 weigh_virtual_stages(layout);
             }
         });
-        if (fastest_.seconds > 0) found_.best.push_back(fastest_);
+        const Layout& whole = fastest_of_whole_state_;
+        const bool others = fastest_.seconds > 0;
+        if (whole.seconds > 0 && (!others || kArithmeticErrs * whole.seconds < fastest_.seconds))
+            return found_.best.push_back(whole);
+        if (!others) return;
+        found_.best.push_back(fastest_);
+        std::optional<Layout>& aside = found_.set_aside;
+        if (whole.seconds > 0 && (!aside || whole.seconds < aside->seconds)) aside = whole;
     }
 
     // Several virtual stages have as many blocks each.
@@ -552,14 +563,16 @@ private:
     }
     void keep(const Weighed& weighed) {
         ++found_.weighed;
-        if (weighed.fits && (fastest_.seconds == 0 || weighed.layout.seconds < fastest_.seconds))
-            fastest_ = weighed.layout;
+        const bool whole = weighed.layout.zero_stage == 0 && !fixed_.zero_stage;
+        Layout& fastest = whole ? fastest_of_whole_state_ : fastest_;
+        if (weighed.fits && (fastest.seconds == 0 || weighed.layout.seconds < fastest.seconds))
+            fastest = weighed.layout;
     }
 
     const ModelSizes& m_;
     const Cluster& c_;
     const FixedLayout& fixed_;
-    Layout fastest_{};
+    Layout fastest_{}, fastest_of_whole_state_{};  // of stages above 0, or as chosen; of stage 0
     FoundLayouts found_{};
 };
 
@@ -594,6 +607,12 @@ const char* name_of(Order order) {
 double ModelSizes::parameters() const {
     return static_cast<double>(blocks * block.all() + (tied ? 1 : 2) * vocab * hidden +
                                embedding_whole + head_whole);
+}
+
+bool FixedLayout::needs_stages() const {
+    if (pipeline == 1) return false;
+    return virtual_stages.value_or(1) > 1 ||
+           std::ranges::find(orders, Order::one_f_one_b) == orders.end();
 }
 
 double mean_rate(int64_t ranks, int64_t here, double inside_host, double outside) {

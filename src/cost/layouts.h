@@ -99,6 +99,8 @@ struct Layout {
 // The arithmetic's seconds of recorded steps of GPUs over those that they took: the least and the
 // most of them (bench/results/layouts.json). None of these shared tensors or layers.
 inline constexpr double kArithmeticLeast = 0.8844, kArithmeticMost = 1.2351;
+// What one layout may seem faster than another by where neither is.
+inline constexpr double kArithmeticErrs = kArithmeticMost / kArithmeticLeast;
 
 // Bytes a second that reach one of so many ranks, of which its host has `here`: from those one
 // after the other at the one rate, from all others at the other.
@@ -124,6 +126,8 @@ std::string refusal_of_tensor(const ModelSizes& model, const Cluster& cluster, i
 struct FixedLayout {
     std::optional<int64_t> tensor{}, sequence{}, pipeline{}, virtual_stages{}, zero_stage{};
     std::span<const Order> orders = kOrders;  // that a pipeline may have
+    // Whether what is chosen says something of several stages alone: one stage is then no choice.
+    bool needs_stages() const;
 };
 
 // Bounds of the search: sequences of a micro-batch, and micro-batches of a group, unless it is all.
@@ -133,9 +137,6 @@ struct AtBound {
     bool sequences = false, group = false;
 };
 AtBound at_bound(const Layout& of);
-// Tokens of a rank's part of a sequence: shorter ones are not divided.
-inline constexpr int64_t kLeastPart = 4096;
-
 // What a step takes in this layout, and the memory of it; `fits`: whether there is as much.
 struct Weighed {
     Layout layout{};
@@ -145,11 +146,15 @@ Weighed weigh(const ModelSizes& model, const Cluster& cluster, Layout layout);
 
 // The fastest that fit, at most so many, the fastest first; of each (tensor, sequence, pipeline,
 // replicas) the best one alone. Groups that share tensors stay inside a host, unless the user has
-// chosen others. None: nothing fits. Stage 2 is weighed where it is chosen alone: ranks share out
-// there what they do at stage 1.
+// chosen others. None: nothing fits, or with none weighed no ranks can be divided so. Stage 2 is
+// weighed where it is chosen alone: ranks share out there what they do at stage 1. Stage 0 keeps
+// all state on every rank: unless it is chosen it stands where it is faster than the others by more
+// than the arithmetic errs, and else is `set_aside`: the fastest of these, if it is faster than the
+// best one.
 struct FoundLayouts {
     std::vector<Layout> best{};
     int64_t weighed = 0;
+    std::optional<Layout> set_aside{};
 };
 FoundLayouts best_layouts(const ModelSizes& model, const Cluster& cluster, size_t most,
                           const FixedLayout& fixed = {});

@@ -3,12 +3,16 @@
 import json
 import re
 import statistics
+import sys
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 
-from harness import DOES_NOT_FIT, USAGE, FerryTest
+from harness import DOES_NOT_FIT, FERRY, USAGE, FerryTest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+import layouts as stored_layouts  # noqa: E402
 
 
 class PlanTest(FerryTest):
@@ -106,14 +110,34 @@ class PlanTest(FerryTest):
         self.assertEqual("ferry does not run it yet: " in text.out, best["refused"] != "")
         for more, code, words in ((("--network", "400Gbit", "--gpu", "abacus"), USAGE, ("--gpu", "abacus")),
                                   (("--gpu", "h100"), USAGE, ("--layouts", "1024 ranks, 8 a host", "--network")),
-                                  (("--network", "400Gbit", "--gpu", "h100", "--set", "batch.micro_batches=3"),
-                                   DOES_NOT_FIT, ("no layout of these ranks fits", "3 sequences a step")),
+                                  (("--network", "400Gbit", "--gpu", "h100", "--set", "batch.micro_batches=3",
+                                    "--set", "parallel.sequence=1"), USAGE, ("batch.micro_batches", "3 sequences a step on 1024 ranks")),
+                                  (("--network", "400Gbit", "--gpu", "h100", "--set", "zero.stage=0", "--set", "parallel.tensor=1",
+                                    "--set", "parallel.sequence=1", "--set", "parallel.pipeline=1", "--set", "batch.micro_batches=1024",
+                                    "--set", "budgets.host=1GiB"),
+                                   DOES_NOT_FIT, ("no layout of these ranks fits", "of device memory a rank")),
+                                  (("--network", "400Gbit", "--set", "parallel.virtual_stages=5"),
+                                   USAGE, ("parallel.virtual_stages", "96 blocks")),
                                   (("--network", "400Gbit", "--machine", "some.json"), USAGE, ("--layouts", "--machine")),
                                   (("--network", "400Gbit", "--schedule"), USAGE, ("--layouts", "--schedule"))):
             refused = layouts(*more)
             self.assertEqual(refused.code, code, refused.err)
             for word in words:
                 self.assertIn(word, refused.err)
+
+    def test_stored_layouts_are_those_of_the_tool(self):
+        """bench/results/layouts.json: what was weighed for it is weighed so still."""
+        stored = json.loads((ROOT / "bench/results/layouts.json").read_text())
+        seconds = {row["name"]: row["value"] for row in stored["rows"]}
+        options = SimpleNamespace(ferry=FERRY, gpu="h100")
+        for name, network in (("13B", "400Gbit"), ("30B", "400Gbit"), ("175B", "10Gbit"), ("1T", "400Gbit")):
+            best = stored_layouts.layouts(options, Path(self.path(".")), name, network)[0]
+            row = f"{name} on {stored_layouts.GPUS[name]} h100, {network}: a step"
+            self.assertAlmostEqual(best["seconds"] / seconds[row], 1, delta=1e-6, msg=row)
+            self.assertTrue(any(note.startswith(f"{name}, {network}: {stored_layouts.text_of(best)}, ") for note in stored["notes"]), row)
+        # Runs of stage 3 are weighed as such.
+        notes = [row["note"] for row in stored["rows"] if ", ZeRO 3, " in row["name"]]
+        self.assertEqual([", ZeRO 3, " in note for note in notes], [True, True])
 
     def test_layouts_take_what_the_configuration_has_chosen(self):
         """Keys of `parallel` and zero.stage are kept; what is not used and what cannot be are named."""
@@ -157,9 +181,27 @@ class PlanTest(FerryTest):
         bound = layouts(64, "--network", "100Gbit", budgets__ranks_per_host=8, parallel__tensor=1, parallel__pipeline=1,
                         batch__micro_batches=64 * 512)[0]
         self.assertEqual(bound.code, 0, bound.err)
+        # Hosts that ranks do not fill; keys that are left out; stages that are chosen here, so that no warning says there is one.
+        told = layouts(64, "--network", "100Gbit", "--ranks-per-host", "7", zero__secondary_shard="node", zero__ranks_per_host=4, swap__groups=4,
+                       parallel__virtual_stages=2)[0]
+        self.assertEqual(told.code, 0, told.err)
+        for words in ("64 ranks do not fill hosts of 7: 9 are full and one has 1", "not used here: swap.groups\n",
+                      "not priced here: zero.secondary_shard\n"):
+            self.assertIn(words, told.out)
+        self.assertNotIn("one stage", told.err)
+        self.assertIn("does nothing with one stage", layouts(64, "--network", "100Gbit", parallel__pipeline=1,
+                                                              parallel__virtual_stages=2)[0].err)
         for changes, words in (({"parallel__tensor": 8}, ("parallel.tensor", "24 heads over 6 of keys")),
+                               ({"parallel__sequence": 4}, ("parallel.sequence", "a divisor of 6 heads of keys")),
+                               ({"parallel__pipeline": 8, "parallel__virtual_stages": 3},
+                                ("parallel.virtual_stages", "a divisor of the 4 blocks of a stage")),
+                               ({"model__layers": 40, "parallel__pipeline": 16, "parallel__schedule": "interleaved",
+                                 "parallel__virtual_stages": 2}, ("parallel.pipeline", "a divisor of 40 blocks")),
+                               ({"model__layers": 40, "parallel__pipeline": 16, "parallel__schedule": "round_robin"},
+                                ("parallel.pipeline", "a divisor of 40 blocks")),
+                               ({"model__layers": 40, "parallel__virtual_stages": 7}, ("parallel.virtual_stages", "40 blocks")),
                                ({"parallel__tensor": 3}, ("parallel.tensor", "64 ranks")),
-                               ({"parallel__tensor": 4, "parallel__pipeline": 32}, ("parallel.pipeline", "a divisor of 16"))):
+                               ({"parallel__tensor": 4, "parallel__pipeline": 32}, ("parallel.pipeline", "a divisor of 16: 64 ranks over parallel.tensor 4"))):
             run = layouts(64, "--network", "100Gbit", budgets__ranks_per_host=8, **changes)[0]
             self.assertEqual(run.code, USAGE, run.err)
             for word in words:

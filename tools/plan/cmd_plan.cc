@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -303,7 +304,35 @@ std::string refusal_of(const PlanOptions& options, const std::vector<std::string
     return why;
 }
 
-void run_layouts(const PlanOptions& options, const Config& config) {
+// With --layouts the number of stages is chosen, unless it is given: what the configuration's
+// checks then say of one stage is of none.
+Config config_to_divide(const PlanOptions& options) {
+    static std::vector<std::string> warnings;
+    static constexpr LogSink kKept{.line = [](LogLevel level, std::string_view line) {
+        if (level == LogLevel::warn) warnings.emplace_back(line);
+    }};
+    const auto load = [&] {
+        return options.overrides.checked(load_config(options.config, options.overrides.keys));
+    };
+    const std::vector<std::string> given = given_keys(options.config, options.overrides.keys);
+    if (std::ranges::find(given, "parallel.pipeline") != given.end()) return load();
+    set_log_sink(&kKept);
+    std::exception_ptr failed;
+    Config config;
+    try {
+        config = load();
+    } catch (...) {
+        failed = std::current_exception();
+    }
+    set_log_sink(nullptr);
+    for (const std::string& line : warnings)
+        if (!line.ends_with("does nothing with one stage")) log_warn(line);
+    if (failed) std::rethrow_exception(failed);
+    return config;
+}
+
+void run_layouts(const PlanOptions& options) {
+    const Config config = config_to_divide(options);
     const LayoutsReport report = layouts_report(
         config, given_keys(options.config, options.overrides.keys), count_of(options, config),
         options.gpu, network_of(options),
@@ -332,9 +361,9 @@ nlohmann::json plan_json(const planner::Plan& plan) {
 }
 
 void run_plan(const PlanOptions& options) {
+    if (options.layouts) return run_layouts(options);
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
-    if (options.layouts) return run_layouts(options, config);
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     if (!options.pattern_svg.empty()) check_picture_file("--pattern-svg", options.pattern_svg);
     const bool tokens_checked = train::check_token_header(config);

@@ -20,13 +20,14 @@ constexpr size_t kShown = 4;
 
 // A GPU by its data sheet: of rates three quarters of what that promises, of products in 16 bits
 // three fifths.
+// Memory of its host: two sockets of eight channels, DDR4-3200 or DDR5-4800.
 struct Gpu {
     const char* name;
-    double memory_bytes, flops_per_s, memory_bytes_per_s, link_bytes_per_s;
+    double memory_bytes, flops_per_s, memory_bytes_per_s, link_bytes_per_s, host_bytes_per_s;
 };
-constexpr std::array<Gpu, 3> kGpus{{{"a100", 80e9, 312e12, 2.0e12, 300e9},
-                                    {"h100", 80e9, 989e12, 3.35e12, 450e9},
-                                    {"h200", 141e9, 989e12, 4.8e12, 450e9}}};
+constexpr std::array<Gpu, 3> kGpus{{{"a100", 80e9, 312e12, 2.0e12, 300e9, 410e9},
+                                    {"h100", 80e9, 989e12, 3.35e12, 450e9, 614e9},
+                                    {"h200", 141e9, 989e12, 4.8e12, 450e9, 614e9}}};
 constexpr double kOfProducts = 0.6, kOfRates = 0.75, kContext = 1e9;
 
 const Gpu& gpu_named(const std::string& name) {
@@ -70,6 +71,10 @@ cost::Cluster cluster_of(const Config& config, const train::RankCount& count,
     found.device_bytes = std::min(found.device_bytes, of.memory_bytes - kContext);
     found.measured.device_bytes_per_s = kOfRates * of.memory_bytes_per_s;
     found.measured.comm_bytes_per_s = kOfRates * of.link_bytes_per_s;
+    // A rank's cores reach so much alone; all of a host share its memory.
+    found.measured.dram_bytes_per_s =
+        std::min(found.measured.dram_bytes_per_s,
+                 kOfRates * of.host_bytes_per_s / static_cast<double>(found.here()));
     return found;
 }
 
@@ -125,47 +130,125 @@ std::vector<std::string> fixed_keys(const cost::FixedLayout& fixed, const Config
     return keys;
 }
 
-// What the arithmetic chooses itself, or leaves out (docs/parallelism.md, limits).
-std::vector<std::string> keys_not_used(const std::vector<std::string>& given) {
+std::vector<std::string> given_of(const std::vector<std::string>& given, const auto& belongs) {
     std::vector<std::string> found;
-    for (const std::string& key : given) {
-        const auto of = [&](std::string_view section) { return key.starts_with(section); };
-        if (of("swap.") || of("zero.compress.") || of("io.") || of("freeze") ||
-            key == "zero.secondary_shard" || key == "parallel.sequence_order" ||
-            key == "optimizer.method")
-            found.push_back(key);
-    }
+    std::ranges::copy_if(given, std::back_inserter(found), belongs);
     return found;
+}
+
+// What the arithmetic chooses itself.
+std::vector<std::string> keys_not_used(const std::vector<std::string>& given) {
+    return given_of(given, [](std::string_view key) { return key.starts_with("swap."); });
+}
+
+// What it leaves out (docs/parallelism.md, limits).
+std::vector<std::string> keys_not_priced(const std::vector<std::string>& given) {
+    return given_of(given, [](std::string_view key) {
+        const auto of = [&](std::string_view section) { return key.starts_with(section); };
+        return of("zero.compress.") || of("io.") || of("freeze") || key == "zero.secondary_shard" ||
+               key == "parallel.sequence_order" || key == "optimizer.method";
+    });
+}
+
+[[noreturn]] void refuse(const char* key, const std::string& value, const std::string& limit) {
+    throw Error(Trouble::usage,
+                {.what = "these ranks cannot be divided so",
+                 .where = key,
+                 .measured = value,
+                 .limit = limit,
+                 .remedy = "set it otherwise, or leave it out: --layouts then chooses"});
+}
+
+// Chosen stages that the blocks do not have; `left`: ranks that a pipeline may divide.
+void require_stages(const cost::FixedLayout& fixed, const cost::ModelSizes& model, int64_t left) {
+    if (!fixed.needs_stages()) return;
+    const auto has = [&](cost::Order order) {
+        return std::ranges::find(fixed.orders, order) != fixed.orders.end();
+    };
+    const bool interleaved = has(cost::Order::interleaved),
+               divides = interleaved || has(cost::Order::round_robin),
+               alone = interleaved && fixed.orders.size() == 1;
+    const int64_t count = fixed.virtual_stages.value_or(alone ? 2 : 1);
+    const std::string schedule =
+        fixed.orders.size() == 1 ? cost::name_of(fixed.orders.front()) : "auto";
+    const auto refuse_count = [&](const std::string& limit) {
+        refuse("parallel.virtual_stages", std::to_string(count), limit);
+    };
+    if (count > 1 && !divides) refuse_count(fmt::format("1 with {}", schedule));
+    if (count < 2 && alone) refuse_count("2 or more with interleaved");
+    const bool cut = count > 1 || (divides && fixed.orders.size() == 1);  // into equal runs
+    const auto fits = [&](int64_t stages) {
+        return !cut || (model.blocks % stages == 0 &&
+                        (model.blocks / stages) % (fixed.virtual_stages ? count : 1) == 0 &&
+                        model.blocks / stages >= count);
+    };
+    if (fixed.pipeline) {
+        const int64_t stages = *fixed.pipeline;
+        if (fits(stages)) return;
+        if (model.blocks % stages != 0)
+            refuse("parallel.pipeline", std::to_string(stages),
+                   fmt::format("a divisor of {} blocks, with virtual stages of {}", model.blocks,
+                               schedule));
+        refuse_count(fmt::format("a divisor of the {} blocks of a stage", model.blocks / stages));
+    }
+    for (int64_t stages = 2; stages <= std::min(left, model.blocks); ++stages)
+        if (left % stages == 0 && fits(stages)) return;
+    const std::string limit =
+        fmt::format("{} blocks over a number of stages that divides {} ranks", model.blocks, left);
+    if (fixed.virtual_stages.value_or(1) > 1) refuse_count(limit);
+    refuse("parallel.schedule", schedule, limit);
 }
 
 // Chosen ranks that cannot be.
 void require_possible(const cost::FixedLayout& fixed, const cost::ModelSizes& model,
                       const cost::Cluster& cluster) {
-    const auto refuse = [&](const char* key, int64_t value, const std::string& why) {
-        throw Error(Trouble::usage,
-                    {.what = "these ranks cannot be divided so",
-                     .where = key,
-                     .measured = std::to_string(value),
-                     .limit = why,
-                     .remedy = "set it otherwise, or leave it out: --layouts then chooses"});
-    };
     int64_t left = cluster.ranks;
+    std::string over;  // what has divided them already
     const auto divide = [&](const char* key, const std::optional<int64_t>& by) {
         if (!by) return;
-        if (left % *by != 0) refuse(key, *by, fmt::format("a divisor of {} ranks", left));
+        if (left % *by != 0) {
+            const std::string limit = over.empty() ? fmt::format("a divisor of the {} ranks", left)
+                                                   : fmt::format("a divisor of {}: {} ranks over{}",
+                                                                 left, cluster.ranks, over);
+            refuse(key, std::to_string(*by), limit);
+        }
         left /= *by;
+        over += fmt::format("{} {} {}", over.empty() ? "" : " and", key, *by);
     };
+    divide("parallel.tensor", fixed.tensor);
     if (fixed.tensor) {
         cost::Cluster one_host = cluster;  // what spans hosts is priced
         one_host.on_a_host = cluster.ranks;
         const std::string why = cost::refusal_of_tensor(model, one_host, *fixed.tensor);
-        if (!why.empty()) refuse("parallel.tensor", *fixed.tensor, why);
+        if (!why.empty()) refuse("parallel.tensor", std::to_string(*fixed.tensor), why);
     }
-    divide("parallel.tensor", fixed.tensor);
     divide("parallel.sequence", fixed.sequence);
+    const int64_t sequence = fixed.sequence.value_or(1), tensor = fixed.tensor.value_or(1);
+    if (sequence > 1 && model.kv_heads % (tensor * sequence) != 0)
+        refuse("parallel.sequence", std::to_string(sequence),
+               fmt::format("a divisor of {} heads of keys", model.kv_heads) +
+                   (tensor > 1 ? fmt::format(" over parallel.tensor {}", tensor) : ""));
     divide("parallel.pipeline", fixed.pipeline);
     if (fixed.pipeline.value_or(1) > model.blocks)
-        refuse("parallel.pipeline", *fixed.pipeline, fmt::format("{} blocks", model.blocks));
+        refuse("parallel.pipeline", std::to_string(*fixed.pipeline),
+               fmt::format("{} blocks", model.blocks));
+    require_stages(fixed, model, left);
+}
+
+// Where no division of the ranks was weighed.
+[[noreturn]] void refuse_batch(const LayoutsReport& report) {
+    throw Error(
+        Trouble::usage,
+        {.what = "these ranks cannot be divided so",
+         .where = "batch.micro_batches",
+         .measured =
+             fmt::format("{} sequences a step on {} ranks", report.model.sequences,
+                         report.cluster.ranks) +
+             (report.fixed.empty() ? "" : fmt::format(", with {}", fmt::join(report.fixed, " "))),
+         .limit = fmt::format("a multiple of the replicas, which are {} / (tensor x "
+                              "sequence x pipeline), with up to {} stages",
+                              report.cluster.ranks, report.model.blocks),
+         .remedy = "set it to a multiple of the ranks, or give another number of ranks"});
 }
 
 }  // namespace
@@ -203,6 +286,7 @@ LayoutsReport layouts_report(const Config& config, const std::vector<std::string
     require_possible(fixed, report.model, report.cluster);
     report.fixed = fixed_keys(fixed, config);
     report.not_used = keys_not_used(given);
+    report.not_priced = keys_not_priced(given);
     for (int64_t tensor = 2; tensor <= report.cluster.here(); tensor *= 2) {
         std::string why = cost::refusal_of_tensor(report.model, report.cluster, tensor);
         if (!fixed.tensor && !why.empty()) report.left_out.push_back({tensor, std::move(why)});
@@ -210,9 +294,11 @@ LayoutsReport layouts_report(const Config& config, const std::vector<std::string
     cost::FoundLayouts found = cost::best_layouts(report.model, report.cluster, kShown, fixed);
     report.layouts = std::move(found.best);
     report.weighed = found.weighed;
+    report.set_aside = found.set_aside;
     for (const cost::Layout& layout : report.layouts)
         report.refusals.push_back(refusal_of(keys_of(layout)));
     if (!report.layouts.empty()) return report;
+    if (report.weighed == 0) refuse_batch(report);
     throw Error(
         Trouble::does_not_fit,
         {.what = "no layout of these ranks fits",
@@ -295,6 +381,20 @@ std::string bounds_text(const LayoutsReport& report) {
         text += fmt::format("  as the configuration has them: {}\n", fmt::join(report.fixed, " "));
     if (!report.not_used.empty())
         text += fmt::format("  not used here: {}\n", fmt::join(report.not_used, ", "));
+    if (!report.not_priced.empty())
+        text += fmt::format("  not priced here: {}\n", fmt::join(report.not_priced, ", "));
+    const int64_t ranks = report.cluster.ranks, each = report.cluster.on_a_host;
+    if (ranks % each != 0 && ranks > each)
+        text += fmt::format(
+            "  {} ranks do not fill hosts of {}: {} are full and one has {}; all are priced as "
+            "full\n",
+            ranks, each, ranks / each, ranks % each);
+    if (report.set_aside)
+        text += fmt::format(
+            "  zero.stage=0 is set aside: {:.4g} s with tensor {}, pipeline {}, less faster than "
+            "the arithmetic errs, and {} of host memory a rank\n",
+            report.set_aside->seconds, report.set_aside->tensor, report.set_aside->pipeline,
+            bytes_text(report.set_aside->host_bytes));
     for (const LayoutsReport::LeftOut& one : report.left_out)
         text += fmt::format("  no {} ranks share tensors: {}\n", one.tensor, one.why);
     for (size_t i = 0; i < report.layouts.size(); ++i) {
@@ -330,8 +430,9 @@ std::string text_of(const LayoutsReport& report) {
     text += steps_text(report) + sent_text(report);
     text += fmt::format(
         "\n  The arithmetic said {:.2f}x to {:.2f}x of what recorded steps of one to four GPUs "
-        "took. "
-        "Of what ranks that share\n  tensors or layers take nothing was compared.\n",
+        "took, which had\n  all tensors and layers. It was not held to ranks that share these; "
+        "the simulation of `ferry plan --network`\n  was, on CPU ranks: 0.85x to 1.21x of 16 "
+        "steps (docs/parallelism.md).\n",
         cost::kArithmeticLeast, cost::kArithmeticMost);
     text += bounds_text(report);
     text += fmt::format("\n  best: {}\n", fmt::join(keys_of(report.layouts.front()), " "));
@@ -392,6 +493,9 @@ nlohmann::json to_json(const LayoutsReport& report) {
             {"weighed", report.weighed},
             {"fixed", report.fixed},
             {"not_used", report.not_used},
+            {"not_priced", report.not_priced},
+            {"set_aside_seconds", report.set_aside ? nlohmann::json(report.set_aside->seconds)
+                                                   : nlohmann::json(nullptr)},
             {"left_out", left_out},
             {"layouts", all}};
 }

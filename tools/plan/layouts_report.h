@@ -20,9 +20,10 @@ struct LayoutsReport {
     std::vector<cost::Layout> layouts{};
     std::vector<std::string> refusals{};  // of each, by the configuration's own checks; "": none
     int64_t weighed = 0;                  // layouts
-    // Keys of the configuration: that every layout has, each "key=value"; and that say nothing
-    // here.
-    std::vector<std::string> fixed{}, not_used{};
+    // Keys of the configuration: that every layout has, each "key=value"; that the search chooses
+    // itself; and whose work and bytes the arithmetic leaves out.
+    std::vector<std::string> fixed{}, not_used{}, not_priced{};
+    std::optional<cost::Layout> set_aside{};  // of stage 0 (FoundLayouts)
     // Powers of two up to a host's ranks that cannot share tensors, and why.
     struct LeftOut {
         int64_t tensor = 1;
