@@ -4,7 +4,8 @@ from steps of GPUs that bench/results/ has; and how far plans of runs that fit t
 
 The first rows are arithmetic: nothing of that size was run. Beside each stands the step that it is where the arithmetic
 errs as it did for the recorded ones, which are of one to four GPUs. Of these GPUs every one has all tensors and layers, so
-nothing was held to what ranks of GPUs that share them send.
+nothing was held to what ranks of GPUs that share them send. bench/shared_tensors.py compares steps of CPU ranks that share
+them with the simulation of `ferry plan --network`, which is not this arithmetic.
 
 The last rows train a small model on CPU ranks in every way that so many ranks can divide tensors and layers: with the keys
 that `--layouts` gives for it. They compare a step with the one that `ferry plan` simulates, and with the arithmetic. That
