@@ -4,7 +4,8 @@ from steps of GPUs that bench/results/ has; and how far plans of runs that fit t
 
 The first rows are arithmetic: nothing of that size was run. Beside each stands the step that it is where the arithmetic
 errs as it did for the recorded ones, which are of one to four GPUs. Of these GPUs every one has all tensors and layers, so
-nothing was held to what ranks of GPUs that share them send.
+nothing was held to what ranks of GPUs that share them send. Of CPU ranks that share them bench/results/ has steps over a slow
+network (bench/shared_tensors.py): the "divided" rows have these beside the arithmetic with default rates. They widen no spread.
 
 The last rows train a small model on CPU ranks in every way that so many ranks can divide tensors and layers: with the keys
 that `--layouts` gives for it. They compare a step with the one that `ferry plan` simulates, and with the arithmetic. That
@@ -16,6 +17,7 @@ little use.
 """
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -153,6 +155,30 @@ def recorded(options, directory):
     return rows
 
 
+# ---------------------------------------------------------------- divided
+
+def divided(options):
+    """Steps of CPU ranks that share tensors or layers over an emulated network, and what the arithmetic says of the same keys.
+
+    Their machine's rates are not stored: the arithmetic has the defaults of a small machine, which the ranks of a host share."""
+    rows = []
+    for ranks, here in ((4, 2), (8, 4), (8, 2)):
+        run = json.loads((common.ROOT / f"bench/results/layouts_{ranks}_{here}.json").read_text(encoding="utf-8"))
+        for row in run["rows"]:
+            found = re.fullmatch(r"300 Mbit/s: T (\d+), P (\d+), D \d+(?:, ZeRO 1)?(?:, (\w+))?, a step", row["name"])
+            if not found or found[1] == found[2] == "1":
+                continue
+            schedule = {"parallel.schedule": found[3]} if found[3] else {}
+            settings = {"batch.micro_batch": 1, "batch.micro_batches": 2 * ranks, "model.layers": 8, "zero.stage": 1,
+                        "budgets.device": "unlimited", "budgets.host": "unlimited", "budgets.nvme": [],
+                        "parallel.sequence": 1, "parallel.tensor": int(found[1]), "parallel.pipeline": int(found[2]), **schedule}
+            words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value).strip(chr(34))}")]
+            best = found_by(options, [str(CONFIG), *words], ranks, "--ranks-per-host", str(here), "--network", "300Mbit")[0]
+            rows.append(compared(f"divided: {ranks} CPU ranks, {here} a host, {row['name'].removesuffix(', a step')}: a step",
+                                 [row["value"]], [best["seconds"]], "s"))
+    return rows
+
+
 # ---------------------------------------------------------------- measured
 
 def ways(ranks):
@@ -223,9 +249,13 @@ def main():
         known = recorded(options, directory)
         ratios = [row["ratio"] for row in known]
         rows, notes = large(options, directory, ratios)
-        rows += known + measured(options, directory)
+        shares = divided(options)
+        rows += known + shares + measured(options, directory)
     notes.append(f"the arithmetic was {min(ratios):.2f}x to {max(ratios):.2f}x of {len(ratios)} recorded steps; the spread of a "
                  "large one is what it is where the arithmetic errs as much; none was run")
+    ratios = [row["ratio"] for row in shares]
+    notes.append(f"by the default rates of a small machine it was {min(ratios):.2f}x to {max(ratios):.2f}x of {len(ratios)} recorded steps "
+                 "of CPU ranks that share tensors or layers, whose machine's rates it did not have")
     shared = [row["ratio"] for row in rows if row["name"].startswith("shared: ")]
     if shared:
         notes.append(f"of ranks that share tensors or layers the arithmetic was {min(shared):.2f}x to {max(shared):.2f}x of "

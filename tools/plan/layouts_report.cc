@@ -430,9 +430,9 @@ std::string text_of(const LayoutsReport& report) {
     text += steps_text(report) + sent_text(report);
     text += fmt::format(
         "\n  The arithmetic said {:.2f}x to {:.2f}x of what recorded steps of one to four GPUs "
-        "took, which had\n  all tensors and layers. It was not held to ranks that share these; "
-        "the simulation of `ferry plan --network`\n  was, on CPU ranks: 0.85x to 1.21x of 16 "
-        "steps (docs/parallelism.md).\n",
+        "took, which had all\n  tensors and layers. Of 16 steps of CPU ranks that share these it "
+        "said 0.50x to 1.18x, by default rates;\n  the simulation of `ferry plan --network` said "
+        "0.85x to 1.21x (docs/parallelism.md).\n",
         cost::kArithmeticLeast, cost::kArithmeticMost);
     text += bounds_text(report);
     text += fmt::format("\n  best: {}\n", fmt::join(keys_of(report.layouts.front()), " "));
