@@ -209,6 +209,26 @@ std::optional<size_t> fastest_of(std::span<const ScheduleOffer> offers) {
     return std::nullopt;
 }
 
+namespace {
+
+// Theory knows no exchanges that several virtual stages wait for. Where there is a choice of one
+// it is taken from those alone.
+void leave_out_virtual_stages(std::vector<PlannedSchedule>& planned) {
+    const auto has_one = [](const PlannedSchedule& one) {
+        return !one.refusal && one.order.virtual_stages == 1;
+    };
+    if (std::ranges::none_of(planned, has_one)) return;
+    for (PlannedSchedule& one : planned)
+        if (!one.refusal && one.order.virtual_stages > 1)
+            one.refusal =
+                Error(Trouble::usage,
+                      {.what = "theory says too little of several virtual stages in a long step",
+                       .where = "parallel.virtual_stages",
+                       .remedy = "set parallel.virtual_stages"});
+}
+
+}  // namespace
+
 bool is_long(std::span<const Plan> plans) {
     int64_t visits = 0;
     for (const Plan& plan : plans) visits += plan.blocks() * plan.micro_batches;
@@ -225,6 +245,7 @@ ScheduleChoice choose_schedule(std::vector<PlannedSchedule> planned, const model
         known = known && all_known(one, measured);
         choice.by_theory = choice.by_theory || is_long(one.plans);
     }
+    if (choice.by_theory) leave_out_virtual_stages(planned);
     // Some as measured and others by arithmetic would not compare.
     cost::Measurements alike = measured;
     if (!known) alike.kernels = {};
