@@ -58,6 +58,27 @@ TEST(ScheduleChoice, SaysWhy) {
               "zero_bubble: no room (stage 1 of 2): 3 MiB, limit 2 MiB");
 }
 
+// Which is the bound of what planning simulates of all stages together.
+TEST(ScheduleChoice, IsLongByVisitsOfAllStages) {
+    constexpr int64_t kBlocks = 8;
+    planner::Plan plan;
+    plan.layers.assign(kBlocks, {.kind = model::LayerKind::block, .elements = 1});
+    const auto is = [&](int64_t micro_batches) {
+        plan.micro_batches = micro_batches;
+        return is_long(std::vector{plan, plan});
+    };
+    EXPECT_FALSE(is(kMostVisitsTogether / (2 * 2 * kBlocks)));
+    EXPECT_TRUE(is(kMostVisitsTogether / (2 * 2 * kBlocks) + 1));
+}
+
+TEST(ScheduleChoice, SaysWhereWaitsAreTheorys) {
+    EXPECT_THAT(text_of({.offers = {taking(one_f_one_b, 2), taking(zero_bubble, 1)},
+                         .chosen = 1,
+                         .by_theory = true}),
+                testing::StartsWith("zero_bubble, the fastest as simulated, stages alone, as a "
+                                    "step is long, with waits by theory: "));
+}
+
 // Where no rank's plans of the others could be made, nothing is called the fastest.
 TEST(ScheduleChoice, SaysWhereNoneWasSimulated) {
     EXPECT_THAT(text_of({.offers = {refused(one_f_one_b), refused(zero_bubble)}, .chosen = 1}),

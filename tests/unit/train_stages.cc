@@ -408,5 +408,17 @@ TEST(Mix, OfOtherRanksIsRefusedWithBothNumbers) {
     }
 }
 
+// Numbers of ranks that a remedy names are none that the next group refuses.
+TEST(Mix, RemedyIsAMultipleOfAllGroups) {
+    for (const int ranks : {8, 9, 10}) {
+        try {
+            world_of(mix_of(2, 1, 3), 0, ranks, ranks);
+            FAIL() << ranks << " were not refused";
+        } catch (const Error& error) {
+            EXPECT_THAT(error.problem().remedy, HasSubstr("start 12 ranks")) << ranks;
+        }
+    }
+}
+
 }  // namespace
 }  // namespace ferry::train

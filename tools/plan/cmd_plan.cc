@@ -46,6 +46,7 @@ struct PlanOptions {
     Overrides overrides{};
     std::string machine{}, svg{}, pattern_svg{}, network{}, network_latency = "0us", gpu{};
     train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
+    int hosts = 0;                                       // 0: by on_a_host
     bool schedule = false, json = false, prediction = true, longest = false, layouts = false;
 };
 
@@ -193,8 +194,25 @@ void draw_pattern(const std::string& file, const std::optional<train::PatternSha
                                 config.batch.sequence, share->block, 100 * share->blocks)));
 }
 
+// Of --hosts, which --ranks-per-host may repeat.
+int ranks_per_host_of_hosts(const PlanOptions& options) {
+    const int ranks = options.count.ranks, each = options.count.on_a_host;
+    const bool divides = ranks % options.hosts == 0;
+    if (divides && (each == 0 || each == ranks / options.hosts)) return ranks / options.hosts;
+    throw Error(Trouble::usage,
+                {.what = divides ? "--hosts and --ranks-per-host disagree"
+                                 : "the hosts do not have as many ranks each",
+                 .where = "--hosts",
+                 .measured = fmt::format("{} ranks, {} hosts{}", ranks, options.hosts,
+                                         each > 0 ? fmt::format(", {} a host", each) : ""),
+                 .limit = divides ? fmt::format("{} a host", ranks / options.hosts)
+                                  : "a divisor of the ranks",
+                 .remedy = divides ? "give one of them" : "change --ranks or --hosts"});
+}
+
 // Where --ranks-per-host says nothing, as the configuration has it: 0 where that says nothing too.
 int ranks_per_host_of(const PlanOptions& options, const Config& config) {
+    if (options.hosts > 0) return ranks_per_host_of_hosts(options);
     if (options.count.on_a_host > 0) return options.count.on_a_host;
     // Fewer ranks fill one host in part.
     if (const std::optional<int>& given = config.budgets.ranks_per_host)
@@ -460,6 +478,10 @@ void add_plan_command(CLI::App& app) {
                      "neighbouring ranks on each host, which share its budgets and its network; "
                      "those of zero.ranks_per_host exchange among themselves first (default: "
                      "budgets.ranks_per_host, else all, with --network 1)")
+        ->check(CLI::Range(1, 1 << 16));
+    command
+        ->add_option("--hosts", options->hosts,
+                     "hosts that have those ranks, as many each: in place of --ranks-per-host")
         ->check(CLI::Range(1, 1 << 16));
     CLI::Option* here =
         command

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "config/words.h"
+#include "prediction.h"
 #include "simulated_stages.h"
 #include "step_timeline.h"
 
@@ -52,27 +54,104 @@ bool speculates(const PlannedSchedule& planned) {
     return std::ranges::all_of(planned.plans, &Plan::speculative);
 }
 
-ScheduleOffer offer_of(const PlannedSchedule& planned, const RecordedStages& steps,
-                       const model::Decoder& decoder, cost::Measurements measured) {
-    constexpr auto kCompute = static_cast<size_t>(swap::Lane::compute);
-    add_assumed_kernels(planned.plans, steps, decoder, measured);
-    const std::vector<swap::Timeline> timelines =
-        predict_stages(planned.plans, steps.first, steps.steady, measured);
+// What goes through a pipeline: groups, and in round robin micro-batches of the one group.
+int64_t passing(const Plan& plan) {
+    return plan.partition.stage.round_robin ? plan.micro_batches : plan.groups;
+}
+
+// The same plans for a step of so many, placed as for all of them.
+std::vector<Plan> shortened(std::vector<Plan> plans, int64_t count) {
+    for (Plan& plan : plans) {
+        const int64_t size = plan.group_size();
+        if (!plan.partition.stage.round_robin) plan.groups = count;
+        plan.micro_batches = plan.partition.stage.round_robin ? count : count * size;
+    }
+    return plans;
+}
+
+// A line through what steps of two lengths take.
+struct Line {
+    int64_t from = 0, to = 0;
+    double at(double least, double most, int64_t count) const {
+        if (from == to) return least;
+        return least +
+               (most - least) * static_cast<double>(count - from) / static_cast<double>(to - from);
+    }
+};
+
+// What a stage does in a step, beside other stages or without them.
+struct StageStep {
+    double seconds = 0, busy_seconds = 0, weight_bytes = 0;
+};
+std::vector<StageStep> steps_of(std::span<const Plan> plans, bool speculative, bool together,
+                                const model::Decoder& decoder, cost::Measurements measured) {
+    const RecordedStages steps = record_stages(plans, speculative);
+    add_assumed_kernels(plans, steps, decoder, measured);
+    std::vector<swap::Timeline> timelines;
+    if (together) timelines = predict_stages(plans, steps.first, steps.steady, measured);
+    std::vector<StageStep> found;
+    for (size_t s = 0; s < plans.size(); ++s) {
+        if (!together)
+            timelines.push_back(predict_steps(plans[s], steps.first[s], steps.steady[s], measured));
+        found.push_back(
+            {.seconds = timelines[s].step_seconds,
+             .busy_seconds = timelines[s].busy_seconds[static_cast<size_t>(swap::Lane::compute)],
+             .weight_bytes = static_cast<double>(weight_bytes(plans[s], steps.steady[s]))});
+    }
+    return found;
+}
+
+// Of a long step: each stage alone, of a few groups, with the waits of theory.
+std::vector<StageStep> steps_by_theory(const PlannedSchedule& planned,
+                                       const model::Decoder& decoder,
+                                       const cost::Measurements& measured) {
+    const int64_t all = passing(planned.plans.front());
+    const Line line{.from = std::min(all, kGroupsAlone), .to = std::min(all, 2 * kGroupsAlone)};
+    const auto of = [&](int64_t count) {
+        return steps_of(shortened(planned.plans, count), speculates(planned), false, decoder,
+                        measured);
+    };
+    const std::vector<StageStep> least = of(line.from), most = of(line.to);
+    std::vector<StageStep> found;
+    double alone_s = 0;
+    for (size_t s = 0; s < least.size(); ++s) {
+        found.push_back(
+            {.busy_seconds = line.at(least[s].busy_seconds, most[s].busy_seconds, all),
+             .weight_bytes = line.at(least[s].weight_bytes, most[s].weight_bytes, all)});
+        alone_s = std::max(alone_s, line.at(least[s].seconds, most[s].seconds, all));
+    }
+    // The slowest stage's pace is that of all.
+    double waits = 0;
+    for (const Plan& plan : planned.plans) waits = std::max(waits, bubble_of(plan));
+    for (StageStep& step : found) step.seconds = alone_s / (1 - waits);
+    return found;
+}
+
+ScheduleOffer offer_of(const PlannedSchedule& planned, bool by_theory,
+                       const model::Decoder& decoder, const cost::Measurements& measured) {
+    const std::vector<StageStep> steps =
+        by_theory ? steps_by_theory(planned, decoder, measured)
+                  : steps_of(planned.plans, speculates(planned), true, decoder, measured);
     ScheduleOffer offer{.order = planned.order};
-    for (const swap::Timeline& timeline : timelines)
-        offer.seconds = std::max(offer.seconds, timeline.step_seconds);
     for (size_t s = 0; s < planned.plans.size(); ++s) {
         const Plan& plan = planned.plans[s];
-        const swap::Timeline& timeline = timelines[s];
-        const double waits = 1 - timeline.busy_seconds[kCompute] / timeline.step_seconds;
         const auto raise = [](auto& most, auto value) { most = std::max(most, value); };
-        raise(offer.waits, waits);
-        raise(offer.weight_bytes, weight_bytes(plan, steps.steady[s]));
+        raise(offer.seconds, steps[s].seconds);
+        raise(offer.waits, 1 - steps[s].busy_seconds / steps[s].seconds);
+        raise(offer.weight_bytes, static_cast<int64_t>(std::llround(steps[s].weight_bytes)));
         raise(offer.device_bytes, plan.device_bytes + plan.device_overhead_bytes);
         raise(offer.host_bytes, plan.host_bytes);
         raise(offer.nvme_bytes, plan.nvme_bytes);
     }
     return offer;
+}
+
+// Whether these times have the kernels of a step, which those of a few groups have all.
+bool all_known(const PlannedSchedule& planned, const cost::Measurements& measured) {
+    if (measured.kernels.seconds.empty()) return false;
+    const std::vector<Plan> few =
+        shortened(planned.plans, std::min(passing(planned.plans.front()), 2 * kGroupsAlone));
+    return covers(few, record_stages(few, speculates(planned)), measured.kernels);
 }
 
 }  // namespace
@@ -130,25 +209,52 @@ std::optional<size_t> fastest_of(std::span<const ScheduleOffer> offers) {
     return std::nullopt;
 }
 
+namespace {
+
+// Theory knows no exchanges that several virtual stages wait for. Where there is a choice of one
+// it is taken from those alone.
+void leave_out_virtual_stages(std::vector<PlannedSchedule>& planned) {
+    const auto has_one = [](const PlannedSchedule& one) {
+        return !one.refusal && one.order.virtual_stages == 1;
+    };
+    if (std::ranges::none_of(planned, has_one)) return;
+    for (PlannedSchedule& one : planned)
+        if (!one.refusal && one.order.virtual_stages > 1)
+            one.refusal =
+                Error(Trouble::usage,
+                      {.what = "theory says too little of several virtual stages in a long step",
+                       .where = "parallel.virtual_stages",
+                       .remedy = "set parallel.virtual_stages"});
+}
+
+}  // namespace
+
+bool is_long(std::span<const Plan> plans) {
+    int64_t visits = 0;
+    for (const Plan& plan : plans) visits += plan.blocks() * plan.micro_batches;
+    return visits * std::ssize(plans) > kMostVisitsTogether;
+}
+
 ScheduleChoice choose_schedule(std::vector<PlannedSchedule> planned, const model::Decoder& decoder,
-                               const cost::Measurements& measured) {
-    std::vector<RecordedStages> steps;
-    bool all_known = true;
+                               const cost::Measurements& measured,
+                               const std::function<void()>& after_each) {
+    ScheduleChoice choice;
+    bool known = true;
     for (const PlannedSchedule& one : planned) {
-        steps.push_back(one.refusal ? RecordedStages{} : record_stages(one.plans, speculates(one)));
-        if (!one.refusal)
-            all_known = all_known && covers(one.plans, steps.back(), measured.kernels);
+        if (one.refusal) continue;
+        known = known && all_known(one, measured);
+        choice.by_theory = choice.by_theory || is_long(one.plans);
     }
+    if (choice.by_theory) leave_out_virtual_stages(planned);
     // Some as measured and others by arithmetic would not compare.
     cost::Measurements alike = measured;
-    if (!all_known) alike.kernels = {};
-    ScheduleChoice choice;
-    for (size_t i = 0; i < planned.size(); ++i) {
-        if (planned[i].refusal)
-            choice.offers.push_back(
-                {.order = planned[i].order, .refusal = std::move(planned[i].refusal)});
+    if (!known) alike.kernels = {};
+    for (PlannedSchedule& one : planned) {
+        if (one.refusal)
+            choice.offers.push_back({.order = one.order, .refusal = std::move(one.refusal)});
         else
-            choice.offers.push_back(offer_of(planned[i], steps[i], decoder, alike));
+            choice.offers.push_back(offer_of(one, choice.by_theory, decoder, alike));
+        if (after_each) after_each();
     }
     choice.chosen = fastest_of(choice.offers).value_or(0);
     return choice;
@@ -169,10 +275,12 @@ std::string text_of(const ScheduleChoice& choice) {
         return offer.refusal || offer.seconds >= taken.seconds;
     });
     const auto possible = std::ranges::count_if(choice.offers, fits);
-    const char* why = possible == 0   ? "the first that the ranks have room for; none was simulated"
+    std::string why = possible == 0   ? "the first that the ranks have room for; none was simulated"
                       : possible == 1 ? "which alone can be"
                       : is_fastest    ? "the fastest as simulated"
                                       : "within 1 % of the fastest as simulated";
+    if (choice.by_theory && possible > 0)
+        why += ", stages alone, as a step is long, with waits by theory";
     std::string text = fmt::format("{}, {}", name_of(taken.order), why);
     const char* between = ": ";
     for (const ScheduleOffer& offer : choice.offers) {

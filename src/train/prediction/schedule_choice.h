@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -77,17 +78,26 @@ struct ScheduleOffer {
 // all are refused.
 std::optional<size_t> fastest_of(std::span<const ScheduleOffer> offers);
 
+// A step is long where visits of blocks by micro-batches, for each stage that is simulated beside
+// the others, are more than this: a minute's simulation of a large pipeline tells little more than
+// each stage alone, of kGroupsAlone and twice as many groups (in round robin micro-batches), and
+// what theory says that it waits.
+inline constexpr int64_t kMostVisitsTogether = 2048, kGroupsAlone = 2;
+bool is_long(std::span<const planner::Plan> plans);  // of each stage
+
 struct ScheduleChoice {
     std::vector<ScheduleOffer> offers{};  // none: there is no choice
     size_t chosen = 0;                    // where all are refused: the first
+    bool by_theory = false;               // a step is long
     PipelineSchedule schedule() const { return order().schedule; }
     const StageOrder& order() const { return offers[chosen].order; }
 };
 
 // By the measurements of one rank. Where they have not the kernels of all of these schedules, all
-// kernels are reckoned by arithmetic.
+// kernels are reckoned by arithmetic. `after_each`: of all, refused ones too.
 ScheduleChoice choose_schedule(std::vector<PlannedSchedule> planned, const model::Decoder& decoder,
-                               const cost::Measurements& measured);
+                               const cost::Measurements& measured,
+                               const std::function<void()>& after_each = {});
 
 // "zero_bubble, the fastest as simulated: 1f1b 0.512 s a step, zero_bubble 0.47 s"
 std::string text_of(const ScheduleChoice& choice);

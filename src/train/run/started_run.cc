@@ -297,16 +297,22 @@ void StartedRun::choose_schedule(const planner::PlanRequest& request) {
     const auto possible =
         std::ranges::find_if(planned, [](const auto& one) { return !one.refusal.has_value(); });
     auto chosen = static_cast<size_t>(possible - planned.begin());
-    if (world_.rank == 0) {
+    // After each plan and each simulation the others hear of the first rank, so that they wait no
+    // longer than one takes: once a schedule in each of the two rounds.
+    const auto tell = [&] { gather(*ranks_, executor_, world_.rank, "schedule"); };
+    if (world_.rank != 0) {
+        for (size_t told = 0; told < 2 * orders.size(); ++told) tell();
+    } else {
         for (PlannedSchedule& one : planned) {
-            if (one.refusal) continue;
-            one = plan_schedule(one.order, [&] {
-                take_stages(one.order);
-                return plans_of_stages(stages_);
-            });
+            if (!one.refusal)
+                one = plan_schedule(one.order, [&] {
+                    take_stages(one.order);
+                    return plans_of_stages(stages_);
+                });
+            tell();
         }
         ScheduleChoice choice =
-            train::choose_schedule(std::move(planned), stack_.decoder(), planner_->machine());
+            train::choose_schedule(std::move(planned), stack_.decoder(), planner_->machine(), tell);
         if (!fastest_of(choice.offers)) choice.chosen = chosen;
         const bool schedules = config_.parallel.schedule == PipelineSchedule::automatic;
         log_info(fmt::format("parallel.{} auto takes {}", schedules ? "schedule" : "virtual_stages",

@@ -73,7 +73,8 @@ BudgetConfig budgets_of_rank(BudgetConfig budgets, const World& world) {
 
 namespace {
 
-void require_groups(const std::string& key, const char* of, int size, int ranks) {
+// `product`: of the sizes of all groups, of which the ranks must be a multiple.
+void require_groups(const std::string& key, const char* of, int size, int ranks, int product) {
     if (ranks % size == 0) return;
     throw Error(
         Trouble::usage,
@@ -81,12 +82,12 @@ void require_groups(const std::string& key, const char* of, int size, int ranks)
          .where = key,
          .measured = fmt::format("groups of {}, {} rank{}", size, ranks, ranks == 1 ? "" : "s"),
          .limit = "a divisor of the ranks",
-         .remedy = fmt::format("start {} ranks, or set {} to {}", round_up(ranks, size), key,
+         .remedy = fmt::format("start {} ranks, or set {} to {}", round_up(ranks, product), key,
                                std::gcd(ranks, size))});
 }
 
 // Groups within groups: of such sizes in all.
-void require_product(const std::string& keys, const char* of, int size, int ranks) {
+void require_product(const std::string& keys, const char* of, int size, int ranks, int product) {
     if (ranks % size == 0) return;
     throw Error(Trouble::usage,
                 {.what = fmt::format("the ranks cannot be cut into groups that share {}", of),
@@ -95,23 +96,24 @@ void require_product(const std::string& keys, const char* of, int size, int rank
                  .limit = "a divisor of the ranks",
                  .remedy = fmt::format("start {} ranks, or choose them so that their product "
                                        "divides {}",
-                                       round_up(ranks, size), ranks)});
+                                       round_up(ranks, product), ranks)});
 }
 
 }  // namespace
 
 World world_of(const Config& config, int rank, int ranks, int local_ranks) {
     const ParallelConfig& p = config.parallel;
-    require_groups("parallel.tensor", "tensors", p.tensor, ranks);
-    if (p.tensor == 1) require_groups("parallel.sequence", "sequences", p.sequence, ranks);
+    const int product = p.pipeline * p.tensor * p.sequence;
+    require_groups("parallel.tensor", "tensors", p.tensor, ranks, product);
+    if (p.tensor == 1) require_groups("parallel.sequence", "sequences", p.sequence, ranks, product);
     require_product("parallel.tensor, parallel.sequence", "tensors and sequences",
-                    p.tensor * p.sequence, ranks);
-    require_groups("parallel.pipeline", "layers", p.pipeline, ranks);
+                    p.tensor * p.sequence, ranks, product);
+    require_groups("parallel.pipeline", "layers", p.pipeline, ranks, product);
     require_product("parallel.pipeline, parallel.tensor, parallel.sequence",
-                    "layers, tensors and sequences", p.pipeline * p.tensor * p.sequence, ranks);
+                    "layers, tensors and sequences", product, ranks, product);
     const int of_a_host = config.zero.ranks_per_host;
     const bool hosts = of_a_host > 1 && of_a_host < ranks;
-    if (ranks > 1) require_groups("zero.ranks_per_host", "a host", of_a_host, ranks);
+    if (ranks > 1) require_groups("zero.ranks_per_host", "a host", of_a_host, ranks, of_a_host);
     return {rank, ranks, local_ranks, p.sequence, p.tensor, p.pipeline, hosts ? of_a_host : 1};
 }
 

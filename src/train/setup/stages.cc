@@ -113,14 +113,18 @@ std::vector<zero::Stage> stages_of(const Config& config, const model::Shape& sha
                                      .limit = std::to_string(blocks) + " blocks",
                                      .remedy = "set it to " + std::to_string(blocks) + " or less"});
     const auto each = static_cast<size_t>(config.parallel.virtual_stages.value_or(1));
+    const bool interleaved = config.parallel.schedule == PipelineSchedule::interleaved;
     if (stages * each > blocks)
         throw Error(Trouble::usage,
                     {.what = "more virtual stages than the model has blocks",
                      .where = "parallel.virtual_stages",
                      .measured = fmt::format("{} stages with {} each", stages, each),
                      .limit = std::to_string(blocks) + " blocks",
-                     .remedy = fmt::format("set it to {} or less, or parallel.pipeline lower",
-                                           blocks / stages)});
+                     .remedy = interleaved && blocks / stages < 2
+                                   ? "set parallel.schedule to auto, 1f1b or zero_bubble with "
+                                     "virtual_stages 1, or parallel.pipeline lower"
+                                   : fmt::format("set it to {} or less, or parallel.pipeline lower",
+                                                 blocks / stages)});
     const LayerSeconds layers(config, shape, whole);
     std::vector<double> seconds(blocks);
     for (size_t b = 0; b < blocks; ++b) seconds[b] = layers.of(b + 1);
