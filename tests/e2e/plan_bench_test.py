@@ -206,7 +206,7 @@ class PlanTest(FerryTest):
             return json.loads(run.out), run.err
         (inside, quiet), (apart, warned) = over(2), over(1)
         self.assertNotIn("span hosts", quiet)
-        self.assertIn("parallel.tensor 2 does not divide the 1 ranks of a host", warned)
+        self.assertIn("parallel.tensor 2 does not divide the 1 rank of a host", warned)
         self.assertEqual(inside["kernel_exchanges"], apart["kernel_exchanges"])
         crossing = inside["kernel_exchanges"]["bytes"] * 8 / 1e6
         self.assertGreater(apart["prediction"]["step_seconds"], crossing)
