@@ -26,6 +26,7 @@ struct Rule {
     std::string what;
     std::string measured;
     std::string remedy;
+    std::string limit{};
 };
 
 void demand(const Given& given, std::initializer_list<Rule> rules) {
@@ -34,6 +35,7 @@ void demand(const Given& given, std::initializer_list<Rule> rules) {
         throw Error(Trouble::usage, {.what = rule.what,
                                      .where = given.place_of(rule.key),
                                      .measured = rule.measured,
+                                     .limit = rule.limit,
                                      .remedy = rule.remedy});
     }
 }
@@ -338,10 +340,10 @@ void check_compression(const Config& c, const Given& given) {
     const bool gradients = k.gradients != CodecKind::none, weights = k.weights != CodecKind::none;
     const int64_t lower = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(k.block)));
     demand(given, {{lower == k.block, key + "block", "a block must divide a leaf of 4,096 elements",
-                    show("block", k.block), "set " + show("block", lower)},
+                    show("block", k.block), "set " + show("block", lower), "a power of two"},
                    {!weights || c.zero.stage == 3, key + "weights",
                     "weights are gathered before they are used at stage 3 alone", stage,
-                    "set zero.stage to 3, or weights to none"}});
+                    "set zero.stage to 3, or weights to none", "zero.stage 3"}});
     if (!gradients && !weights && !optim::sends_momentum(c.optimizer.method) &&
         given.contains(key + "block"))
         log_warn(given.place_of(key + "block") + " does nothing where nothing is compressed");
@@ -487,10 +489,12 @@ void check_onebit_adam(const Config& c, const Given& given) {
     demand(given, {{o.freeze_step > 0, freeze,
                     "1-bit Adam is told after how many updates the second moment stays",
                     show("freeze_step", o.freeze_step),
-                    "set it to 15 to 25 % of the steps, and to no less than schedule.warmup_steps"},
+                    "set it to 15 to 25 % of the steps, and to no less than schedule.warmup_steps",
+                    "1 or more"},
                    {o.freeze_step < c.steps, freeze, "the run ends before the second moment stays",
                     show("freeze_step", o.freeze_step) + ", " + show("steps", c.steps),
-                    "set it below steps, or optimizer.method to \"adamw\""}});
+                    "set it below steps, or optimizer.method to \"adamw\"",
+                    "at most " + std::to_string(c.steps - 1)}});
     warn_of_warm_up(c, given, freeze, o.freeze_step);
 }
 
@@ -508,7 +512,7 @@ void check_local_steps(const Config& c, const Given& given) {
                     "between exchanges each rank has weights of its own, and above stage 0 no rank "
                     "has all of them",
                     measured + show("zero.stage", c.zero.stage),
-                    "set local_step_clipper to 1, or zero.stage to 0"},
+                    "set local_step_clipper to 1, or zero.stage to 0", "zero.stage 0"},
                    {c.parallel.sequence == 1, clipper,
                     "ranks that share sequences need the same weights at every step",
                     measured + show("parallel.sequence", int64_t{c.parallel.sequence}),
@@ -533,7 +537,7 @@ void check_zeroone_adam(const Config& c, const Given& given) {
            {{o.var_freeze_step > 0, freeze,
              "0/1 Adam is told after how many updates the second moment stays",
              show("var_freeze_step", o.var_freeze_step),
-             "set it to no less than schedule.warmup_steps; the paper ends there"},
+             "set it to no less than schedule.warmup_steps; the paper ends there", "1 or more"},
             {exact < c.steps, freeze, "the run ends before ranks send momentum",
              show("var_freeze_step", o.var_freeze_step) + ", " +
                  show("var_update_scaler", o.var_update_scaler) + ", " + show("steps", c.steps),

@@ -46,6 +46,21 @@ void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
 cost::KernelTimes kernels_of_any(comm::Communicator& ranks, Executor& executor,
                                  const cost::KernelTimes& mine);
 
+// Comes back when all ranks are here; or some have ended, which is not thrown.
+void await_all(comm::Communicator& ranks, Executor& executor);
+// `find()`, which throws the same usage error on all ranks or on none. Those of other kinds are one
+// rank's alone, and pass at once. No rank ends while others are in a collective: each says the
+// same, and none is taken for lost. `ranks`: null where there is one.
+template <class Find>
+auto find_alike(comm::Communicator* ranks, Executor& executor, const Find& find) {
+    try {
+        return find();
+    } catch (const Error& error) {
+        if (ranks && error.trouble() == Trouble::usage) await_all(*ranks, executor);
+        throw;
+    }
+}
+
 // The error of the first rank that has one, on all of them; none where none has.
 std::optional<Error> error_of_any(comm::Communicator& ranks, Executor& executor,
                                   const std::optional<Error>& mine);

@@ -250,7 +250,7 @@ class PlanTest(FerryTest):
             return json.loads(run.out), run.err
         (inside, quiet), (apart, warned) = over(2), over(1)
         self.assertNotIn("span hosts", quiet)
-        self.assertIn("parallel.tensor 2 does not divide the 1 ranks of a host", warned)
+        self.assertIn("parallel.tensor 2 does not divide the 1 rank of a host", warned)
         self.assertEqual(inside["kernel_exchanges"], apart["kernel_exchanges"])
         crossing = inside["kernel_exchanges"]["bytes"] * 8 / 1e6
         self.assertGreater(apart["prediction"]["step_seconds"], crossing)
@@ -269,6 +269,27 @@ class PlanTest(FerryTest):
         seconds = 2 * crossing * 8 / 1e6  # both ranks of a host send
         self.assertGreater(both["prediction"]["step_seconds"], seconds)
         self.assertLess(both["prediction"]["step_seconds"], 1.2 * seconds)
+
+    def test_a_network_chooses_one_schedule_for_the_whole_report(self):
+        """The table of codecs goes by the schedule that the plan takes; and what does nothing is said."""
+        config = self.config(parallel__pipeline=2, model__layers=4, batch__micro_batches=4)
+        run = self.ferry("plan", self.command(config)[1], "--json", "--ranks", "4", "--network", "10Mbit")
+        self.assertEqual(run.code, 0, run.err)
+        found = json.loads(run.out)
+        planned, uncoded = found["prediction"]["step_seconds"], found["network"]["steps"][0]["seconds"]
+        self.assertAlmostEqual(uncoded, planned, delta=0.02 * planned)
+        run = self.ferry("plan", self.command(self.config())[1], "--ranks", "2", "--network", "1Gbit", "--no-prediction")
+        self.assertIn("--network does nothing here", run.err)
+
+    def test_one_host_has_no_other_hosts_to_warn_of(self):
+        hosts = {"zero__ranks_per_host": 2, "zero__compress": {"gradients": "int8"}}
+        for ranks, network, warns in ((4, (), False), (4, ("--ranks-per-host", "1"), True)):
+            run = self.ferry("plan", self.command(self.config(batch__micro_batches=4, **hosts))[1], "--ranks", str(ranks),
+                             *network, "--no-prediction")
+            self.assertEqual(run.code, 0, run.err)
+            self.assertEqual("and this plan has" in run.err, warns, run.err)
+        run = self.ferry("plan", self.command(self.config(**hosts))[1], "--ranks", "2", "--no-prediction")
+        self.assertIn("zero.ranks_per_host does nothing here", run.err)
 
     def test_a_network_that_makes_no_sense_is_refused(self):
         command = self.command(self.config())

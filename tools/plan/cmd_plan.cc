@@ -230,12 +230,16 @@ train::RankCount count_of(const PlanOptions& options, const Config& config) {
     if (count.on_a_host == 0) count.on_a_host = 1;
     count = on_hosts(count);
     if (count.on_a_host == count.ranks) {
+        const bool of_a_key = options.count.on_a_host == 0 && !config.budgets.ranks_per_host &&
+                              config.zero.ranks_per_host > 1;
         throw Error(Trouble::usage,
                     {.what = "no network joins the ranks of one host",
                      .where = "--network",
-                     .measured = fmt::format("{} ranks, {} a host", count.ranks, count.on_a_host),
-                     .remedy = "give --ranks, and --ranks-per-host or budgets.ranks_per_host where "
-                               "a host has several"});
+                     .measured = fmt::format("{} rank{}, {} a host{}", count.ranks,
+                                             count.ranks == 1 ? "" : "s", count.on_a_host,
+                                             of_a_key ? " by zero.ranks_per_host" : ""),
+                     .remedy = "give more --ranks, or say with --ranks-per-host or "
+                               "budgets.ranks_per_host how many each of several hosts has"});
     }
     return count;
 }
@@ -268,10 +272,11 @@ void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
     const int tensor = plan.partition.slices;
     if (tensor == 1 || count.on_a_host % tensor == 0) return;
     log_warn(
-        fmt::format("parallel.tensor {} does not divide the {} ranks of a host: some groups span "
+        fmt::format("parallel.tensor {} does not divide the {} rank{} of a host: some groups span "
                     "hosts, and up to {} "
                     "of each of their ranks cross the network in a step",
-                    tensor, count.on_a_host, format_bytes(kernel_bytes(plan).bytes)));
+                    tensor, count.on_a_host, count.on_a_host == 1 ? "" : "s",
+                    format_bytes(kernel_bytes(plan).bytes)));
 }
 
 // Of hosts that the configuration cuts otherwise than the plan.
@@ -279,7 +284,8 @@ void warn_of_other_hosts(const planner::Plan& plan, const Config& config,
                          const train::RankCount& count) {
     const int each = config.zero.ranks_per_host;
     const zero::Partition& partition = plan.partition;
-    if (each == count.on_a_host || !(partition.two_levels() || partition.keeps_second_shards()))
+    if (each == count.on_a_host || count.on_a_host == count.ranks ||
+        !(partition.two_levels() || partition.keeps_second_shards()))
         return;
     const cost::CommTraffic moved = cost::comm_traffic(plan.layers, partition, plan.compute,
                                                        plan.wire, zero::Exchanged::gradients);
@@ -392,6 +398,10 @@ void run_plan(const PlanOptions& options) {
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto predictor = predictor_for(config, count, machine);
     const std::string planned_by = plan_by(machine, config, *predictor);
+    if (network && !options.prediction && predictor->schedules().offers.empty())
+        log_warn(
+            "--network does nothing here: with --no-prediction only the choice of a "
+            "pipeline's schedule goes by it");
     if (network) predictor->choose_schedule(over(*network, count, config, predictor->planned_by()));
     const std::vector<planner::Plan> plans = predictor->plans(train::request_of(config));
     const planner::Plan& plan = plans.front();
@@ -477,7 +487,8 @@ void add_plan_command(CLI::App& app) {
         ->add_option("--ranks-per-host", options->count.on_a_host,
                      "neighbouring ranks on each host, which share its budgets and its network; "
                      "those of zero.ranks_per_host exchange among themselves first (default: "
-                     "budgets.ranks_per_host, else all, with --network 1)")
+                     "budgets.ranks_per_host, else all; with --network also "
+                     "zero.ranks_per_host, else 1)")
         ->check(CLI::Range(1, 1 << 16));
     command
         ->add_option("--hosts", options->hosts,

@@ -70,6 +70,7 @@ CodecStep step_with(const CompressConfig& codecs, const Hosts& hosts, Config con
     if (signs) config.zero.compress.gradients = CodecKind::none;
     const auto predictor = predictor_for(config, count, machine, false);
     plan_by(machine, config, *predictor);
+    predictor->choose_schedule(over(network, count, config, predictor->planned_by()));
     const planner::Plan plan = predictor->plan(train::request_of(config));
     const FoundMeasurements found = measurements_for(config, *predictor, plan, machine);
     // What all have in common is measured once, so that two steps differ by the codecs alone.
@@ -206,9 +207,7 @@ std::string text_of(const NetworkReport& report) {
                             format_bytes(step.sent_bytes), step.seconds, uncoded / step.seconds);
     const CodecStep& best = report.best();
     if (best.gradients == CodecKind::sign)
-        return text +
-               fmt::format("  best: momentum as signs, where the optimizer sends it, with {}\n\n",
-                           keys_of(best));
+        return text + fmt::format("  best: momentum as signs, with {}\n\n", keys_of(best));
     return text + fmt::format("  best: zero.compress.gradients={} {}\n\n", word_of(best.gradients),
                               keys_of(best));
 }

@@ -39,8 +39,8 @@ struct NetworkReport {
     const CodecStep& best() const;
 };
 
-// Plans and predicts the configuration with every codec that its stage and device take, and where
-// hosts have several ranks also with what these can do among themselves first; the rest as
+// Plans and predicts the configuration with every codec that its optimizer and stage take, and
+// where hosts have several ranks also with what these can do among themselves first; the rest as
 // `measured`, within a host.
 NetworkReport network_report(const Config& config, const train::RankCount& count,
                              const std::optional<MachineFile>& machine, const Network& network,

@@ -185,7 +185,8 @@ void print_collectives(const train::RunReport& report) {
     print("\n  {:<18} {:>10} {:>14} {:>14} {:>6}\n", "collective", "calls/step", "raw bytes/step",
           "sent/step", "ratio");
     for (const train::CollectiveReport& of : report.collectives) {
-        print("  {:<18} {:>10} {:>14} {:>14} {:>6.3f}\n", of.collective, of.calls / report.steps,
+        print("  {:<18} {:>10.1f} {:>14} {:>14} {:>6.3f}\n", of.collective,
+              static_cast<double>(of.calls) / static_cast<double>(report.steps),
               format_bytes(of.raw_bytes / report.steps), format_bytes(of.sent_bytes / report.steps),
               of.raw_bytes > 0
                   ? static_cast<double>(of.sent_bytes) / static_cast<double>(of.raw_bytes)

@@ -47,7 +47,7 @@ Predictor::~Predictor() = default;
 std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount& count) {
     std::unique_ptr<Predictor> found(
         new Predictor(std::make_unique<ModelOnDevice>(config, count, std::nullopt)));
-    found->choose_schedule();
+    found->choose_schedule_by(found->planned_by());
     return found;
 }
 
@@ -55,7 +55,7 @@ std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount
                                            const AbsentDevice& device) {
     std::unique_ptr<Predictor> found(
         new Predictor(std::make_unique<ModelOnDevice>(config, count, device)));
-    found->choose_schedule();
+    found->choose_schedule_by(found->planned_by());
     return found;
 }
 
@@ -111,7 +111,8 @@ Plan Predictor::with_all_layers(const Plan& plan) const {
 
 void Predictor::plan_by(const cost::Measurements& known) {
     known_ = known;
-    choose_schedule();
+    chosen_by_.reset();
+    choose_schedule_by(planned_by());
 }
 
 namespace {
@@ -239,7 +240,7 @@ Predictor::Length Predictor::length_of(int64_t sequence) const {
     try {
         Predictor other(std::make_unique<ModelOnDevice>(config, count(), absent));
         other.known_ = known_;
-        other.choose_schedule();
+        other.choose_schedule_by(chosen_by_ ? *chosen_by_ : other.planned_by());
         other.plan(request_of(config));
         return Length::fits;
     } catch (const ops::LengthRefused&) {

@@ -48,7 +48,8 @@ public:
     // `known`: measurements of the machine, as far as there are any. Later plans are weighed with
     // them, earlier ones were with the defaults; a schedule that is ferry's choice is chosen anew.
     void plan_by(const cost::Measurements& known);
-    // The same by measurements of one rank, for the schedule alone.
+    // The same by measurements of one rank, for the schedule alone; longest_sequence() goes by
+    // them, too, until plan_by() is called again.
     void choose_schedule(const cost::Measurements& of_a_rank);
     // One rank's, by which plans are weighed.
     cost::Measurements planned_by() const;
@@ -112,7 +113,7 @@ private:
     explicit Predictor(std::unique_ptr<ModelOnDevice> model);
     enum class Length : uint8_t { too_short, fits, too_long };
     Length length_of(int64_t sequence) const;
-    void choose_schedule() { choose_schedule(planned_by()); }
+    void choose_schedule_by(const cost::Measurements& of_a_rank);
     std::vector<planner::Plan> plans_in(std::span<const zero::Stage> stages,
                                         const planner::PlanRequest& request) const;
     std::vector<zero::Stage> stages_in(const StageOrder& order) const;
@@ -127,6 +128,7 @@ private:
 
     const std::unique_ptr<ModelOnDevice> model_;
     std::optional<cost::Measurements> known_{};
+    std::optional<cost::Measurements> chosen_by_{};  // where not by planned_by()
     ScheduleChoice choice_{};
     std::vector<zero::Stage> stages_;
     int measured_at_once_ = 1;

@@ -25,6 +25,11 @@ std::vector<zero::Stage> Predictor::stages_in(const StageOrder& order) const {
 }
 
 void Predictor::choose_schedule(const cost::Measurements& of_a_rank) {
+    chosen_by_ = of_a_rank;
+    choose_schedule_by(of_a_rank);
+}
+
+void Predictor::choose_schedule_by(const cost::Measurements& of_a_rank) {
     if (!chooses_schedule(model_->config)) return;
     std::vector<PlannedSchedule> planned;
     const int64_t blocks = std::ssize(model_->decoder.layers()) - 2;

@@ -42,7 +42,8 @@ void refuse_another(const std::string& path, const std::string& mine, const std:
                  .limit = "the checkpoint has " + their,
                  .remedy = "resume with the configuration it was written by; steps, budgets.*, "
                            "swap.*, io.*, evaluate.*, checkpoint.*, zero.*, device and the number "
-                           "of ranks may differ. To start a new run from its weights, set "
+                           "of ranks may differ, which stays once momentum is exchanged. To start "
+                           "a new run from its weights, set "
                            "model.path to it"});
 }
 

@@ -86,7 +86,7 @@ void warn_of_hosts(const World& world, int neighbours, const char* who, const ch
 
 // All ranks make the same groups in the same order.
 void ComputeContext::make_groups(const Config& config, Executor& executor) {
-    const World own = world(config);
+    const World own = find_alike(ranks.get(), executor, [&] { return world(config); });
     if (own.tensor > 1)
         warn_of_hosts(own, own.tensor, "share tensors",
                       "every block's sums cross the network, five times a micro-batch; start ranks "

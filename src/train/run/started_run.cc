@@ -140,7 +140,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
       of_sequences_(exchange_of(context_->sequence.get(), "heads")),
       of_tensors_(exchange_of(context_->tensors.get(), "sums")),
       config_(config),
-      share_(share_of(config, world_)),
+      share_(find_alike(ranks_, *runtime.executor, [&] { return share_of(config, world_); })),
       executor_(*runtime.executor),
       device_(*context_->device),
       recording_(runtime.given ? runtime.given->recording : nullptr),
@@ -334,7 +334,8 @@ void StartedRun::prove_first_state() {
     if (saved_) {
         saved_->require(plan_);
         if (has_errors(saved_->manifest().moment_updates))
-            saved_->require_errors(plan_, momentum_schedule_.first());
+            find_alike(ranks_, executor_,
+                       [this] { saved_->require_errors(plan_, momentum_schedule_.first()); });
         saved_->prove(team, world_.rank, world_.ranks, stack_.start_up());
         if (has_errors(saved_->manifest().moment_updates))
             saved_->prove_errors(plan_, team, world_.rank, world_.ranks, stack_.start_up());

@@ -67,7 +67,8 @@ planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);
 planner::PlanRequest in_groups(planner::PlanRequest request, const zero::Stage& stage);
 // Where the configuration asks for speculation that ranks do not do.
 void warn_of_speculation(const Config& config, const World& world);
-// Where second shards are asked for and all ranks are one host: nobody keeps any. For plans, too.
+// Where second shards or levels of coded gradients are asked for and all ranks are one host: nobody
+// has any. For plans, too.
 void warn_of_one_host(const Config& config, const World& world);
 // The rank whose directory below a path of the configuration this could be; none: it is nobody's.
 std::optional<int> rank_of(const std::filesystem::path& directory);
