@@ -12,7 +12,7 @@ constexpr int64_t kVolta = 96 * kKiB, kAmpereOfDesks = 99 * kKiB, kHopper = 227 
 
 TEST(NormRooms, wide_rows_of_bf16_go_without_the_form_that_volta_has_no_room_for) {
     EXPECT_FALSE(whole_form_fits(256, 4, kVolta));
-    EXPECT_FALSE(whole_form_fits(256, 4, false, whole_room(256, 4)));  // sums lie beside it
+    EXPECT_FALSE(whole_form_fits(256, 4, whole_room(256, 4)));  // sums lie beside it
     EXPECT_TRUE(whole_form_fits(256, 4, kAmpereOfDesks));
     EXPECT_TRUE(whole_form_fits(256, 4, kHopper));
     for (const auto& [row, held] :
