@@ -57,16 +57,6 @@ std::string excerpt(const std::string& text, const std::string& other) {
     return "\"..." + text.substr(from, kLength) + "...\"";
 }
 
-// Every rank finds the same difference; none ends before all have, so that each says so itself.
-void await_all(Communicator& communicator, Executor& executor) {
-    const std::byte mine{};
-    std::vector<std::byte> all(static_cast<size_t>(communicator.size()));
-    try {
-        agree(communicator, executor, {&mine, 1}, all, {.of = "end"});
-    } catch (const Error&) {  // the first to end may be gone already
-    }
-}
-
 }  // namespace
 
 void agree(Communicator& communicator, Executor& executor, std::span<const std::byte> mine,
@@ -79,6 +69,15 @@ void agree(Communicator& communicator, Executor& executor, std::span<const std::
     communicator.signal(done);
     while (done.load(std::memory_order_acquire) == 0) executor.wait(kForever);
     communicator.check();
+}
+
+void await_all(Communicator& communicator, Executor& executor) {
+    const std::byte mine{};
+    std::vector<std::byte> all(static_cast<size_t>(communicator.size()));
+    try {
+        agree(communicator, executor, {&mine, 1}, all, {.of = "end"});
+    } catch (const Error&) {  // the first to end may be gone already
+    }
 }
 
 void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts) {
@@ -100,6 +99,7 @@ void require_same(Communicator& communicator, Executor& executor, std::span<cons
                      excerpt(is.value, wanted.value);
     }
     if (keys.empty()) return;
+    // Every rank finds the same difference, and says so itself.
     await_all(communicator, executor);
     throw Error(Trouble::usage,
                 {.what = "the ranks were not started alike",

@@ -120,6 +120,10 @@ public:
 void agree(Communicator& communicator, Executor& executor, std::span<const std::byte> mine,
            std::span<std::byte> all, Topic topic);
 
+// Before all ranks end with an error of the same cause, so that none is taken for lost. Comes back
+// when all are here; or some have ended, which is not thrown.
+void await_all(Communicator& communicator, Executor& executor);
+
 // The ranks that share something with `rank`, where `ranks` are cut into runs of `size` neighbours.
 std::vector<int> run_of(int rank, int size);
 // The ranks that stand where `rank` does in their runs.

@@ -152,13 +152,6 @@ Error error_in(const std::vector<char>& bytes) {
 
 }  // namespace
 
-void await_all(comm::Communicator& ranks, Executor& executor) {
-    try {
-        gather(ranks, executor, std::byte{}, "end");
-    } catch (const Error&) {  // the first to end may be gone already
-    }
-}
-
 std::optional<Error> error_of_any(comm::Communicator& ranks, Executor& executor,
                                   const std::optional<Error>& mine) {
     const auto all =

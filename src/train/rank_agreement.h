@@ -46,8 +46,6 @@ void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
 cost::KernelTimes kernels_of_any(comm::Communicator& ranks, Executor& executor,
                                  const cost::KernelTimes& mine);
 
-// Comes back when all ranks are here; or some have ended, which is not thrown.
-void await_all(comm::Communicator& ranks, Executor& executor);
 // `find()`, which throws the same usage error on all ranks or on none. Those of other kinds are one
 // rank's alone, and pass at once. No rank ends while others are in a collective: each says the
 // same, and none is taken for lost. `ranks`: null where there is one.
@@ -56,7 +54,7 @@ auto find_alike(comm::Communicator* ranks, Executor& executor, const Find& find)
     try {
         return find();
     } catch (const Error& error) {
-        if (ranks && error.trouble() == Trouble::usage) await_all(*ranks, executor);
+        if (ranks && error.trouble() == Trouble::usage) comm::await_all(*ranks, executor);
         throw;
     }
 }

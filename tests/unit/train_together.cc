@@ -34,6 +34,29 @@ void on_ranks(int size, const Member& body) {
 class Members : public testing::TestWithParam<std::pair<const char*, decltype(&on_threads)>> {
 protected:
     void on(int size, const Member& body) const { GetParam().second(size, body); }
+
+    // All three members end with this error of one of them.
+    template <class Body>
+    void expect_all_end(const std::string& what, const Body& body) const {
+        std::atomic<int> ended = 0;
+        const auto all = [&] {
+            on(3, [&](int index, Together& end) {
+                try {
+                    body(index, end);
+                } catch (...) {
+                    ++ended;
+                    throw;
+                }
+            });
+        };
+        try {
+            all();
+            ADD_FAILURE() << "nothing was thrown";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.problem().what, what);
+        }
+        EXPECT_EQ(ended, 3);
+    }
 };
 INSTANTIATE_TEST_SUITE_P(Measure, Members,
                          testing::Values(std::pair{"Threads", &on_threads},
@@ -89,63 +112,35 @@ TEST_P(Members, GetTheNumbersOfAllHoweverManyEachHas) {
 
 TEST_P(Members, EndWhereOneOfThemFails) {
     for (const int failing : {0, 2}) {
-        std::atomic<int> ended = 0;
-        const auto all = [&] {
-            on(3, [&](int index, Together& end) {
-                const auto end_of_others = [&] {
-                    if (index == failing)
-                        throw Error(Trouble::io, {.what = "this one fails", .where = "here"});
-                };
-                try {
-                    end.run(end_of_others, [] {});
-                } catch (...) {
-                    ++ended;
-                    throw;
-                }
-            });
-        };
-        try {
-            all();
-            ADD_FAILURE() << "nothing was thrown";
-        } catch (const Error& error) {
-            EXPECT_EQ(error.problem().what, "this one fails");
-        }
-        EXPECT_EQ(ended, 3) << failing;
+        SCOPED_TRACE(failing);
+        expect_all_end("this one fails", [&](int index, Together& end) {
+            const auto end_of_others = [&] {
+                if (index == failing)
+                    throw Error(Trouble::io, {.what = "this one fails", .where = "here"});
+            };
+            end.run(end_of_others, [] {});
+        });
     }
 }
 
 // Its own work has ended well, and the others' ends well too: they hear of it where they meet next.
 TEST_P(Members, EndWhereTheLoadOfOneOfThemFails) {
     for (const int failing : {0, 2}) {
+        SCOPED_TRACE(failing);
         std::atomic<bool> failed = false;
-        std::atomic<int> ended = 0;
-        const auto all = [&] {
-            on(3, [&](int index, Together& end) {
-                const auto work = [&] {
-                    while (index != failing && !failed) {
-                    }
-                };
-                const auto load = [&] {
-                    if (index != failing) return;
-                    failed = true;
-                    throw Error(Trouble::io, {.what = "this load fails", .where = "here"});
-                };
-                try {
-                    end.run(work, load);
-                    end.most(index);
-                } catch (...) {
-                    ++ended;
-                    throw;
+        expect_all_end("this load fails", [&](int index, Together& end) {
+            const auto work = [&] {
+                while (index != failing && !failed) {
                 }
-            });
-        };
-        try {
-            all();
-            ADD_FAILURE() << "nothing was thrown";
-        } catch (const Error& error) {
-            EXPECT_EQ(error.problem().what, "this load fails");
-        }
-        EXPECT_EQ(ended, 3) << failing;
+            };
+            const auto load = [&] {
+                if (index != failing) return;
+                failed = true;
+                throw Error(Trouble::io, {.what = "this load fails", .where = "here"});
+            };
+            end.run(work, load);
+            end.most(index);
+        });
     }
 }
 
