@@ -208,6 +208,8 @@ def with_keys(settings, layout):
 def measured(options, directory):
     rows = []
     config = common.config_of(CONFIG)
+    # Every stage of the longest pipeline has a block.
+    blocks = max([config["model"]["layers"], *options.measured_ranks])
     for ranks in options.measured_ranks:
         launcher = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks))
         sides = {}
@@ -215,7 +217,7 @@ def measured(options, directory):
             settings = {"steps": options.steps, "data.tokens": common.tokens_for(options, config, directory),
                         "evaluate.every": 0, "evaluate.micro_batches": 0, "budgets.nvme": [],
                         "budgets.device": "unlimited", "budgets.host": "unlimited", **NEVER_CLIPPED,
-                        "batch.micro_batches": 4 * ranks, "threads": ranks, "zero.stage": 1,
+                        "batch.micro_batches": 4 * ranks, "threads": ranks, "zero.stage": 1, "model.layers": blocks,
                         "parallel.sequence": 1, "parallel.tensor": tensor, "parallel.pipeline": pipeline,
                         **(TINY if options.tiny else {})}
             layout = weighed(options, settings, ranks)
