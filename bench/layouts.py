@@ -114,7 +114,7 @@ def in_memory(directory, shape):
 
 
 def through_host(directory, sequences, sequence, **optimizer):
-    """Of 8b_24gib_h100: most of the state in host memory; all of it here, so that it needs more than the run's 112 GiB."""
+    """Of offloaded_8b_h100: most of the state in host memory; all of it here, so that it needs more than the run's 112 GiB."""
     return config_in(directory, f"host-{sequences}", LLAMA_8B,
                      {"sequence": sequence, "micro_batch": 1, "micro_batches": sequences},
                      budgets={"device": "24GiB", "host": "128GiB"}, optimizer=optimizer)
@@ -140,10 +140,9 @@ def recorded(options, directory):
          (*ranks, "batch.micro_batches=2", "--set", "zero.stage=3")),
         ("3b, 20 GiB each, ZeRO 3", "weak_scaling_4", "four GPUs: step beside prediction", 4, three_b,
          (*ranks, "batch.micro_batches=4", "--set", "zero.stage=3")),
-        ("8b, 24 GiB, 4 x 1,024", "8b_24gib_h100", "4 x 1,024 tokens, fp32 state: a step beside its lower bound", 1,
+        ("8b, 24 GiB, 4 x 1,024", "offloaded_8b_h100", "small: step beside lower bound", 1,
          through_host(directory, 4, 1024), ()),
-        ("8b, 24 GiB, 32 x 2,048, smaller state", "8b_24gib_h100",
-         "32 x 2,048 tokens, split master, bf16 moments: a step beside its lower bound", 1,
+        ("8b, 24 GiB, 32 x 2,048, smaller state", "offloaded_8b_h100", "large: step beside lower bound", 1,
          through_host(directory, 32, 2048, master="split", moments="bf16"), ())]
     rows = []
     for name, run, row, gpus, file, more in steps:

@@ -16,12 +16,13 @@ import sys
 
 import common
 import needs
-from common import judged, plain
+from common import compared, judged, plain
 from training import GIB, NEVER_CLIPPED, TINY, WARMUP, bound_row, prediction_row, train
 
 SHAPE = {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "head_dim": 128, "intermediate": 14336,
          "vocab": 128256, "tie_embeddings": False}
 SMALLER = {"master": "split", "moments": "bf16"}
+PUBLISHED = 10778  # tokens a second of ml_dataflow on an H100 under 24 GiB, pure bf16: its README
 # By name: batch, what the optimizer keeps, tokens a second and MFU asked for, step beside its bound.
 CASES = {"large": ({"sequence": 2048, "micro_batch": 8, "micro_batches": 4}, SMALLER, 11500, 0.66, None),
          "small": ({"sequence": 1024, "micro_batch": 4, "micro_batches": 1}, {}, None, None, 1 / 1.15)}
@@ -54,6 +55,8 @@ def rows_of(name, runs):
     rows = [plain(f"{name}: a step", [run.step_seconds for run in runs], "s"),
             judged(f"{name}: tokens a second", sum(rates) / len(rates), "1/s", rate,
                    [of / rate for of in rates], 1) if rate else plain(f"{name}: tokens a second", rates, "1/s"),
+            *([compared(f"{name}: beside ml_dataflow's published tokens a second", rates, [PUBLISHED] * len(rates), "1/s",
+                        less_is_better=False)] if rate else []),
             bound_row(name, runs, of_bound, note=f"bound by {runs[-1].summary['binding']}; {runs[-1].speculation}"),
             prediction_row(name, runs)]
     if runs[-1].summary.get("mfu"):
