@@ -464,7 +464,7 @@ private:
 
     void say(const train::RunReport& report) {
         if (options_.json) {
-            nlohmann::json line = summary_json(report, inside().plan());
+            nlohmann::json line = summary_json(report, inside().plan(), config_);
             line["summary"]["interrupted"] = interrupted_;
             line["summary"]["lr"] = steps_ > 0 ? nlohmann::json(lr_) : nlohmann::json();
             line["summary"]["scheduled_lr"] =
