@@ -22,7 +22,7 @@
 #include "tools/options/command_line.h"
 #include "tools/output/output.h"
 #include "tools/process/interrupt.h"
-#include "tools/train/ranks.h"
+#include "tools/process/rank_error.h"
 
 namespace {
 

@@ -201,7 +201,7 @@ std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& op
 // The last words of a launched process that ends with `error`, by `say`; but not where the first
 // rank has said the same. It says its own before it tells the others, and they end after that. They
 // wait only with usage and does_not_fit, which all ranks may find alike, and say their own where
-// the first one is not heard within 10 s, or at once where `hurried` (on any thread) says so.
+// the first one is not heard within 10 s, or 0.3 s where `hurried` (on any thread) says so.
 // Starts MPI where no rank has. Called once, when no communicator is left; never throws.
 void say_once(const Error& error, const std::function<void()>& say,
               const std::function<bool()>& hurried);

@@ -29,6 +29,7 @@
 #include "tools/output/output.h"
 #include "tools/output/writable.h"
 #include "tools/process/interrupt.h"
+#include "tools/process/rank_error.h"
 #include "trace/trace.h"
 #include "train/inside.h"
 #include "train/saving/export.h"

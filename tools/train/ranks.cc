@@ -1,18 +1,6 @@
 #include "ranks.h"
 
 namespace ferry::tools {
-namespace {
-
-Problem named(int rank, Problem problem) {
-    problem.where =
-        "rank " + std::to_string(rank) + (problem.where.empty() ? "" : ": ") + problem.where;
-    return problem;
-}
-
-}  // namespace
-
-RankError::RankError(int rank, const Error& error)
-    : Error(error.trouble(), named(rank, error.problem())), unnamed_(error) {}
 
 std::unique_ptr<comm::Communicator> join_ranks(const Config& config, Executor& executor,
                                                const std::string& command,
