@@ -22,12 +22,11 @@
 #include "tools/options/command_line.h"
 #include "tools/output/output.h"
 #include "tools/process/interrupt.h"
+#include "tools/process/rank_error.h"
 
 namespace {
 
-// Everything of ferry's is unwound by now. What libraries do at a normal exit may wait for ever for
-// memory or threads that they did not get.
-[[noreturn]] void end(const char* message, int exit_code) {
+void say(const char* message) {
     try {
         ferry::tools::check_output();
     } catch (const ferry::Error& lost) {
@@ -35,10 +34,24 @@ namespace {
             std::fprintf(stderr, "ferry: %s\n", lost.what());
     }
     std::fprintf(stderr, "ferry: %s\n", message);
+}
+
+// Everything of ferry's is unwound by now. What libraries do at a normal exit may wait for ever for
+// memory or threads that they did not get.
+[[noreturn]] void end(const char* message, int exit_code) {
+    say(message);
     std::_Exit(exit_code);
 }
 
 [[noreturn]] void end(const ferry::Error& error) { end(error.what(), error.exit_code()); }
+
+// What the first rank says as well, it says for all. A launcher that ends them all is a hurry.
+[[noreturn]] void end(const ferry::tools::RankError& error) {
+    ferry::tools::catch_interrupts();
+    ferry::comm::say_once(
+        error.unnamed(), [&error] { say(error.what()); }, ferry::tools::interrupted);
+    std::_Exit(error.exit_code());
+}
 
 ferry::Error out_of_memory() {
     const std::string space = ferry::address_space_limit();
@@ -122,6 +135,8 @@ int main(int argc, char** argv) {
         parse(app, ferry::tools::words_of(argc, argv));
         ferry::tools::check_output();
         return 0;
+    } catch (const ferry::tools::RankError& error) {
+        end(error);
     } catch (const ferry::Error& error) {
         end(error);
     } catch (const std::bad_alloc&) {

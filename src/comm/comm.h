@@ -198,6 +198,14 @@ std::optional<int> launched_rank();
 // rank_lost on standard error and its exit code. So does one that MPI or NCCL keeps in a call for
 // 5 s longer than the timeout, or for 5 s once a rank is known to be lost.
 std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options);
+// The last words of a launched process that ends with `error`, by `say`; but not where the first
+// rank has said the same. It says its own before it tells the others, and they end after that. They
+// wait only with usage and does_not_fit, which all ranks may find alike, and say their own where
+// the first one is not heard within 10 s, or 0.3 s where `hurried` (on any thread) says so.
+// Starts MPI where no rank has. Called once, when no communicator is left; never throws.
+void say_once(const Error& error, const std::function<void()>& say,
+              const std::function<bool()>& hurried);
+
 // Device memory of a CUDA device, by NCCL. The ranks meet through `bootstrap`, which stays theirs
 // for all_gather_host and for news of ranks that end. Throws usage where this build has no NCCL.
 std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor,

@@ -9,11 +9,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <mutex>
+#include <thread>
 
 #include "alike.h"
+#include "base/checksum.h"
 #include "base/log.h"
 #include "base/threads.h"
 #include "comm_thread.h"
@@ -446,7 +449,84 @@ void check_world(const Mpi& mpi) {
                            "it knows (srun --mpi=list)"});
 }
 
+// ---------------------------------------------------------------- last words
+
+constexpr int kLastWordsTag = 1;  // of MPI_COMM_WORLD, which has no other messages
+// In a hurry the first rank may have spoken already: its end makes a launcher end the others.
+constexpr Nanos kFirstRankSpeaks = 10'000'000'000, kHurry = 300'000'000, kBetweenLooks = 1'000'000;
+
+// Errors may come before any communicator does. MPI comes back from its start when all are in it.
+bool others_are_there() {
+    int done = 0, level = 0, size = 0;
+    MPI_Initialized(&done);
+    if (!done) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    return size > 1;
+}
+
+uint64_t digest_of(const Error& error) {
+    return checksum(std::as_bytes(std::span(std::string_view(error.what()))));
+}
+
+// To all others: it leaves at once where MPI is in order, and nobody needs it where it is not.
+void tell_others(uint64_t digest) {
+    int size = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    std::vector<MPI_Request> requests(static_cast<size_t>(size), MPI_REQUEST_NULL);
+    for (int rank = 1; rank < size; ++rank)
+        MPI_Isend(&digest, sizeof(digest), MPI_BYTE, rank, kLastWordsTag, MPI_COMM_WORLD,
+                  &requests[static_cast<size_t>(rank)]);
+    int sent = 0;
+    for (Nanos waited = 0; waited < kFlush; waited += kBetweenLooks) {
+        MPI_Testall(size, requests.data(), &sent, MPI_STATUSES_IGNORE);
+        if (sent) return;
+        std::this_thread::sleep_for(std::chrono::nanoseconds(kBetweenLooks));
+    }
+}
+
+// Whether the first rank has said this.
+bool first_rank_said(uint64_t digest, const std::function<bool()>& hurried) {
+    uint64_t theirs = 0;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Irecv(&theirs, sizeof(theirs), MPI_BYTE, 0, kLastWordsTag, MPI_COMM_WORLD, &request);
+    for (Nanos waited = 0; waited < (hurried() ? kHurry : kFirstRankSpeaks);
+         waited += kBetweenLooks) {
+        int arrived = 0;
+        MPI_Test(&request, &arrived, MPI_STATUS_IGNORE);
+        if (arrived) return theirs == digest;
+        std::this_thread::sleep_for(std::chrono::nanoseconds(kBetweenLooks));
+    }
+    return false;  // the process ends, and the request with it
+}
+
+bool may_be_alike(const Error& error) {
+    return error.trouble() == Trouble::usage || error.trouble() == Trouble::does_not_fit;
+}
+
 }  // namespace
+
+void say_once(const Error& error, const std::function<void()>& say,
+              const std::function<bool()>& hurried) {
+    const bool first = launched_rank() == 0;
+    if (!launched_as_rank() || first || !may_be_alike(error)) say();
+    if (!launched_as_rank() || (!first && !may_be_alike(error))) return;
+    // MPI may keep this rank: others may never come to its start, or be lost.
+    if (first) on_stuck([](const Error& said) { std::_Exit(said.exit_code()); });
+    Watchdog watchdog([&](Nanos stuck) {
+        const bool enough = stuck > 2 * (hurried() ? kHurry : kFirstRankSpeaks);
+        return enough ? std::optional(error) : std::nullopt;
+    });
+    watchdog.enter();
+    bool said = first;
+    if (others_are_there()) {
+        const OneCall guard(one_call);
+        if (first) tell_others(digest_of(error));
+        said = first || first_rank_said(digest_of(error), hurried);
+    }
+    watchdog.leave();
+    if (!said) say();
+}
 
 std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options) {
     FERRY_CHECK(options.message_bytes > 0 && options.message_bytes <= kGiB);

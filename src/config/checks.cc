@@ -430,7 +430,7 @@ void check_pipeline(const Config& c, const Given& given) {
              "set it to 1, or parallel.schedule to \"interleaved\" or \"round_robin\""},
             {schedule != PipelineSchedule::interleaved || *each > 1, "parallel.virtual_stages",
              "an interleaved schedule has several runs of blocks a stage", both,
-             "set it to 2 or more, or parallel.schedule to \"1f1b\""}});
+             "set it to \"auto\" or to 2 or more, or parallel.schedule to \"1f1b\""}});
 }
 
 void check_parallel(const Config& c, const Given& given) {

@@ -399,6 +399,12 @@ class TrainingTest(LaunchTest):
         self.assertNotIn("failed:", err)
         self.assertEqual(process.returncode, LOST)
 
+    def test_what_all_ranks_are_refused_by_stands_once_among_their_lines(self):
+        run = self.launch("localhost slots=4\n", "--", "--set", "parallel.pipeline=3")
+        self.assertEqual(run.code, USAGE, run.err)
+        said = [line for line in run.err.splitlines() if "the ranks cannot be cut into groups" in line]
+        self.assertEqual([line.partition("ferry: ")[0] for line in said], ["[rank 0] ", ""], run.err)  # and at the end
+
     def test_a_failing_run_says_so_last(self):
         start = time.monotonic()
         run = self.launch("localhost slots=2\n", "--", "--set", "steps=nothing")

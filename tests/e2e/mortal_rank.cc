@@ -4,7 +4,9 @@
 //   FERRY_TEST_MORTAL=1       the rank that is meant
 //   FERRY_TEST_MESSAGES=FILE  keeps the bytes of each of its messages, a line each
 //   FERRY_TEST_DIES_AT=17     it is killed instead of sending that one; 0: where the ranks meet
+//   FERRY_TEST_LATE_AT=17     it sends that one late, by FERRY_TEST_LATE_SECONDS
 #include <mpi.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
@@ -21,9 +23,18 @@ bool is_mortal() {
     return mortal && rank && std::strcmp(mortal, rank) == 0;
 }
 
+long number_in(const char* name) {
+    const char* text = std::getenv(name);
+    return text ? std::strtol(text, nullptr, 10) : -1;
+}
+
 void die_at(long message) {
-    const char* chosen = std::getenv("FERRY_TEST_DIES_AT");
-    if (chosen && is_mortal() && std::strtol(chosen, nullptr, 10) == message) std::raise(SIGKILL);
+    if (number_in("FERRY_TEST_DIES_AT") == message && is_mortal()) std::raise(SIGKILL);
+}
+
+void be_late_at(long message) {
+    if (number_in("FERRY_TEST_LATE_AT") == message && is_mortal())
+        sleep(static_cast<unsigned>(number_in("FERRY_TEST_LATE_SECONDS")));
 }
 
 void keep(int bytes) {
@@ -43,6 +54,7 @@ int MPI_Isend(const void* from, int count, MPI_Datatype type, int to, int tag, M
     static long sent = 0;  // one call at a time, by whichever comm thread
     if (tag != kNewsTag) {
         die_at(++sent);
+        be_late_at(sent);
         keep(count);
     }
     return PMPI_Isend(from, count, type, to, tag, ranks, request);

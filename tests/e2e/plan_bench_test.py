@@ -173,6 +173,19 @@ class PlanTest(FerryTest):
         self.assertEqual(layouts(64, *over, zero__ranks_per_host=4)[1]["ranks_per_host"], 4)
         self.assertEqual(layouts(64, *over, budgets__ranks_per_host=8, zero__ranks_per_host=4)[1]["ranks_per_host"], 8)
         self.assertEqual(layouts(64, *over, "--ranks-per-host", "16", budgets__ranks_per_host=8)[1]["ranks_per_host"], 16)
+        # So many hosts: the same report as by their ranks. It may be said both ways, but not otherwise.
+        of_hosts = layouts(64, *over, "--hosts", "4", budgets__ranks_per_host=8)[1]
+        self.assertEqual(of_hosts, layouts(64, *over, "--ranks-per-host", "16")[1])
+        self.assertEqual(of_hosts["ranks_per_host"], 16)
+        self.assertEqual(layouts(64, *over, "--hosts", "4", "--ranks-per-host", "16")[1], of_hosts)
+        for more, words in ((("--hosts", "5"), ("the hosts do not have as many ranks each", "64 ranks, 5 hosts", "change --ranks or --hosts")),
+                            (("--hosts", "4", "--ranks-per-host", "8"), ("--hosts and --ranks-per-host disagree", "16 a host")),
+                            (("--hosts", "65"), ("--hosts", "64 ranks, 65 hosts")), (("--hosts", "0"), ("--hosts",)),
+                            (("--hosts", "-1"), ("--hosts",)), (("--hosts", "two"), ("--hosts",))):
+            refused = layouts(64, *over, *more)[0]
+            self.assertEqual((refused.code, refused.out), (USAGE, ""), refused.err)
+            for word in words:
+                self.assertIn(word, refused.err)
         text = layouts(64, "--network", "100Gbit", budgets__ranks_per_host=2, parallel__tensor=4, swap__groups=4)[0]
         self.assertEqual(text.code, 0, text.err)
         for words in ("as the configuration has them: parallel.tensor=4\n", "not used here: swap.groups\n",

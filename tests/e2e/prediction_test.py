@@ -72,7 +72,7 @@ class PlanTest(PredictionTest):
         plan = self.predict(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
                                      "micro_batches", "groups", "attention_saved", "mlp_saved", "projections_saved",
-                                     "phases", "mean_step_seconds", "inputs_saved", "ranks", "tensor", "kernel_exchanges", "tiers", "schedules", "wear", "planned_by", "prediction", "slow_operations",
+                                     "phases", "mean_step_seconds", "inputs_saved", "ranks", "tensor", "sequence", "kernel_exchanges", "tiers", "schedules", "wear", "planned_by", "prediction", "slow_operations",
                                      "tokens_checked", "attention"})
         prediction = plan["prediction"]
         self.assertEqual(set(prediction), {"step_seconds", "speculative", "binding", "plan_bound_seconds",

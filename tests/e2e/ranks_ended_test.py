@@ -274,6 +274,34 @@ class EndedTest(Ranks):
         self.assert_ended(said, codes, "lost rank 1: its process has ended", "pass of the block input")
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
+    def test_a_rank_that_is_killed_or_late_while_a_schedule_is_chosen_is_named(self):
+        """All plan each of three schedules, then hear of the first rank once a schedule in two rounds, and take its choice. A
+        rank that is late by less than the time limit is waited for."""
+        config = self.config(parallel__pipeline=3, model__layers=3, steps=1, zero__timeout_seconds=12,
+                             **{**self.tight(3), "budgets__host": "6MiB"})
+        command = self.command(config)
+        self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
+        messages = self.path("messages-schedule")
+        said, codes = self.mortal(command, FERRY_TEST_MESSAGES=messages)
+        self.assertEqual(codes, {0: 0, 1: 0, 2: 0}, said)
+        with open(messages, encoding="ascii") as file:
+            sizes = [int(line) for line in file]
+        planned = sizes.index(1032)  # behind it two messages of each exchange
+        self.assertEqual(sizes[planned:planned + 20], [1032] * 6 + [4] * 12 + [8] * 2, sizes)
+        deaths = ((planned + 2, "errors"), (planned + 6, "schedule"), (planned + 16, "schedule"), (planned + 18, "schedule"))
+        for first, operation in in_quick(deaths, [1]):
+            with self.subTest(message=first):
+                said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(first + 1))
+                self.assert_ended(said, codes, "lost rank 1: its process has ended", f"all-gather of the {operation}")
+        late = {"FERRY_TEST_LATE_AT": str(planned + 9)}
+        said, codes = self.mortal(command, FERRY_TEST_LATE_SECONDS="2", **late)
+        self.assertEqual(codes, {0: 0, 1: 0, 2: 0}, said)
+        said, codes = self.mortal(command, FERRY_TEST_LATE_SECONDS="15", **late)
+        self.assertEqual(set(codes.values()), {RANK_LOST}, said)
+        for rank in (0, 2):
+            self.assertIn("lost rank 1: took no part in the all-gather of the schedule within 12.0 s", said[rank])
+
+    @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
     def test_a_rank_of_a_mix_is_named_by_each_of_its_groups(self):
         """Its neighbour waits for its sums, and the rank that stands alike in the next stage for block inputs."""
         config = self.config(parallel__tensor=2, parallel__pipeline=2, model__layers=2, batch__sequence=30, steps=1,

@@ -69,7 +69,7 @@ class PipelineTest(Groups):
                 (2, {"parallel__pipeline": 2, "parallel__schedule": "1f1b", "parallel__virtual_stages": 2},
                  ("parallel.virtual_stages", "one run of blocks a stage", "interleaved")),
                 (2, {"parallel__pipeline": 2, "parallel__schedule": "interleaved"},
-                 ("parallel.virtual_stages", "several runs of blocks", "set it to 2 or more")),
+                 ("parallel.virtual_stages", "several runs of blocks", 'set it to "auto" or to 2 or more')),
                 (2, {"parallel__pipeline": 2, "parallel__schedule": "interleaved", "parallel__virtual_stages": 3,
                      "model__layers": 4}, ("parallel.virtual_stages", "2 stages with 3 each", "4 blocks")),
                 (2, {"parallel__pipeline": 0}, ("parallel.pipeline", "at least 1, at most 4096")),

@@ -1,5 +1,6 @@
 """Ranks that share sequences: parallel.sequence."""
 
+import json
 import unittest
 
 from groups import Groups, of_family
@@ -20,6 +21,24 @@ class SequenceTest(Groups):
                 one = self.train(self.config(**changes))
                 several = self.ranks(number, self.config(parallel__sequence=shared, **changes))
                 self.assert_follows(several, one)
+
+    def test_the_start_and_the_tables_say_who_shares_sequences(self):
+        """By heads, which two ranks divide unevenly, and in a ring; the plan's table and JSON say it too."""
+        shared = {"parallel__sequence": 2, "batch__sequence": 32, "batch__micro_batches": 2, "steps": 1, "zero__stage": 1}
+        for changes, said in (({"parallel__sequence_order": "heads", "model__heads": 3, "model__kv_heads": 3,
+                                "model__head_dim": 16}, "all tokens of 2 of 3 heads of keys, and some have one less"),
+                              ({"parallel__sequence_order": "ring"}, "their keys and queries go round")):
+            with self.subTest(**changes):
+                config = self.config(**shared, **changes)
+                run = self.ranks(2, config)
+                self.assert_trained(run)
+                self.assertEqual(run.err.count("2 ranks share each sequence: 16 of its 32 tokens on each; for attention "
+                                               + said), 1, run.err)
+                self.assertEqual([run.summary[key] for key in ("ranks", "tensor", "sequence", "stages")], [2, 1, 2, 1])
+        name = self.command(config)[1]
+        plan = ("plan", name, "--ranks", "2", "--no-prediction")
+        self.assertIn("on each of 2 ranks, stage 1, 2 with parts of the same sequences (", self.ferry(*plan).out)
+        self.assertEqual(json.loads(self.ferry(*plan, "--json").out)["sequence"], 2)
 
     def test_what_ranks_of_a_sequence_send_is_counted_and_changes_no_bit(self):
         shared = {"parallel__sequence": 2, "batch__sequence": 32}

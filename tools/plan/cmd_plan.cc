@@ -365,7 +365,7 @@ void run_layouts(const PlanOptions& options) {
 }
 
 // What the plan itself says.
-nlohmann::json plan_json(const planner::Plan& plan) {
+nlohmann::json plan_json(const planner::Plan& plan, const Config& config) {
     return {{"device_bytes", plan.device_bytes},
             {"host_bytes", plan.host_bytes},
             {"nvme_bytes", plan.nvme_bytes},
@@ -378,6 +378,7 @@ nlohmann::json plan_json(const planner::Plan& plan) {
             {"inputs_saved", plan.blocks_saving_inputs()},
             {"ranks", plan.partition.of_run()},
             {"tensor", plan.partition.slices},
+            {"sequence", config.parallel.sequence},
             {"kernel_exchanges",
              {{"bytes", kernel_bytes(plan).bytes}, {"calls", kernel_bytes(plan).calls}}},
             {"tiers", tiers_json(plan)},
@@ -451,7 +452,7 @@ void run_plan(const PlanOptions& options) {
         if (options.schedule) print_schedule(config, schedule);
         return;
     }
-    nlohmann::json line = plan_json(plan);
+    nlohmann::json line = plan_json(plan, config);
     line["phases"] = to_json(phases, plan.partition.of_run());
     if (const auto mean = mean_seconds(phases)) line["mean_step_seconds"] = *mean;
     line["planned_by"] = planned_by;

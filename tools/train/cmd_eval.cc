@@ -17,6 +17,7 @@
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "tools/output/writable.h"
+#include "tools/process/rank_error.h"
 #include "train/inside.h"
 #include "train/prediction/predictor.h"
 #include "train/setup/from_config.h"

@@ -29,6 +29,7 @@
 #include "tools/output/output.h"
 #include "tools/output/writable.h"
 #include "tools/process/interrupt.h"
+#include "tools/process/rank_error.h"
 #include "trace/trace.h"
 #include "train/inside.h"
 #include "train/saving/export.h"
@@ -464,7 +465,7 @@ private:
 
     void say(const train::RunReport& report) {
         if (options_.json) {
-            nlohmann::json line = summary_json(report, inside().plan());
+            nlohmann::json line = summary_json(report, inside().plan(), config_);
             line["summary"]["interrupted"] = interrupted_;
             line["summary"]["lr"] = steps_ > 0 ? nlohmann::json(lr_) : nlohmann::json();
             line["summary"]["scheduled_lr"] =

@@ -34,18 +34,4 @@ auto telling(Ranks* ranks, const Body& body) {
     }
 }
 
-// Runs body(); what it throws names this rank, where there are others. `rank`: as known by then.
-template <class Body>
-void naming_rank(const int& rank, const Body& body) {
-    try {
-        body();
-    } catch (const Error& error) {
-        if (!comm::launched_as_rank()) throw;
-        Problem problem = error.problem();
-        problem.where =
-            "rank " + std::to_string(rank) + (problem.where.empty() ? "" : ": ") + problem.where;
-        throw Error(error.trouble(), std::move(problem));
-    }
-}
-
 }  // namespace ferry::tools

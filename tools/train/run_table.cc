@@ -87,6 +87,11 @@ std::string text_of_slices(const planner::Plan& plan) {
     return fmt::format(", {} neighbours with slices of the same tensors", plan.partition.slices);
 }
 
+std::string text_of_parts(const Config& config) {
+    if (config.parallel.sequence == 1) return "";
+    return fmt::format(", {} with parts of the same sequences", config.parallel.sequence);
+}
+
 // Others have other layers.
 std::string text_of_stage(const planner::Plan& plan) {
     const zero::Stage& stage = plan.partition.stage;
@@ -136,8 +141,9 @@ void print_plan(const planner::Plan& plan, const Config& config) {
             "products of {}, the MLP's of {}\n\n",
             blocks, inputs, attention, projections, mlp);
     if (!plan.partition.decides_alone())
-        print("on each of {} ranks, stage {}{} (budgets of host and nvme: their host's):\n\n",
-              plan.partition.of_run(), config.zero.stage, text_of_slices(plan));
+        print("on each of {} ranks, stage {}{}{} (budgets of host and nvme: their host's):\n\n",
+              plan.partition.of_run(), config.zero.stage, text_of_slices(plan),
+              text_of_parts(config));
     if (const KernelBytes sent = kernel_bytes(plan); sent.calls > 0)
         print("within its layers' kernels a rank sends {} a step, in {} exchanges\n\n",
               format_bytes(sent.bytes), sent.calls);
@@ -300,7 +306,8 @@ double exposed_comm_seconds(const train::RunReport& report) {
     return comm->exposed_seconds / static_cast<double>(report.steps);
 }
 
-nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan) {
+nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan,
+                            const Config& config) {
     nlohmann::json links = nlohmann::json::array(), paths = links, collectives = links;
     for (const train::LinkReport& link : report.links) {
         links.push_back({{"lane", swap::name_of(link.lane)},
@@ -344,6 +351,9 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
                 {"nvme_peak_bytes", report.reserved.nvme_peak_bytes}}},
               {"groups", plan.groups},
               {"ranks", plan.partition.of_run()},
+              {"tensor", plan.partition.slices},
+              {"sequence", config.parallel.sequence},
+              {"stages", plan.partition.stage.count},
               {"chunk_elements", plan.chunk_elements},
               {"attention_saved", plan.blocks_saving(model::Saved::attention)},
               {"mlp_saved", plan.blocks_saving(model::Saved::mlp)},

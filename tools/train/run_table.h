@@ -21,6 +21,7 @@ struct KernelBytes {
     int64_t bytes = 0, calls = 0;
 };
 KernelBytes kernel_bytes(const planner::Plan& plan);
-nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan);
+nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan,
+                            const Config& config);
 
 }  // namespace ferry::tools

@@ -69,6 +69,24 @@ void log_slices(const model::Shape& whole, int64_t tokens, const World& world) {
     log_info(text);
 }
 
+// What a rank has of each sequence that several share, and of its attention.
+void log_parts(const model::Shape& whole, const model::Numerics& numerics, const World& world) {
+    const int parts = numerics.parts;
+    if (parts == 1) return;
+    std::string text = fmt::format("{} ranks share each sequence: {} of its {} tokens on each",
+                                   parts, numerics.sequence, numerics.whole_sequence());
+    const int64_t heads = model::slice_of(whole, world.slicing()).kv_heads;
+    if (numerics.ring)
+        text += "; for attention their keys and queries go round";
+    else
+        text += fmt::format("; for attention all tokens of {} of {} heads of keys{}",
+                            ceil_div(heads, int64_t{parts}), heads,
+                            heads < parts        ? ", and some have none"
+                            : heads % parts != 0 ? ", and some have one less"
+                                                 : "");
+    log_info(text);
+}
+
 void log_stages(const std::vector<zero::Stage>& stages, const planner::Plan& plan) {
     const auto count = static_cast<int>(stages.size());
     log_info(fmt::format(
@@ -171,6 +189,7 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (!runtime.only_evaluates) require_ranks(config, world_.ranks);
     if (world_.rank == 0) warn_of_host(config_, world_);
     if (world_.rank == 0) log_slices(shape_, stack_.decoder().numerics().tokens(), world_);
+    if (world_.rank == 0) log_parts(shape_, stack_.decoder().numerics(), world_);
     if (world_.pipeline > 1) refuse_of_pipeline(runtime);
     make_plan(runtime);
     if (world_.rank == 0 && world_.pipeline > 1) log_stages(stages_, plan_);
