@@ -152,7 +152,8 @@ function(ferry_tests)
             add_test(NAME train_mpi_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
                      --bind-to none -n ${ranks} $<TARGET_FILE:test_train>
                      --gtest_filter=Ranks.AllSkip*:Ranks.GiveTheSameBitsAgain:numbers/*:shared/Sequences.FollowTheRunOfOne/*:golden/TorchRanks*:kinds/SavedMomentum.*/2${momentum_${ranks}})
-            set_tests_properties(train_mpi_${ranks} PROPERTIES LABELS script TIMEOUT 300 PROCESSORS 2
+            # Without a cost they would begin when all else has ended, since they want two of ctest's places, and run alone.
+            set_tests_properties(train_mpi_${ranks} PROPERTIES LABELS script TIMEOUT 300 PROCESSORS 2 COST 100
                                  ENVIRONMENT ${mpi_directory}/train_mpi_${ranks})
         endforeach()
     endif()

@@ -28,8 +28,9 @@ packages=(build text check python)
 $sanitizers && packages+=(fuzz)
 tools/install-packages.sh "${packages[@]}"
 
-# One more than there are cores: many a test waits for a drive, a time-out or other processes.
-jobs=$(($(nproc) + 1))
+# Two more than there are cores: many a test waits for a drive, a time-out or other processes. The scripts take a core for
+# half of their time.
+jobs=$(($(nproc) + 2))
 # build PRESET [TARGET...], test PRESET [ctest option...]
 build() {
     local preset=$1

@@ -17,8 +17,22 @@ std::string_view name_of(Link link) {
 
 namespace {
 
-double all_update_bytes(const BoundInput& in) { return update_bytes(in.parameters, in.element); }
-double weight_bytes(const BoundInput& in) {
+// What is asked for, and what follows from it for every placement.
+struct Input : BoundInput {
+    explicit Input(const BoundInput& input) : BoundInput(input) {
+        const auto of_a_byte = [this](model::Saved what) {
+            const Saving& all = saving[at(what)];
+            return all.bytes > 0 ? all.seconds / all.bytes : 0;
+        };
+        std::ranges::sort(by_worth, std::greater(), of_a_byte);
+    }
+
+    // Activations that spare most seconds a byte come first.
+    model::OfSaved<model::Saved> by_worth = model::kAllSaved;
+};
+
+double all_update_bytes(const Input& in) { return update_bytes(in.parameters, in.element); }
+double weight_bytes(const Input& in) {
     return static_cast<double>(in.element.weight) * in.parameters;
 }
 
@@ -30,19 +44,19 @@ struct Fractions {
 
 // The most and the fewest trainable elements that have their state on the device, as a fraction;
 // and the same of the bytes that updates move.
-double most_elements_on_device(const BoundInput& in, const Fractions& f) {
+double most_elements_on_device(const Input& in, const Fractions& f) {
     return std::min(1.0, f.state_on_device * in.parts.most_elements);
 }
-double least_elements_on_device(const BoundInput& in, const Fractions& f) {
+double least_elements_on_device(const Input& in, const Fractions& f) {
     return f.state_on_device * in.parts.least_elements;
 }
-double most_updated_on_device(const BoundInput& in, const Fractions& f) {
+double most_updated_on_device(const Input& in, const Fractions& f) {
     return std::min(1.0, f.state_on_device * in.parts.most_updated);
 }
 
 // State, and the gradients that wait for the outcome beside it. A stored byte of either is read
 // once and written once.
-double state_and_gradient_bytes(const BoundInput& in) {
+double state_and_gradient_bytes(const Input& in) {
     return static_cast<double>(in.element.state_and_gradient()) * in.parameters;
 }
 
@@ -51,7 +65,7 @@ struct OnHost {
     double state = 0;          // a fraction; below 0: the weights alone do not fit
     double inputs_stored = 0;  // bytes that do not fit, and go on to NVMe
 };
-OnHost on_host(const BoundInput& in, const Fractions& f) {
+OnHost on_host(const Input& in, const Fractions& f) {
     const double weights = std::max(0.0, 1 - f.weights_on_nvme - f.weights_on_device);
     const double inputs = f.inputs_away * in.input_bytes;
     const double left = in.host_bytes - weights * in.weights.bytes;
@@ -63,13 +77,13 @@ OnHost on_host(const BoundInput& in, const Fractions& f) {
 
 // Weights that this rank's host updates, of a part of them kept somewhere: what is frozen goes
 // there first, and what other ranks update where each keeps all weights.
-double trained(const BoundInput& in, double kept) {
+double trained(const Input& in, double kept) {
     const WeightTraffic& w = in.weights;
     const double others = std::max(w.frozen_bytes, w.bytes - weight_bytes(in));
     return std::max(0.0, kept * w.bytes - others);
 }
 
-double bytes_on_device(const BoundInput& in, const Fractions& f) {
+double bytes_on_device(const Input& in, const Fractions& f) {
     return f.weights_on_device * in.weights.bytes +
            f.state_on_device * state_and_gradient_bytes(in) + (1 - f.inputs_away) * in.input_bytes;
 }
@@ -80,16 +94,10 @@ struct Savings {
     model::OfSaved<double> saved{};
     double seconds = 0;
 };
-Savings savings(const BoundInput& in, const Fractions& f) {
-    model::OfSaved<model::Saved> order = model::kAllSaved;
-    const auto of_a_byte = [&in](model::Saved what) {
-        const BoundInput::Saving& all = in.saving[at(what)];
-        return all.bytes > 0 ? all.seconds / all.bytes : 0;
-    };
-    std::ranges::sort(order, std::greater(), of_a_byte);
+Savings savings(const Input& in, const Fractions& f) {
     double left = in.device_bytes - bytes_on_device(in, f);
     Savings found;
-    for (const model::Saved what : order) {
+    for (const model::Saved what : in.by_worth) {
         const BoundInput::Saving& all = in.saving[at(what)];
         if (all.bytes <= 0) continue;
         const double kept = std::clamp(left / all.bytes, 0.0, 1.0);
@@ -100,7 +108,7 @@ Savings savings(const BoundInput& in, const Fractions& f) {
     return found;
 }
 
-bool admissible(const BoundInput& in, const Fractions& f) {
+bool admissible(const Input& in, const Fractions& f) {
     const double weights = in.weights.bytes;
     const OnHost host = on_host(in, f);
     const double on_nvme = (1 - host.state - f.state_on_device) * state_and_gradient_bytes(in) +
@@ -117,7 +125,7 @@ struct Term {
     Link link;
 };
 
-Term compute(const BoundInput& in, const Fractions& f) {
+Term compute(const Input& in, const Fractions& f) {
     const double on_device = all_update_bytes(in) * f.state_on_device * in.parts.least_updated;
     return {in.kernel_seconds - savings(in, f).seconds +
                 (on_device > 0 ? on_device / in.measured.device_bytes_per_s : 0),
@@ -125,7 +133,7 @@ Term compute(const BoundInput& in, const Fractions& f) {
 }
 
 // The slowest of all other links.
-Term slowest_link(const BoundInput& in, const Fractions& f) {
+Term slowest_link(const Input& in, const Fractions& f) {
     const double by_host = 1 - f.state_on_device;
     const WeightTraffic& w = in.weights;
     const OnHost host = on_host(in, f);
@@ -159,14 +167,14 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
     return *std::ranges::max_element(terms, {}, &Term::seconds);
 }
 
-Term slowest(const BoundInput& in, const Fractions& f) {
+Term slowest(const Input& in, const Fractions& f) {
     return std::ranges::max(compute(in, f), slowest_link(in, f), {}, &Term::seconds);
 }
 
 // With as few of the inputs away as must be, and with as many as make kernels as short as copies
 // are long: fewer have longer kernels, more longer copies. The latter only where a step could take
 // less than `seconds` for it.
-std::vector<Fractions> with_inputs_away(const BoundInput& in, Fractions f, double seconds) {
+std::vector<Fractions> with_inputs_away(const Input& in, Fractions f, double seconds) {
     f.inputs_away = 1;
     const double left = in.device_bytes - bytes_on_device(in, f);
     if (left < 0) return {};
@@ -193,7 +201,7 @@ std::vector<Fractions> with_inputs_away(const BoundInput& in, Fractions f, doubl
 
 namespace {
 
-Bound bound_at(const BoundInput& in, const Fractions& f, const Term& term) {
+Bound bound_at(const Input& in, const Fractions& f, const Term& term) {
     return {term.seconds,        term.link,         on_host(in, f).state, f.weights_on_nvme,
             f.weights_on_device, f.state_on_device, savings(in, f).saved};
 }
@@ -209,7 +217,7 @@ struct Value {
 // follow is so too: a search by golden sections finds it, one within the other.
 class BetweenGridPoints {
 public:
-    explicit BetweenGridPoints(const BoundInput& in) : in_(in) {}
+    explicit BetweenGridPoints(const Input& in) : in_(in) {}
 
     void improve(Bound& best) {
         const double most_on_nvme = in_.nvme_bytes > 0 ? 1 : 0;
@@ -281,7 +289,7 @@ private:
         return excess > 1e-9 * std::abs(bytes) ? excess : 0;
     }
 
-    const BoundInput& in_;
+    const Input& in_;
     Term best_{std::numeric_limits<double>::infinity(), Link::compute};
     Fractions placement_{};
 };
@@ -289,7 +297,8 @@ private:
 }  // namespace
 
 // A grid first: where its best placement is the best of all, that is found to the last digit.
-Bound lower_bound(const BoundInput& input, double below) {
+Bound lower_bound(const BoundInput& asked, double below) {
+    const Input input(asked);
     constexpr int kSteps = 64;
     const auto part = [](int i) { return static_cast<double>(i) / kSteps; };
     Bound best{.seconds = below};

@@ -7,7 +7,6 @@
 #include <array>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 
 #include "base/checksum.h"
 #include "train/step/schedules.h"
@@ -30,8 +29,14 @@ std::string program_hash() {
     // A program has the name that it was called by; where it lies the kernel knows.
     const bool is_program = std::string_view(loaded.dli_fname) == program_invocation_name;
     std::ifstream file(is_program ? "/proc/self/exe" : loaded.dli_fname, std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>(file), {});
-    return hex(hash_of(bytes));
+    // By parts: the file has tens of megabytes, and every rank of a host reads it as it starts.
+    std::vector<char> part(256 << 10);
+    RunningChecksum sum;
+    while (file) {
+        file.read(part.data(), static_cast<std::streamsize>(part.size()));
+        sum.add(std::as_bytes(std::span(part).first(static_cast<size_t>(file.gcount()))));
+    }
+    return hex(sum.value());
 }
 
 }  // namespace

@@ -497,7 +497,7 @@ class PlaceTest(BenchIoTest):
                             for text in table["left_out"]), table["left_out"])
         self.assertEqual(len(table["rows"]), 4 * (6 * 3 - len(table["left_out"])))
         self.assertEqual(len(table["settings"]), 1)
-        run = self.on_mount("size=600m", "--seconds", "0.03", "--modes", "read")
+        run = self.on_mount("size=600m", "--blocks", "4KiB,16MiB", "--depths", "1,32", "--seconds", "0.03", "--modes", "read")
         self.assertEqual(run.code, 0, run.err)
         self.assertIn("left out: blocks of 16.00 MiB, depth 32: ", run.out)
 

@@ -22,13 +22,14 @@ class SavingTest(Saving):
     def test_killed_anywhere(self):
         rng = random.Random(3)
         fp16 = {"precision": "fp16", "evaluate__every": 3, "evaluate__micro_batches": 2}
-        for placement, changes in (
-                (RAM, {}), (MIXED, fp16), (NVME, {"precision": "bf16", "swap__speculate": "all"}),
-                (NVME, {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16"}),
-                (MIXED, {**SGD, "precision": "bf16"}), (RAM, {"optimizer__method": "lion"}),
-                (MIXED, {"optimizer__method": "adagrad", "optimizer__betas": None, "optimizer__moments": "bf16",
-                         "optimizer__initial_accumulator": 0.1}),
-                (RAM, {"optimizer__method": "adam", "freeze": ["model.layers.1.*"], "model__tie_embeddings": True})):
+        runs = (
+            (RAM, {}), (MIXED, fp16), (NVME, {"precision": "bf16", "swap__speculate": "all"}),
+            (NVME, {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16"}),
+            (MIXED, {**SGD, "precision": "bf16"}), (RAM, {"optimizer__method": "lion"}),
+            (MIXED, {"optimizer__method": "adagrad", "optimizer__betas": None, "optimizer__moments": "bf16",
+                     "optimizer__initial_accumulator": 0.1}),
+            (RAM, {"optimizer__method": "adam", "freeze": ["model.layers.1.*"], "model__tie_embeddings": True}))
+        for placement, changes in in_quick(runs, (1, 3, 7)):
             with self.subTest(placement=placement, **changes):
                 whole = self.whole(**{key: value for key, value in changes.items() if not key.startswith("swap")})
                 config = self.saving(placement, checkpoint__every=rng.choice([1, 2, 3]), **changes)
@@ -98,7 +99,7 @@ class SavingTest(Saving):
         whole = self.ok(self.train(self.run_config(), through=mpi))
         runs = ((3, RAM, "auto"), (0, RAM, "auto"), (1, MIXED, "auto"), (3, NVME, "auto"), (2, NVME, "auto"),
                 (3, NVME, "100kB"), (1, RAM, "100kB"), (3, MIXED, 0))
-        for stage, placement, memory in in_quick(runs, (0, 2, 3, 5)):
+        for stage, placement, memory in in_quick(runs, (0, 2, 5)):
             with self.subTest(stage=stage, placement=placement, memory=memory):
                 config = self.saving(placement, checkpoint__every=1, checkpoint__memory=memory, zero__stage=stage)
                 run = self.ok(self.train(config, "--trace", trace, through=mpi))
@@ -116,7 +117,7 @@ class SavingTest(Saving):
         """The others end too, and what has a checkpoint's name is whole."""
         mpi, long = self.mpi(2), {"steps": 60, "zero__stage": 3}
         whole = self.ok(self.train(self.run_config(**long), through=mpi))
-        for placement, rank in in_quick(((RAM, 0), (RAM, 1), (NVME, 0), (NVME, 1)), (0, 3)):
+        for placement, rank in in_quick(((RAM, 0), (RAM, 1), (NVME, 0), (NVME, 1)), [3]):
             with self.subTest(placement=placement, rank=rank):
                 words = self.command(self.saving(placement, checkpoint__every=1, **long))
                 process = start([*mpi, FERRY, *words])
@@ -166,7 +167,7 @@ class SavingTest(Saving):
         states = ({"precision": "bf16"},
                   {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16"},
                   {"precision": "fp16", "optimizer__master": "split", "optimizer__moments": "int8"})
-        for state in in_quick(states, (0, 2)):
+        for state in in_quick(states, [2]):
             with self.subTest(**state):
                 whole = self.whole(**state)
                 self.ok(self.killed(self.saving(**state), steps=4, signal_=signal.SIGTERM))
@@ -190,7 +191,7 @@ class SavingTest(Saving):
         muon = {"optimizer__method": "muon", "optimizer__moments": "int8"}
         runs = ((3, NVME, {}, {}), (1, RAM, {}, {}), (1, NVME, {"gradients": "int8"}, {}),
                 (3, RAM, {"gradients": "int4", "weights": "int8"}, {}), (3, NVME, {}, muon), (2, RAM, {}, muon))
-        for stage, placement, codecs, state in in_quick(runs, (0, 3, 5)):
+        for stage, placement, codecs, state in in_quick(runs, (3, 5)):
             with self.subTest(stage=stage, codecs=codecs, **state):
                 state = {"precision": "bf16", **state}
                 ranks = {"zero__stage": stage, "zero__compress": codecs, **state}
@@ -224,7 +225,7 @@ class SavingTest(Saving):
         mpi = self.mpi(2)
         onebit = {"optimizer__method": "onebit_adam", "optimizer__freeze_step": 5, "precision": "bf16",
                   "batch__micro_batches": 6}
-        for stage, placement, kills in in_quick(((0, RAM, (4, 2, 2)), (3, NVME, (5,)), (1, MIXED, (7,))), (0, 1)):
+        for stage, placement, kills in in_quick(((0, RAM, (4, 2, 2)), (3, NVME, (5,)), (1, MIXED, (7,))), [0]):
             with self.subTest(stage=stage):
                 ranks = {"zero__stage": stage, **onebit}
                 whole = self.ok(self.train(self.run_config(**ranks), through=mpi))
@@ -239,7 +240,8 @@ class SavingTest(Saving):
                 self.ok(self.ferry("ckpt", "verify", self.step(STEPS)))
                 elsewhere = self.run_config(NVME, **{**ranks, "zero__stage": 3})
                 self.assertEqual(self.ok(self.train(elsewhere, "--resume", self.step(8), through=mpi)).hashes, whole.hashes)
-                for name in ("error_of_rank_0", "error_of_rank_1", "owner_error", "exp_avg", "exp_avg_sq"):
+                files = ("error_of_rank_0", "error_of_rank_1", "owner_error", "exp_avg", "exp_avg_sq")
+                for name in in_quick(files, (1, 2)):
                     path = os.path.join(self.step(8), name + ".safetensors")
                     self.flip(path, os.path.getsize(path) - 5)
                     self.refused(IO, [f"{name}.safetensors: ", "not those that were written", f"--resume {self.step(7)}"],
@@ -262,7 +264,7 @@ class SavingTest(Saving):
         local = {"optimizer__var_freeze_step": 3, "optimizer__local_step_scaler": 1, "optimizer__local_step_clipper": 4}
         # Gradients travel at steps 1, 2, 3 and 5; with `local` at 1 to 3, and momentum at 4, 5, 9 and 13.
         cases = ((3, NVME, {}, (4, 1)), (0, MIXED, local, (6, 1)), (0, RAM, local, (7, 2, 2)))
-        for stage, placement, more, kills in in_quick(cases, (0, 1)):
+        for stage, placement, more, kills in in_quick(cases, [1]):
             with self.subTest(stage=stage, kills=kills):
                 ranks = {"zero__stage": stage, **zeroone, **more}
                 whole = self.ok(self.train(self.run_config(**ranks), through=mpi))
@@ -576,7 +578,7 @@ class SavingTest(Saving):
         self.ok(self.ferry("ckpt", "verify", newer))
 
     def test_directory_removed_meanwhile(self):
-        config = self.saving(steps=300, checkpoint__every=200)
+        config = self.saving(steps=300, checkpoint__every=200, batch__micro_batches=1)
         process = subprocess.Popen([FERRY, *self.command(config)], text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE)
         self.addCleanup(process.kill)

@@ -503,7 +503,7 @@ class SavedByAGpuTest(PredictionTest):
         def of_a_rank(content):
             alone = dict(content["memory"][0], of="rank", update_bytes_per_s=1e10)
             content["memory"].append(alone)
-        ranks = ("--ranks", "8", "--set", "batch.micro_batches=8", *self.MODEL)
+        ranks = ("--ranks", "8", "--set", "batch.micro_batches=8", "--set", "model.layers=4", *self.MODEL)
         whole = self.saved["memory"][0]["update_bytes_per_s"]
         _, _, host = self.plan_by(*ranks)
         _, _, rank = self.plan_by(*ranks, change=of_a_rank)

@@ -453,7 +453,7 @@ class MemoryTest(FerryTest):
         """Of a run whose plan fills budgets.host, with memory on the machine for more."""
         self.skip_where_sanitized()
         big = {"model": {"hidden": 512, "layers": 8, "heads": 8, "intermediate": 1536, "vocab": 256},
-               "steps": 3, "threads": 2}
+               "steps": 3, "batch__micro_batches": 1, "threads": 2}  # it is about memory
         in_memory = self.config(**big, budgets__device="400MiB")
         plan = json.loads(self.ferry("plan", self.command(in_memory)[1], "--json", "--no-prediction").out)
         in_memory["budgets"]["host"] = f"{plan['host_bytes'] // MIB + 1}MiB"
