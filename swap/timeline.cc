@@ -2,6 +2,7 @@
 // several ranks some tasks wait for each other, too.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "ferry/error.h"
@@ -21,6 +22,9 @@ public:
     }
     // The number of this one.
     int64_t arrive(int point, size_t rank) { return ++count(point, rank); }
+    const std::vector<size_t>& members(int point) const {
+        return points_[static_cast<size_t>(point)];
+    }
     // Whether all that meet there have come as often.
     bool met(int point, int64_t turn) const {
         return std::ranges::all_of(counts_[static_cast<size_t>(point)],
@@ -76,35 +80,23 @@ public:
         return begin_met() || any;
     }
 
-    // Seconds to the next completion; infinite: nothing runs.
-    double next_s() const {
+    // When the next task is complete; infinite: nothing runs.
+    double due_s() {
         const Wanted wanted = wanted_by_all();
-        double next = std::numeric_limits<double>::infinity();
+        next_s_ = std::numeric_limits<double>::infinity();
         for (const auto& lane : running_) {
             for (const Running& task : lane)
-                if (runs(task)) next = std::min(next, task.left_s / rate(task, wanted));
+                if (runs(task)) next_s_ = std::min(next_s_, task.left_s / rate(task, wanted));
         }
-        return next;
+        return now_s_ + next_s_;
     }
-
-    void advance(double step_s) {
-        const Wanted wanted = wanted_by_all();
-        now_s_ += step_s;
-        for (size_t lane = 0; lane < kLanes; ++lane) {
-            for (Running& task : running_[lane]) {
-                if (!runs(task)) continue;
-                const double share = rate(task, wanted);
-                task.ended = task.left_s / share <= step_s * (1 + 1e-12);
-                task.left_s -= step_s * share;
-                if (task.ended) note(lane, task);
-            }
-        }
-        for (size_t lane = 0; lane < kLanes; ++lane) complete(lane);
+    // To when a task is complete, or to when others came to a point, which is no later.
+    void advance_to_due() { advance(next_s_); }
+    void advance_to(double at_s) {
+        if (at_s > now_s_) advance(std::min(at_s - now_s_, next_s_));
     }
-
-    void append_next() {
-        if (step_ < kSteps && board_.reached(board_.newest(), schedule().outcome)) append();
-    }
+    // The points that this rank came to since it was asked last.
+    std::vector<int> take_arrivals() { return std::exchange(arrived_, {}); }
     Timeline result() {
         FERRY_CHECK(board_.all_complete(), "a schedule that cannot end");
         return std::move(result_);
@@ -116,6 +108,25 @@ private:
     const Schedule& schedule() const { return step_ == 1 ? first_ : steady_; }
     static bool runs(const Running& task) { return task.begun && !task.ended; }
 
+    void advance(double step_s) {
+        const Wanted wanted = wanted_by_all();
+        now_s_ += step_s;
+        next_s_ -= step_s;
+        for (size_t lane = 0; lane < kLanes; ++lane) {
+            for (Running& task : running_[lane]) {
+                if (!runs(task)) continue;
+                const double share = rate(task, wanted);
+                task.ended = task.left_s / share <= step_s * (1 + 1e-12);
+                task.left_s -= step_s * share;
+                if (task.ended) note(lane, task);
+            }
+        }
+        for (size_t lane = 0; lane < kLanes; ++lane) complete(lane);
+        append_next();
+    }
+    void append_next() {
+        if (step_ < kSteps && board_.reached(board_.newest(), schedule().outcome)) append();
+    }
     void append() {
         result_.step_seconds = now_s_ - outcome_s_;
         outcome_s_ = now_s_;
@@ -136,7 +147,10 @@ private:
         if (exchanges_most_ > 1 && static_cast<Lane>(lane) == Lane::comm) {
             next.begun = false;
             next.point = meets_(rank_, *task);
-            if (next.point != kAlone) next.turn = arrivals_.arrive(next.point, rank_);
+            if (next.point != kAlone) {
+                next.turn = arrivals_.arrive(next.point, rank_);
+                arrived_.push_back(next.point);
+            }
         }
         board_.take(static_cast<Lane>(lane));
         running_[lane].push_back(next);
@@ -147,15 +161,12 @@ private:
     bool begin_met() {
         bool any = false;
         std::vector<Running>& exchanges = running_[static_cast<size_t>(Lane::comm)];
-        for (size_t e = 0; e < exchanges.size(); ++e) {
-            Running& task = exchanges[e];
-            const auto before = [&](const Running& other) {
-                return !other.ended && other.point == task.point;
-            };
-            if (task.begun ||
-                std::any_of(exchanges.begin(), exchanges.begin() + static_cast<std::ptrdiff_t>(e),
-                            before))
-                continue;
+        held_.clear();
+        for (Running& task : exchanges) {
+            if (task.ended) continue;
+            const bool is_held = std::ranges::find(held_, task.point) != held_.end();
+            if (!is_held) held_.push_back(task.point);
+            if (is_held || task.begun) continue;
             if (task.point != kAlone && !arrivals_.met(task.point, task.turn)) continue;
             task.begun = any = true;
             task.begin_s = now_s_;
@@ -220,7 +231,8 @@ private:
     Arrivals& arrivals_;
     Scoreboard board_;
     std::array<std::vector<Running>, kLanes> running_{};  // in their order
-    double now_s_ = 0, outcome_s_ = 0;
+    std::vector<int> arrived_{}, held_{};  // points: come to, and those where an exchange is left
+    double now_s_ = 0, outcome_s_ = 0, next_s_ = 0;
     int64_t step_ = 0;
     Timeline result_;
 };
@@ -238,16 +250,31 @@ std::vector<Timeline> predict_together(std::span<const RankSteps> ranks,
                     "a step has an outcome");
         replays.emplace_back(ranks[rank], rank, ranks.size(), meets, arrivals);
     }
-    while (true) {
-        for (bool any = true; any;) {
-            any = false;
-            for (Replay& replay : replays) any = replay.start_ready() || any;
+    // Each rank has its own time, and nothing but an arrival lets another rank begin something: so
+    // only those are advanced for which something happens.
+    std::vector<double> due_s(replays.size());
+    std::vector<size_t> awake(replays.size());
+    std::iota(awake.begin(), awake.end(), size_t{0});
+    for (double now_s = 0;;) {
+        while (!awake.empty()) {
+            const size_t rank = awake.back();
+            awake.pop_back();
+            Replay& replay = replays[rank];
+            replay.advance_to(now_s);
+            while (replay.start_ready()) {
+            }
+            due_s[rank] = replay.due_s();
+            for (const int point : replay.take_arrivals())
+                for (const size_t other : arrivals.members(point))
+                    if (other != rank) awake.push_back(other);
         }
-        double step_s = std::numeric_limits<double>::infinity();
-        for (const Replay& replay : replays) step_s = std::min(step_s, replay.next_s());
-        if (step_s == std::numeric_limits<double>::infinity()) break;
-        for (Replay& replay : replays) replay.advance(step_s);
-        for (Replay& replay : replays) replay.append_next();
+        now_s = std::ranges::min(due_s);
+        if (now_s == std::numeric_limits<double>::infinity()) break;
+        for (size_t rank = 0; rank < replays.size(); ++rank) {
+            if (due_s[rank] > now_s) continue;
+            replays[rank].advance_to_due();
+            awake.push_back(rank);
+        }
     }
     std::vector<Timeline> found;
     found.reserve(replays.size());

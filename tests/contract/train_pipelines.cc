@@ -17,7 +17,9 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
 #include "train/inside.h"
+#include "train/prediction/model_on_device.h"
 #include "train/prediction/predictor.h"
+#include "train/prediction/simulated_stages.h"
 #include "train/setup/from_config.h"
 #include "train/state/saving.h"
 
@@ -454,6 +456,62 @@ TEST_F(Planned, WaitInSeveralVirtualStagesAsTheorySays) {
         expect_to_wait_as_theory_says(config,
                                       {of.stages, of.stages, 1, of.schedule, of.virtual_stages});
     }
+}
+
+// A long step by two short ones, beside a simulation of all of it.
+TEST_F(Planned, ShortStepsAreAsFarAsTheySayFromTheWholeStep) {
+    using enum PipelineSchedule;
+    Spread spread(5);
+    double least = 1, most = 1;
+    for (const PipelineSchedule schedule : {one_f_one_b, zero_bubble, interleaved, round_robin}) {
+        for (const int stages : {2, 4, 8}) {
+            for (const int64_t micro_batches : {4, 8, 16, 32}) {
+                for (const int64_t zero_stage : {0, 1, 3}) {
+                    for (const double network : {0.0, 3e8}) {
+                        if (micro_batches <= 3 * stages || !spread.takes()) continue;
+                        SCOPED_TRACE(testing::Message()
+                                     << name_of(schedule) << ", " << stages << " stages, "
+                                     << micro_batches << " micro-batches, zero.stage " << zero_stage
+                                     << ", network " << network);
+                        Config config = this->config(false, 2 * stages);
+                        config.model.hidden = 256;
+                        config.model.head_dim = 64;
+                        config.model.intermediate = 768;
+                        config.batch.sequence = 128;
+                        config.batch.micro_batches = 2 * micro_batches;
+                        config.zero.stage = zero_stage;
+                        config.budgets.device_bytes = config.budgets.host_bytes = kUnlimited;
+                        config.swap.chunk_elements = 65536;
+                        const bool several = schedule == interleaved || schedule == round_robin;
+                        const Cut cut{2 * stages, stages, 1, schedule, several ? 2 : 1};
+                        const auto planned = predictor(config, cut);
+                        const std::vector<planner::Plan> plans =
+                            planned->plans(request_of(staged(config, cut)));
+                        ASSERT_TRUE(short_steps_of(plans, 0));
+                        cost::Measurements measured = planned->assumed(plans[0]);
+                        if (network > 0)
+                            measured.between_stages = {.bytes_per_s = network, .overhead_s = 1e-4};
+                        const ModelOnDevice model(staged(config, cut),
+                                                  {.ranks = cut.ranks, .on_a_host = cut.ranks},
+                                                  std::nullopt);
+                        const auto seconds = [&](int64_t most_visits) {
+                            return simulate_stages(plans, false, model.decoder, measured,
+                                                   most_visits)
+                                .front()
+                                .seconds;
+                        };
+                        const double whole_s = seconds(std::numeric_limits<int32_t>::max()),
+                                     ratio = seconds(0) / whole_s;
+                        EXPECT_NEAR(ratio, 1, kShortStepsErr);
+                        least = std::min(least, ratio);
+                        most = std::max(most, ratio);
+                    }
+                }
+            }
+        }
+    }
+    RecordProperty("least", fmt::format("{:.4f}", least));
+    RecordProperty("most", fmt::format("{:.4f}", most));
 }
 
 // A network between the stages that binds.

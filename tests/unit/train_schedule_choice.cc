@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "train/prediction/simulated_stages.h"
+
 namespace ferry::train {
 namespace {
 
@@ -58,25 +60,35 @@ TEST(ScheduleChoice, SaysWhy) {
               "zero_bubble: no room (stage 1 of 2): 3 MiB, limit 2 MiB");
 }
 
-// Which is the bound of what planning simulates of all stages together.
-TEST(ScheduleChoice, IsLongByVisitsOfAllStages) {
+// By the visits of all stages, and never where two short steps take as long.
+TEST(ScheduleChoice, ShortStepsFillAllStages) {
     constexpr int64_t kBlocks = 8;
     planner::Plan plan;
     plan.layers.assign(kBlocks, {.kind = model::LayerKind::block, .elements = 1});
-    const auto is = [&](int64_t micro_batches) {
-        plan.micro_batches = micro_batches;
-        return is_long(std::vector{plan, plan});
+    const auto of = [&](int64_t groups) {
+        plan.micro_batches = plan.groups = groups;
+        return short_steps_of(std::vector{plan, plan});
     };
-    EXPECT_FALSE(is(kMostVisitsTogether / (2 * 2 * kBlocks)));
-    EXPECT_TRUE(is(kMostVisitsTogether / (2 * 2 * kBlocks) + 1));
+    constexpr int64_t kTo = kMostVisits / (2 * kBlocks), kFrom = kTo - 2;
+    EXPECT_FALSE(of(kFrom + kTo));
+    const auto steps = of(kFrom + kTo + 1);
+    ASSERT_TRUE(steps);
+    EXPECT_EQ(steps->from, kFrom);
+    EXPECT_EQ(steps->to, kTo);
+    EXPECT_DOUBLE_EQ(steps->at_all(7, 9), 9 + static_cast<double>(kFrom + 1));
+    // However many visits that are.
+    const auto few = short_steps_of(std::vector{plan, plan}, 0);
+    ASSERT_TRUE(few);
+    EXPECT_EQ(few->from, 2);
+    EXPECT_EQ(few->to, 4);
 }
 
-TEST(ScheduleChoice, SaysWhereWaitsAreTheorys) {
+TEST(ScheduleChoice, SaysWhereAStepIsLong) {
     EXPECT_THAT(text_of({.offers = {taking(one_f_one_b, 2), taking(zero_bubble, 1)},
                          .chosen = 1,
-                         .by_theory = true}),
-                testing::StartsWith("zero_bubble, the fastest as simulated, stages alone, as a "
-                                    "step is long, with waits by theory: "));
+                         .is_long = true}),
+                testing::StartsWith("zero_bubble, the fastest as simulated by shorter steps, as a "
+                                    "step is long: "));
 }
 
 // Where no rank's plans of the others could be made, nothing is called the fastest.

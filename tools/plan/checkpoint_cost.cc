@@ -128,7 +128,7 @@ double seconds_of(const train::Prediction& prediction, Link link) {
 
 // The part of a step in which the drives would move its bytes, with nothing beside it.
 double stored_share(const train::Prediction& prediction) {
-    const double step = prediction.timeline.step_seconds;
+    const double step = prediction.step_seconds;
     return step > 0 ? std::min(seconds_of(prediction, Link::nvme) / step, 1.0) : 0;
 }
 
@@ -142,7 +142,7 @@ double lost_overlap(const train::Prediction& prediction, double held_back) {
     const double others = std::max({seconds_of(prediction, Link::compute),
                                     seconds_of(prediction, Link::host_to_device),
                                     seconds_of(prediction, Link::device_to_host)});
-    return std::max(updates + others - prediction.timeline.step_seconds, 0.0);
+    return std::max(updates + others - prediction.step_seconds, 0.0);
 }
 
 // Of the state that updates change, what lies on NVMe.
@@ -237,7 +237,7 @@ std::optional<CheckpointCost> checkpoint_cost(const Config& config, const planne
     // Updates that come by hand it over: another drive writes it beside them.
     if (passes && !takes.together)
         takes.rest = std::max(takes.rest - seconds_of(report->prediction, cost::Link::nvme), 0.0);
-    const double step = report->prediction.timeline.step_seconds;
+    const double step = report->prediction.step_seconds;
     cost.write_seconds = takes.write;
     const auto waited = [&] { return std::max(takes.waited() - (meanwhile ? step : 0), 0.0); };
     cost.waited_seconds = waited();

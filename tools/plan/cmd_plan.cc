@@ -422,7 +422,7 @@ void run_plan(const PlanOptions& options) {
     std::vector<Phase> phases;
     if (options.json || plan.has_feedback()) phases = phases_of(config, plan);
     if (report && report->found.missing.empty())
-        predict(phases, report->prediction.timeline.step_seconds, config, *predictor, plan,
+        predict(phases, report->prediction.step_seconds, config, *predictor, plan,
                 report->found.measurements);
     const std::optional<NetworkReport> over_network =
         network && report ? codecs_over(*network, config, count, machine, *report) : std::nullopt;

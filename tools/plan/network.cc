@@ -89,7 +89,7 @@ CodecStep step_with(const CompressConfig& codecs, const Hosts& hosts, Config con
             .ranks_per_host = hosts.each,
             .second_shards = hosts.keep,
             .sent_bytes = comm == step.links.end() ? 0 : comm->bytes,
-            .seconds = step.timeline.step_seconds};
+            .seconds = step.step_seconds};
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ void predict(std::vector<Phase>& phases, double gradients, const Config& config,
             phase.exchanges == zero::Exchanged::gradients
                 ? gradients
                 : predictor.predict(train::request_of(config), plan, measured, phase.exchanges)
-                      .timeline.step_seconds;
+                      .step_seconds;
 }
 
 std::optional<double> mean_seconds(const std::vector<Phase>& phases) {

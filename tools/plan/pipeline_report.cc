@@ -84,46 +84,18 @@ std::string other_schedules_text(const std::vector<planner::Plan>& plans) {
     return fmt::format(" (parallel.schedule: {})", text);
 }
 
-// Of a step of a stage: weights that come to the device, and accumulators that leave and come back.
-struct Streamed {
-    int64_t weights = 0, accumulators_down = 0, accumulators_up = 0;
-};
-Streamed streamed_by(const planner::Plan& plan, const swap::Schedule& step) {
-    enum class Kind : uint8_t { other, weight, accumulator };
-    std::vector<Kind> kinds(plan.objects.size());
-    const auto mark = [&](swap::ObjectId object, Kind kind) {
-        if (object != swap::kNoObject) kinds[object] = kind;
-    };
-    for (const planner::Chunk& chunk : plan.chunks) mark(chunk.weight, Kind::weight);
-    for (const planner::AccumulatorSpill& spill : plan.spills) {
-        mark(spill.object, Kind::accumulator);
-        mark(spill.table, Kind::accumulator);
-    }
-    Streamed found;
-    for (const swap::Task& task : step.tasks) {
-        if (task.verb != swap::Verb::copy || task.object == swap::kNoObject) continue;
-        const bool up = task.lane == swap::Lane::h2d;
-        if (kinds[task.object] == Kind::accumulator)
-            (up ? found.accumulators_up : found.accumulators_down) += task.bytes;
-        // A resident weight comes with its update.
-        const bool streams = plan.objects[task.object].home != swap::Tier::device;
-        if (kinds[task.object] == Kind::weight && up && streams) found.weights += task.bytes;
-    }
-    return found;
-}
-
 std::string streamed_text(const std::vector<planner::Plan>& plans,
                           const train::Prediction& prediction) {
     std::string text = fmt::format("\n  {:>5} {:>14} {:>18} {:>18}\n", "stage", "weights up",
                                    "accumulators down", "accumulators up");
     int64_t most = 0, in_turn = 0;
     for (size_t s = 0; s < plans.size(); ++s) {
-        const Streamed of = streamed_by(plans[s], prediction.stages[s].schedule);
-        text += fmt::format("  {:>5} {:>14} {:>18} {:>18}\n", s, format_bytes(of.weights),
+        const train::StagePrediction& of = prediction.stages[s];
+        text += fmt::format("  {:>5} {:>14} {:>18} {:>18}\n", s, format_bytes(of.weights_up),
                             format_bytes(of.accumulators_down), format_bytes(of.accumulators_up));
-        most = std::max(most, of.weights);
+        most = std::max(most, of.weights_up);
         // Every group moves them.
-        in_turn = std::max(in_turn, of.weights / plans[s].groups);
+        in_turn = std::max(in_turn, of.weights_up / plans[s].groups);
     }
     if (plans.front().groups == 1 || most == 0) return text;
     return text + fmt::format(
@@ -249,14 +221,13 @@ nlohmann::json pipeline_json(const std::vector<planner::Plan>& plans,
                           {"kernel_bytes", kernel_bytes(plan).bytes}});
         if (!prediction) continue;
         const train::StagePrediction& of = prediction->stages[s];
-        const Streamed streamed = streamed_by(plan, of.schedule);
         stages.back().update({{"to_next_bytes", of.to_next},
                               {"to_previous_bytes", of.to_previous},
                               {"of_table_bytes", of.of_table},
                               {"to_sharers_bytes", of.to_sharers},
-                              {"weights_up_bytes", streamed.weights},
-                              {"accumulators_down_bytes", streamed.accumulators_down},
-                              {"accumulators_up_bytes", streamed.accumulators_up},
+                              {"weights_up_bytes", of.weights_up},
+                              {"accumulators_down_bytes", of.accumulators_down},
+                              {"accumulators_up_bytes", of.accumulators_up},
                               {"compute_seconds", of.compute_seconds},
                               {"timeline", kernels_json(of)},
                               {"waits", of.waits}});

@@ -12,7 +12,7 @@ namespace {
 std::string percent(double part) { return fmt::format("{:.0f}%", 100 * part); }
 
 std::string links_text(const train::Prediction& prediction) {
-    const double step_s = prediction.timeline.step_seconds;
+    const double step_s = prediction.step_seconds;
     std::string out = fmt::format("  {:<15} {:>12} {:>10} {:>9} {:>10}\n", "link", "bytes/step",
                                   "GB/s", "alone, s", "of a step");
     for (const train::LinkPrediction& link : prediction.links) {
@@ -39,6 +39,11 @@ std::string shares_text(const train::StateShares& shares, const model::OfSaved<d
 
 nlohmann::json shares_json(const train::StateShares& shares) {
     return {{"device", shares.device}, {"host", shares.host}, {"nvme", shares.nvme}};
+}
+
+// What passes through the stages of a pipeline.
+const char* passing_text(const train::Prediction& prediction) {
+    return prediction.by->in_turn ? "micro-batches" : "groups";
 }
 
 std::string what_if_text(const std::vector<WhatIf>& answers, double step_s) {
@@ -73,11 +78,18 @@ std::string text_of(const PredictionReport& report) {
     if (!report.found.missing.empty())
         return out + "no prediction: " + report.found.missing + "\n\n";
     const train::Prediction& prediction = report.prediction;
-    const double step_s = prediction.timeline.step_seconds;
+    const double step_s = prediction.step_seconds;
     out += fmt::format("one step as planned{}{}: {:.4f} s\n\n",
                        prediction.speculative ? ", speculative updates committed" : "",
                        prediction.stages.empty() ? "" : ", of the stage that computes longest",
                        step_s);
+    if (const auto& by = prediction.by)
+        out += fmt::format(
+            "a long step: {} and {} of {} {} were simulated, of all stages together, and each "
+            "further one takes what those between do; within {:.0f} % of a whole simulation in "
+            "tests; what lanes do when is that of {}\n\n",
+            by->from, by->to, by->all, passing_text(prediction), 100 * train::kShortStepsErr,
+            by->to);
     out += timeline_text(prediction) + "\n" + links_text(prediction);
     out += fmt::format(
         "\n  the plan's own bound {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n"
@@ -119,28 +131,30 @@ nlohmann::json to_json(const PredictionReport& report) {
         answers.push_back({{"change", one.change},
                            {"step_seconds", one.step_seconds},
                            {"all_in_memory", one.all_in_memory}});
-    return {{"step_seconds", prediction.timeline.step_seconds},
-            {"speculative", prediction.speculative},
-            {"binding", cost::name_of(prediction.binding().link)},
-            {"plan_bound_seconds", prediction.binding().seconds},
-            {"bound_seconds", prediction.bound_seconds},
-            {"bound_link", cost::name_of(prediction.bound_link)},
-            {"peak_bound_seconds", prediction.peak_bound_seconds},
-            {"state", shares_json(prediction.planned)},
-            {"bound_state", shares_json(prediction.bound)},
-            {"attention", prediction.planned_saved[at(model::Saved::attention)]},
-            {"bound_attention", prediction.bound_saved[at(model::Saved::attention)]},
-            {"mlp", prediction.planned_saved[at(model::Saved::mlp)]},
-            {"bound_mlp", prediction.bound_saved[at(model::Saved::mlp)]},
-            {"projections", prediction.planned_saved[at(model::Saved::projections)]},
-            {"bound_projections", prediction.bound_saved[at(model::Saved::projections)]},
-            {"links", links},
-            {"timeline", timeline},
-            {"what_if", answers},
-            {"measured", measured},
-            {"ranks_at_once", report.found.ranks_at_once},
-            {"timed_at_once", report.found.at_once},
-            {"assumed", report.found.assumed}};
+    return {
+        {"step_seconds", prediction.step_seconds},
+        {"simulated_groups", prediction.by ? nlohmann::json(prediction.by->to) : nlohmann::json()},
+        {"speculative", prediction.speculative},
+        {"binding", cost::name_of(prediction.binding().link)},
+        {"plan_bound_seconds", prediction.binding().seconds},
+        {"bound_seconds", prediction.bound_seconds},
+        {"bound_link", cost::name_of(prediction.bound_link)},
+        {"peak_bound_seconds", prediction.peak_bound_seconds},
+        {"state", shares_json(prediction.planned)},
+        {"bound_state", shares_json(prediction.bound)},
+        {"attention", prediction.planned_saved[at(model::Saved::attention)]},
+        {"bound_attention", prediction.bound_saved[at(model::Saved::attention)]},
+        {"mlp", prediction.planned_saved[at(model::Saved::mlp)]},
+        {"bound_mlp", prediction.bound_saved[at(model::Saved::mlp)]},
+        {"projections", prediction.planned_saved[at(model::Saved::projections)]},
+        {"bound_projections", prediction.bound_saved[at(model::Saved::projections)]},
+        {"links", links},
+        {"timeline", timeline},
+        {"what_if", answers},
+        {"measured", measured},
+        {"ranks_at_once", report.found.ranks_at_once},
+        {"timed_at_once", report.found.at_once},
+        {"assumed", report.found.assumed}};
 }
 
 nlohmann::json lanes_json(const train::ScheduleBytes& schedule, int ranks) {

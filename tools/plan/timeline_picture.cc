@@ -229,10 +229,14 @@ std::string stages_svg(const train::Prediction& prediction, const std::string& c
         rows.push_back(std::move(exchanges));
     }
     const double step_s = prediction.timeline.step_seconds;
-    return rows_svg(
-        rows, step_s,
-        fmt::format("One step of {} stages as planned: {:.4g} s", prediction.stages.size(), step_s),
-        caption);
+    const std::string of_groups =
+        prediction.by ? fmt::format(" and {} of {} {}", prediction.by->to, prediction.by->all,
+                                    prediction.by->in_turn ? "micro-batches" : "groups")
+                      : "";
+    return rows_svg(rows, step_s,
+                    fmt::format("One step of {} stages{} as planned: {:.4g} s",
+                                prediction.stages.size(), of_groups, step_s),
+                    caption);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ private:
     void answer(std::string change, const planner::PlanRequest& request, const planner::Plan& plan,
                 const cost::Measurements& measurements) {
         const train::Prediction prediction = predictor_.predict(request, plan, measurements);
-        answers_.push_back({std::move(change), prediction.timeline.step_seconds});
+        answers_.push_back({std::move(change), prediction.step_seconds});
     }
 
     void more_memory(std::string change, int64_t BudgetConfig::*budget) {

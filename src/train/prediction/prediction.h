@@ -3,12 +3,14 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cost/bound.h"
 #include "model/saved_activations.h"
 #include "planner/planner.h"
+#include "simulated_stages.h"
 #include "swap/schedule.h"
 #include "zero/zero.h"
 
@@ -33,16 +35,22 @@ struct StagePrediction {
     int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
     // Sent to the next stage and the one before, of a tied table, and to ranks of its own stage.
     int64_t to_next = 0, to_previous = 0, of_table = 0, to_sharers = 0;
+    int64_t weights_up = 0;  // of weights that stream to the device
+    int64_t accumulators_down = 0, accumulators_up = 0;
     double compute_seconds = 0;  // that its kernels run
     double waits = 0;            // the rest of the step, a part of it
-    swap::Schedule schedule{};
+    swap::Schedule schedule{};   // of a long step the longer one of the short steps
     swap::Timeline timeline{};
 };
 
 struct Prediction {
+    double step_seconds = 0;    // the prediction
     swap::Schedule schedule{};  // a step's, with steps before and after it; of stages the longest's
-    swap::Timeline timeline{};  // its `step_seconds` is the prediction
-    bool speculative = false;   // speculative updates that are committed; else none
+    swap::Timeline timeline{};
+    // A long step: schedules and timelines, here and of the stages, are those of the longer of the
+    // short steps. All else is the whole step's.
+    std::optional<ShortSteps> by{};
+    bool speculative = false;  // speculative updates that are committed; else none
     std::vector<LinkPrediction> links{};
     // The lower bound over all placements that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
@@ -52,6 +60,7 @@ struct Prediction {
     // How many of the blocks that backward visits save each activation for it.
     model::OfSaved<double> planned_saved{}, bound_saved{};
     std::vector<StagePrediction> stages{};  // of a pipeline, in their order
+    size_t shown = 0;                       // which of them is the longest
     const LinkPrediction& binding() const;  // the link that takes longest: the plan's own bound
 };
 

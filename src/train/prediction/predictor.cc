@@ -109,6 +109,15 @@ Plan Predictor::with_all_layers(const Plan& plan) const {
     return model_->plan_of(request, all, machine);  // no weights live there
 }
 
+namespace {
+
+// With as many groups as a step has that needs all kernels of the whole one.
+Plan of_all_kinds(const Plan& plan) {
+    return std::move(shortened({plan}, std::min(passing(plan), kGroupsOfAllKinds)).front());
+}
+
+}  // namespace
+
 void Predictor::plan_by(const cost::Measurements& known) {
     known_ = known;
     chosen_by_.reset();
@@ -178,7 +187,7 @@ int Predictor::at_once() const { return model_->at_once(); }
 int Predictor::cores() const { return machine_for(model_->config).cores(); }
 
 bool Predictor::covers(const Plan& plan, const cost::KernelTimes& times) const {
-    if (!plan.partition.stage.all()) return covers(with_all_layers(plan), times);
+    if (!plan.partition.stage.all()) return covers(of_all_kinds(with_all_layers(plan)), times);
     return times.covers(record_step(plan, Previous::not_speculative, false),
                         planner::work_of(plan));
 }
@@ -223,7 +232,7 @@ cost::Measurements Predictor::assumed(const Plan& plan) const {
 cost::Measurements Predictor::with_assumed_kernels(cost::Measurements found,
                                                    const Plan& plan) const {
     if (!plan.partition.stage.all())
-        return with_assumed_kernels(std::move(found), with_all_layers(plan));
+        return with_assumed_kernels(std::move(found), of_all_kinds(with_all_layers(plan)));
     found.kernels = model_->assumed_times_of(record_step(plan, Previous::not_speculative, false),
                                              plan, found.assumed_flops_per_s);
     return found;

@@ -125,6 +125,11 @@ private:
                            const cost::Measurements& measured, Exchanged what) const;
     Prediction predict_pipeline(const planner::PlanRequest& request,
                                 const cost::Measurements& measured) const;
+    // `shown`: the stage whose links are shown; none: the one that computes longest.
+    Prediction predict_together(const planner::PlanRequest& request,
+                                const std::vector<planner::Plan>& plans,
+                                const cost::Measurements& measured,
+                                std::optional<size_t> shown = std::nullopt) const;
 
     const std::unique_ptr<ModelOnDevice> model_;
     std::optional<cost::Measurements> known_{};

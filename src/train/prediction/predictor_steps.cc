@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -108,6 +110,7 @@ Prediction Predictor::predict_one(const planner::PlanRequest& request, const Pla
     const swap::Schedule first = step(Previous::none);
     found.schedule = step(steady);
     found.timeline = predict_steps(plan, first, found.schedule, measurements);
+    found.step_seconds = found.timeline.step_seconds;
     found.links = links_of(found.schedule, plan, measurements);
     if (what == Exchanged::nothing) return found;  // it leaves the state as it is: no bound
     const cost::Bound bound = bound_of(model_->possible(request).budgets, plan,
@@ -131,6 +134,29 @@ Prediction Predictor::predict_one(const planner::PlanRequest& request, const Pla
 
 namespace {
 
+// Weights that come to the device, and accumulators that leave and come back.
+void add_streamed(StagePrediction& stage, const Plan& plan, const swap::Schedule& step) {
+    enum class Kind : uint8_t { other, weight, accumulator };
+    std::vector<Kind> kinds(plan.objects.size());
+    const auto mark = [&](swap::ObjectId object, Kind kind) {
+        if (object != swap::kNoObject) kinds[object] = kind;
+    };
+    for (const planner::Chunk& chunk : plan.chunks) mark(chunk.weight, Kind::weight);
+    for (const planner::AccumulatorSpill& spill : plan.spills) {
+        mark(spill.object, Kind::accumulator);
+        mark(spill.table, Kind::accumulator);
+    }
+    for (const swap::Task& task : step.tasks) {
+        if (task.verb != swap::Verb::copy || task.object == swap::kNoObject) continue;
+        const bool up = task.lane == Lane::h2d;
+        if (kinds[task.object] == Kind::accumulator)
+            (up ? stage.accumulators_up : stage.accumulators_down) += task.bytes;
+        // A resident weight comes with its update.
+        const bool streams = plan.objects[task.object].home != swap::Tier::device;
+        if (kinds[task.object] == Kind::weight && up && streams) stage.weights_up += task.bytes;
+    }
+}
+
 StagePrediction stage_of(const Plan& plan, swap::Schedule schedule, swap::Timeline timeline) {
     using cost::StageLink;
     constexpr auto kCompute = static_cast<size_t>(Lane::compute);
@@ -150,18 +176,60 @@ StagePrediction stage_of(const Plan& plan, swap::Schedule schedule, swap::Timeli
          : link == StageLink::previous ? found.to_previous
                                        : found.of_table) += task.bytes;
     }
+    add_streamed(found, plan, schedule);
     found.schedule = std::move(schedule);
     found.timeline = std::move(timeline);
     return found;
 }
 
+// Makes of the longer one of two short steps what all of a long one take.
+void lengthen(Prediction& to, const Prediction& from, const ShortSteps& steps) {
+    const auto line = [&](double& value, double of_from) { value = steps.at_all(of_from, value); };
+    const auto line_of_bytes = [&](int64_t& value, int64_t of_from) {
+        value =
+            std::llround(steps.at_all(static_cast<double>(of_from), static_cast<double>(value)));
+    };
+    to.by = steps;
+    line(to.step_seconds, from.step_seconds);
+    line(to.bound_seconds, from.bound_seconds);
+    line(to.peak_bound_seconds, from.peak_bound_seconds);
+    for (size_t l = 0; l < to.links.size(); ++l) {
+        line(to.links[l].seconds, from.links[l].seconds);
+        line_of_bytes(to.links[l].bytes, from.links[l].bytes);
+    }
+    for (size_t s = 0; s < to.stages.size(); ++s) {
+        StagePrediction& stage = to.stages[s];
+        const StagePrediction& before = from.stages[s];
+        for (const auto bytes :
+             {&StagePrediction::to_next, &StagePrediction::to_previous, &StagePrediction::of_table,
+              &StagePrediction::to_sharers, &StagePrediction::weights_up,
+              &StagePrediction::accumulators_down, &StagePrediction::accumulators_up})
+            line_of_bytes(stage.*bytes, before.*bytes);
+        line(stage.compute_seconds, before.compute_seconds);
+        stage.waits = 1 - stage.compute_seconds / to.step_seconds;
+    }
+}
+
 }  // namespace
 
-// Each stage's schedule, simulated together. What a stage shows alone is that of the longest.
+// A long step by two short ones, of the same stage.
 Prediction Predictor::predict_pipeline(const planner::PlanRequest& request,
                                        const cost::Measurements& measured) const {
-    cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
     const std::vector<Plan> plans = this->plans(request);
+    const std::optional<ShortSteps> steps = short_steps_of(plans);
+    if (!steps) return predict_together(request, plans, measured);
+    Prediction found = predict_together(request, shortened(plans, steps->to), measured);
+    lengthen(found, predict_together(request, shortened(plans, steps->from), measured, found.shown),
+             *steps);
+    return found;
+}
+
+// Each stage's schedule, simulated together. What a stage shows alone is that of the longest.
+Prediction Predictor::predict_together(const planner::PlanRequest& request,
+                                       const std::vector<Plan>& plans,
+                                       const cost::Measurements& measured,
+                                       std::optional<size_t> shown) const {
+    cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
     const bool speculative = std::ranges::all_of(plans, &Plan::speculative);
     RecordedStages steps = record_stages(plans, speculative);
     add_assumed_kernels(plans, steps, model_->decoder, measurements);
@@ -188,8 +256,10 @@ Prediction Predictor::predict_pipeline(const planner::PlanRequest& request,
         const std::vector<LinkPrediction> links = links_of(steady[s], plan, measurements);
         found.stages.push_back(stage_of(plan, std::move(steady[s]), std::move(timelines[s])));
         const StagePrediction& stage = found.stages.back();
-        if (stage.compute_seconds <= most_s) continue;
+        found.step_seconds = std::max(found.step_seconds, stage.timeline.step_seconds);
+        if (shown ? s != *shown : stage.compute_seconds <= most_s) continue;
         most_s = stage.compute_seconds;
+        found.shown = s;
         found.schedule = stage.schedule;
         found.timeline = stage.timeline;
         found.links = links;

@@ -9,9 +9,7 @@
 #include <utility>
 
 #include "config/words.h"
-#include "prediction.h"
 #include "simulated_stages.h"
-#include "step_timeline.h"
 
 namespace ferry::train {
 
@@ -54,84 +52,10 @@ bool speculates(const PlannedSchedule& planned) {
     return std::ranges::all_of(planned.plans, &Plan::speculative);
 }
 
-// What goes through a pipeline: groups, and in round robin micro-batches of the one group.
-int64_t passing(const Plan& plan) {
-    return plan.partition.stage.round_robin ? plan.micro_batches : plan.groups;
-}
-
-// The same plans for a step of so many, placed as for all of them.
-std::vector<Plan> shortened(std::vector<Plan> plans, int64_t count) {
-    for (Plan& plan : plans) {
-        const int64_t size = plan.group_size();
-        if (!plan.partition.stage.round_robin) plan.groups = count;
-        plan.micro_batches = plan.partition.stage.round_robin ? count : count * size;
-    }
-    return plans;
-}
-
-// A line through what steps of two lengths take.
-struct Line {
-    int64_t from = 0, to = 0;
-    double at(double least, double most, int64_t count) const {
-        if (from == to) return least;
-        return least +
-               (most - least) * static_cast<double>(count - from) / static_cast<double>(to - from);
-    }
-};
-
-// What a stage does in a step, beside other stages or without them.
-struct StageStep {
-    double seconds = 0, busy_seconds = 0, weight_bytes = 0;
-};
-std::vector<StageStep> steps_of(std::span<const Plan> plans, bool speculative, bool together,
-                                const model::Decoder& decoder, cost::Measurements measured) {
-    const RecordedStages steps = record_stages(plans, speculative);
-    add_assumed_kernels(plans, steps, decoder, measured);
-    std::vector<swap::Timeline> timelines;
-    if (together) timelines = predict_stages(plans, steps.first, steps.steady, measured);
-    std::vector<StageStep> found;
-    for (size_t s = 0; s < plans.size(); ++s) {
-        if (!together)
-            timelines.push_back(predict_steps(plans[s], steps.first[s], steps.steady[s], measured));
-        found.push_back(
-            {.seconds = timelines[s].step_seconds,
-             .busy_seconds = timelines[s].busy_seconds[static_cast<size_t>(swap::Lane::compute)],
-             .weight_bytes = static_cast<double>(weight_bytes(plans[s], steps.steady[s]))});
-    }
-    return found;
-}
-
-// Of a long step: each stage alone, of a few groups, with the waits of theory.
-std::vector<StageStep> steps_by_theory(const PlannedSchedule& planned,
-                                       const model::Decoder& decoder,
-                                       const cost::Measurements& measured) {
-    const int64_t all = passing(planned.plans.front());
-    const Line line{.from = std::min(all, kGroupsAlone), .to = std::min(all, 2 * kGroupsAlone)};
-    const auto of = [&](int64_t count) {
-        return steps_of(shortened(planned.plans, count), speculates(planned), false, decoder,
-                        measured);
-    };
-    const std::vector<StageStep> least = of(line.from), most = of(line.to);
-    std::vector<StageStep> found;
-    double alone_s = 0;
-    for (size_t s = 0; s < least.size(); ++s) {
-        found.push_back(
-            {.busy_seconds = line.at(least[s].busy_seconds, most[s].busy_seconds, all),
-             .weight_bytes = line.at(least[s].weight_bytes, most[s].weight_bytes, all)});
-        alone_s = std::max(alone_s, line.at(least[s].seconds, most[s].seconds, all));
-    }
-    // The slowest stage's pace is that of all.
-    double waits = 0;
-    for (const Plan& plan : planned.plans) waits = std::max(waits, bubble_of(plan));
-    for (StageStep& step : found) step.seconds = alone_s / (1 - waits);
-    return found;
-}
-
-ScheduleOffer offer_of(const PlannedSchedule& planned, bool by_theory,
-                       const model::Decoder& decoder, const cost::Measurements& measured) {
+ScheduleOffer offer_of(const PlannedSchedule& planned, const model::Decoder& decoder,
+                       const cost::Measurements& measured) {
     const std::vector<StageStep> steps =
-        by_theory ? steps_by_theory(planned, decoder, measured)
-                  : steps_of(planned.plans, speculates(planned), true, decoder, measured);
+        simulate_stages(planned.plans, speculates(planned), decoder, measured);
     ScheduleOffer offer{.order = planned.order};
     for (size_t s = 0; s < planned.plans.size(); ++s) {
         const Plan& plan = planned.plans[s];
@@ -150,7 +74,7 @@ ScheduleOffer offer_of(const PlannedSchedule& planned, bool by_theory,
 bool all_known(const PlannedSchedule& planned, const cost::Measurements& measured) {
     if (measured.kernels.seconds.empty()) return false;
     const std::vector<Plan> few =
-        shortened(planned.plans, std::min(passing(planned.plans.front()), 2 * kGroupsAlone));
+        shortened(planned.plans, std::min(passing(planned.plans.front()), kGroupsOfAllKinds));
     return covers(few, record_stages(few, speculates(planned)), measured.kernels);
 }
 
@@ -209,32 +133,6 @@ std::optional<size_t> fastest_of(std::span<const ScheduleOffer> offers) {
     return std::nullopt;
 }
 
-namespace {
-
-// Theory knows no exchanges that several virtual stages wait for. Where there is a choice of one
-// it is taken from those alone.
-void leave_out_virtual_stages(std::vector<PlannedSchedule>& planned) {
-    const auto has_one = [](const PlannedSchedule& one) {
-        return !one.refusal && one.order.virtual_stages == 1;
-    };
-    if (std::ranges::none_of(planned, has_one)) return;
-    for (PlannedSchedule& one : planned)
-        if (!one.refusal && one.order.virtual_stages > 1)
-            one.refusal =
-                Error(Trouble::usage,
-                      {.what = "theory says too little of several virtual stages in a long step",
-                       .where = "parallel.virtual_stages",
-                       .remedy = "set parallel.virtual_stages"});
-}
-
-}  // namespace
-
-bool is_long(std::span<const Plan> plans) {
-    int64_t visits = 0;
-    for (const Plan& plan : plans) visits += plan.blocks() * plan.micro_batches;
-    return visits * std::ssize(plans) > kMostVisitsTogether;
-}
-
 ScheduleChoice choose_schedule(std::vector<PlannedSchedule> planned, const model::Decoder& decoder,
                                const cost::Measurements& measured,
                                const std::function<void()>& after_each) {
@@ -243,9 +141,8 @@ ScheduleChoice choose_schedule(std::vector<PlannedSchedule> planned, const model
     for (const PlannedSchedule& one : planned) {
         if (one.refusal) continue;
         known = known && all_known(one, measured);
-        choice.by_theory = choice.by_theory || is_long(one.plans);
+        choice.is_long = choice.is_long || short_steps_of(one.plans).has_value();
     }
-    if (choice.by_theory) leave_out_virtual_stages(planned);
     // Some as measured and others by arithmetic would not compare.
     cost::Measurements alike = measured;
     if (!known) alike.kernels = {};
@@ -253,7 +150,7 @@ ScheduleChoice choose_schedule(std::vector<PlannedSchedule> planned, const model
         if (one.refusal)
             choice.offers.push_back({.order = one.order, .refusal = std::move(one.refusal)});
         else
-            choice.offers.push_back(offer_of(one, choice.by_theory, decoder, alike));
+            choice.offers.push_back(offer_of(one, decoder, alike));
         if (after_each) after_each();
     }
     choice.chosen = fastest_of(choice.offers).value_or(0);
@@ -279,8 +176,7 @@ std::string text_of(const ScheduleChoice& choice) {
                       : possible == 1 ? "which alone can be"
                       : is_fastest    ? "the fastest as simulated"
                                       : "within 1 % of the fastest as simulated";
-    if (choice.by_theory && possible > 0)
-        why += ", stages alone, as a step is long, with waits by theory";
+    if (choice.is_long && possible > 0) why += " by shorter steps, as a step is long";
     std::string text = fmt::format("{}, {}", name_of(taken.order), why);
     const char* between = ": ";
     for (const ScheduleOffer& offer : choice.offers) {

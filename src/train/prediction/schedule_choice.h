@@ -78,17 +78,10 @@ struct ScheduleOffer {
 // all are refused.
 std::optional<size_t> fastest_of(std::span<const ScheduleOffer> offers);
 
-// A step is long where visits of blocks by micro-batches, for each stage that is simulated beside
-// the others, are more than this: a minute's simulation of a large pipeline tells little more than
-// each stage alone, of kGroupsAlone and twice as many groups (in round robin micro-batches), and
-// what theory says that it waits.
-inline constexpr int64_t kMostVisitsTogether = 2048, kGroupsAlone = 2;
-bool is_long(std::span<const planner::Plan> plans);  // of each stage
-
 struct ScheduleChoice {
     std::vector<ScheduleOffer> offers{};  // none: there is no choice
     size_t chosen = 0;                    // where all are refused: the first
-    bool by_theory = false;               // a step is long
+    bool is_long = false;                 // some step: by shorter ones (ShortSteps)
     PipelineSchedule schedule() const { return order().schedule; }
     const StageOrder& order() const { return offers[chosen].order; }
 };

@@ -29,6 +29,29 @@ std::vector<planner::Plan> plans_of_stages(std::span<const zero::Stage> stages,
     return found;
 }
 
+// What goes through a pipeline: groups, and in round robin micro-batches of the one group.
+int64_t passing(const planner::Plan& plan);
+// The same plans for a step in which so many pass, placed as for all of them.
+std::vector<planner::Plan> shortened(std::vector<planner::Plan> plans, int64_t count);
+// A step with a kernel of every kind has as many groups, or all.
+inline constexpr int64_t kGroupsOfAllKinds = 4;
+
+// A step of a large pipeline is long: it is not simulated whole but in two shorter steps, in which
+// `from` and `to` pass. Each further group then takes what those between the two do.
+struct ShortSteps {
+    int64_t from = 0, to = 0, all = 0;
+    bool in_turn = false;  // micro-batches of one group, in round robin
+    double at_all(double of_from, double of_to) const;  // on a line through both
+};
+// Both fill all stages. The longer one has about as many visits of blocks by micro-batches, all
+// stages together, where that is more.
+inline constexpr int64_t kMostVisits = 512;
+// How far a step in this way is from one that is simulated whole, at the most, in the tests.
+inline constexpr double kShortStepsErr = 0.13;
+// None: all are simulated. `most_visits`: as above.
+std::optional<ShortSteps> short_steps_of(std::span<const planner::Plan> plans,
+                                         int64_t most_visits = kMostVisits);
+
 // A step among its like, by stage; `first` is the one before them. Speculative where `speculative`,
 // which every plan must be then.
 struct RecordedStages {
@@ -44,6 +67,16 @@ void add_assumed_kernels(std::span<const planner::Plan> plans, const RecordedSta
 // The same for one schedule.
 void add_assumed_kernels(const swap::Schedule& step, const planner::Plan& plan,
                          const model::Decoder& decoder, cost::Measurements& measured);
+// What a stage does in a step, beside the others.
+struct StageStep {
+    double seconds = 0, busy_seconds = 0, weight_bytes = 0;
+};
+// Of all stages together; of a long step by short ones. Kernels that `measured` has not are
+// reckoned by arithmetic.
+std::vector<StageStep> simulate_stages(std::span<const planner::Plan> plans, bool speculative,
+                                       const model::Decoder& decoder,
+                                       const cost::Measurements& measured,
+                                       int64_t most_visits = kMostVisits);
 // Bytes of weights that come to the device in a step, from its host's memory or from other ranks.
 int64_t weight_bytes(const planner::Plan& plan, const swap::Schedule& step);
 

@@ -68,14 +68,12 @@ void add_momentum(PredictedSeconds& seconds, const Schedules& schedules, const p
 }
 
 PredictedSeconds seconds_of_stages(std::span<const planner::Plan> plans,
-                                   const model::Decoder& decoder, cost::Measurements measured) {
+                                   const model::Decoder& decoder,
+                                   const cost::Measurements& measured) {
     const auto seconds = [&](bool speculative) {
-        const RecordedStages steps = record_stages(plans, speculative);
-        add_assumed_kernels(plans, steps, decoder, measured);
         double longest_s = 0;
-        for (const swap::Timeline& stage :
-             predict_stages(plans, steps.first, steps.steady, measured))
-            longest_s = std::max(longest_s, stage.step_seconds);
+        for (const StageStep& stage : simulate_stages(plans, speculative, decoder, measured))
+            longest_s = std::max(longest_s, stage.seconds);
         return longest_s;
     };
     const bool speculates = std::ranges::all_of(plans, &planner::Plan::speculative);

@@ -39,7 +39,8 @@ void add_momentum(PredictedSeconds& seconds, const Schedules& schedules, const p
 // The same of the stages of a pipeline together. `plans`: of each stage. Kernels that `measured`
 // lacks are taken by arithmetic.
 PredictedSeconds seconds_of_stages(std::span<const planner::Plan> plans,
-                                   const model::Decoder& decoder, cost::Measurements measured);
+                                   const model::Decoder& decoder,
+                                   const cost::Measurements& measured);
 
 // Notes the predicted seconds, and the bounds where they are lower than those that are known. Steps
 // of a run that exchanges gradients in some and momentum in others have no bound in common.
