@@ -49,13 +49,13 @@ void see_only(int gpu) {
 // that share one wait for each other. A receive that waits for another rank would hold up kernels
 // that this rank's answer needs. A value that is set stays, and is warned of once where it is less.
 void ask_for_queues() {
-    static const bool asked = [] {
+    static const bool kAsked = [] {
         const std::string warning = warning_of_queues(std::getenv(kQueuesVariable));
         if (!warning.empty()) log_warn(warning);
         setenv(kQueuesVariable, std::to_string(kQueues).c_str(), 0);
         return true;
     }();
-    static_cast<void>(asked);
+    static_cast<void>(kAsked);
 }
 
 // Before anything else: whether there is a GPU that this build can drive.
