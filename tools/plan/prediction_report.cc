@@ -119,7 +119,8 @@ nlohmann::json to_json(const PredictionReport& report) {
         answers.push_back({{"change", one.change},
                            {"step_seconds", one.step_seconds},
                            {"all_in_memory", one.all_in_memory}});
-    return {{"step_seconds", prediction.timeline.step_seconds},
+    return {{"exchanges", train::name_of(zero::Exchanged::gradients)},
+            {"step_seconds", prediction.timeline.step_seconds},
             {"speculative", prediction.speculative},
             {"binding", cost::name_of(prediction.binding().link)},
             {"plan_bound_seconds", prediction.binding().seconds},
