@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "base/process_limits.h"
 #include "base/text.h"
 #include "comm/comm.h"
@@ -89,6 +90,8 @@ ferry::Error as_named(const std::system_error& error) {
 void label_log() {
     if (const auto rank = ferry::comm::launched_rank())
         setenv("FERRY_LOG_LABEL", ("rank " + std::to_string(*rank)).c_str(), 0);
+    // All read the same configuration.
+    ferry::set_first_of_run(ferry::comm::launched_rank().value_or(0) == 0);
 }
 
 // Help and version are "errors" of code 0; every other one is a usage error.

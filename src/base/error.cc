@@ -55,6 +55,7 @@ spdlog::logger& logger() {
 }
 
 std::atomic<const LogSink*> g_sink{nullptr};
+std::atomic<bool> g_first_of_run{true};
 thread_local int t_bugs_throw = 0;
 
 void say(LogLevel level, std::string_view message) {
@@ -87,5 +88,11 @@ void set_log_sink(const LogSink* sink) noexcept { g_sink.store(sink, std::memory
 void log_debug(std::string_view message) { say(LogLevel::debug, printable(message)); }
 void log_info(std::string_view message) { say(LogLevel::info, printable(message)); }
 void log_warn(std::string_view message) { say(LogLevel::warn, printable(message)); }
+void log_warn_of_run(std::string_view message) {
+    if (g_first_of_run.load(std::memory_order_relaxed)) log_warn(message);
+}
+void set_first_of_run(bool first) noexcept {
+    g_first_of_run.store(first, std::memory_order_relaxed);
+}
 
 }  // namespace ferry

@@ -100,7 +100,7 @@ struct Use {
 
 void warn_of_unused(std::string_view key, const std::string& choice, const std::string& users,
                     const Given& given) {
-    log_warn(given.place_of(key) + " does nothing with " + choice + "; it is for " + users);
+    log_warn_of_run(given.place_of(key) + " does nothing with " + choice + "; it is for " + users);
 }
 
 // `of` stands before each choice.
@@ -171,11 +171,11 @@ void warn_of_pattern(const AttentionConfig& a, const Given& given) {
     for (const Uses& use : uses) warn_of_unused(use, a.pattern, kPatterns, given);
     if (a.pattern == dense || a.pattern == layout) return;
     if (a.block < 64)
-        log_warn(given.place_of("attention.block") + " is " + std::to_string(a.block) +
-                 ": widened to 64, what a block of 64 sees in part it sees whole");
+        log_warn_of_run(given.place_of("attention.block") + " is " + std::to_string(a.block) +
+                        ": widened to 64, what a block of 64 sees in part it sees whole");
     if (a.attention == AttentionDirection::bidirectional)
-        log_warn(given.place_of("attention.attention") +
-                 " is bidirectional: cut by the causal mask, no token sees a later one");
+        log_warn_of_run(given.place_of("attention.attention") +
+                        " is bidirectional: cut by the causal mask, no token sees a later one");
 }
 
 void resolve_attention(AttentionConfig& a, const Given& given) {
@@ -224,7 +224,7 @@ void warn_of_eps(const OptimizerConfig& o, const Given& given) {
     std::ostringstream text;
     text << given.place_of("optimizer.eps") << " is " << o.eps << ", but the update uses " << least
          << ": with fp32 moments a smaller one is not safe";
-    log_warn(text.str());
+    log_warn_of_run(text.str());
 }
 
 void resolve_optimizer(OptimizerConfig& o, const Given& given) {
@@ -239,9 +239,11 @@ void resolve_optimizer(OptimizerConfig& o, const Given& given) {
     warn_of_eps(o, given);
     const bool keeps_none = o.method == sgd && o.momentum == 0;
     if (o.moments == MomentType::bf16 && keeps_none)
-        log_warn(given.place_of("optimizer.moments") + " does nothing with sgd without momentum");
+        log_warn_of_run(given.place_of("optimizer.moments") +
+                        " does nothing with sgd without momentum");
     if (o.moments != MomentType::int8 && given.contains("optimizer.fp32_moments"))
-        log_warn(given.place_of("optimizer.fp32_moments") + " is used by moments int8 alone");
+        log_warn_of_run(given.place_of("optimizer.fp32_moments") +
+                        " is used by moments int8 alone");
     const bool looks_ahead_with_nothing =
         (o.method == sgd || o.method == muon) && o.nesterov && o.momentum == 0;
     demand(given, {{o.moments != MomentType::int8 || !keeps_none, "optimizer.moments",
@@ -346,7 +348,8 @@ void check_compression(const Config& c, const Given& given) {
                     "set zero.stage to 3, or weights to none", "zero.stage 3"}});
     if (!gradients && !weights && !optim::sends_momentum(c.optimizer.method) &&
         given.contains(key + "block"))
-        log_warn(given.place_of(key + "block") + " does nothing where nothing is compressed");
+        log_warn_of_run(given.place_of(key + "block") +
+                        " does nothing where nothing is compressed");
 }
 
 // What the ranks of a host exchange among themselves.
@@ -370,8 +373,9 @@ void check_hosts(const Config& c, const Given& given) {
                     show("parallel.pipeline", int64_t{c.parallel.pipeline}),
                     "set it to 1, or parallel.pipeline to 1"}});
     if (z.compress.gradients == CodecKind::none && !keeps)
-        log_warn(given.place_of(key) + " does nothing where neither zero.compress.gradients nor " +
-                 second + " is set");
+        log_warn_of_run(given.place_of(key) +
+                        " does nothing where neither zero.compress.gradients nor " + second +
+                        " is set");
 }
 
 // Methods that need more than an element's own gradient. `ranks`: who has a part of the model.
@@ -450,13 +454,13 @@ void check_parallel(const Config& c, const Given& given) {
     check_pipeline(c, given);
     if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::automatic &&
         c.parallel.schedule != PipelineSchedule::one_f_one_b)
-        log_warn(given.place_of("parallel.schedule") + " does nothing with one stage");
+        log_warn_of_run(given.place_of("parallel.schedule") + " does nothing with one stage");
     if (c.parallel.pipeline == 1 && c.parallel.virtual_stages.value_or(1) > 1)
-        log_warn(given.place_of("parallel.virtual_stages") + " does nothing with one stage");
+        log_warn_of_run(given.place_of("parallel.virtual_stages") + " does nothing with one stage");
     const int64_t ranks = int64_t{parts} * c.parallel.tensor;
     if (ranks > 1 && c.swap.save_projections.value_or(0) > 0)
-        log_warn(given.place_of("swap.save_projections") +
-                 " does nothing where ranks share sequences or tensors");
+        log_warn_of_run(given.place_of("swap.save_projections") +
+                        " does nothing where ranks share sequences or tensors");
 }
 
 // Keys of one method alone, with another.
@@ -474,7 +478,7 @@ void refuse_of_another(const OptimizerConfig& o, const Given& given, optim::Meth
 void warn_of_warm_up(const Config& c, const Given& given, const std::string& freeze,
                      int64_t last_change) {
     if (last_change >= c.schedule.warmup_steps) return;
-    log_warn(
+    log_warn_of_run(
         given.place_of(freeze) + " is " + std::to_string(last_change) + ", and " +
         show("schedule.warmup_steps", c.schedule.warmup_steps) +
         ": the second moment stays before the learning rate is at its peak; set it to no less");
@@ -505,7 +509,7 @@ void check_local_steps(const Config& c, const Given& given) {
     const std::string measured = show("local_step_clipper", o.local_step_clipper) + ", ";
     if (o.local_step_clipper == 1) {
         if (given.contains(scaler))
-            log_warn(given.place_of(scaler) + " does nothing with local_step_clipper 1");
+            log_warn_of_run(given.place_of(scaler) + " does nothing with local_step_clipper 1");
         return;
     }
     demand(given, {{c.zero.stage == 0, clipper,

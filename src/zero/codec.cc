@@ -6,6 +6,7 @@
 //
 #include "hwy/foreach_target.h"
 //
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -48,9 +49,7 @@ HWY_INLINE uint32_t largest_bits(const float* values, int64_t count) {
         a = hn::Max(a, magnitude_bits(values + i));
         b = hn::Max(b, magnitude_bits(values + i + lanes()));
     }
-    HWY_ALIGN int32_t of_lane[16];
-    hn::Store(hn::Max(a, b), d, of_lane);
-    int32_t largest = *std::max_element(of_lane, of_lane + lanes());
+    int32_t largest = hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
     for (; i < count; ++i)
         largest = std::max(largest, std::bit_cast<int32_t>(values[i]) & 0x7fffffff);
     return static_cast<uint32_t>(largest);
@@ -90,41 +89,37 @@ HWY_INLINE void encode_halves(const float* values, int64_t count, float factor, 
     }
 }
 
-// Of 16 lanes, whatever the target's: element j of each 16 belongs to lane j.
-HWY_INLINE float sum_of_magnitudes(const float* values, int64_t count) {
-    const F d;
-    HWY_ALIGN float sums[16] = {};
-    int64_t i = 0;
-    for (int64_t lane = 0; lane < 16; lane += lanes()) {
-        VF sum = hn::Zero(d);
-        for (i = 0; i + 16 <= count; i += 16)
-            sum = hn::Add(sum, hn::Abs(hn::LoadU(d, values + i + lane)));
-        hn::Store(sum, d, sums + lane);
-    }
-    for (int64_t lane = 0; i + lane < count; ++lane) sums[lane] += std::abs(values[i + lane]);
-    for (int64_t apart = 8; apart > 0; apart /= 2) {
-        for (int64_t lane = 0; lane < apart; ++lane) sums[lane] += sums[lane + apart];
-    }
-    return sums[0];
+// Lane j with j + 8, then + 4, + 2 and + 1.
+HWY_INLINE float sum_of_lanes(float* of_16) {
+    for (int64_t lane = 0; lane < 8; ++lane) of_16[lane] += of_16[lane + 8];
+    for (int64_t lane = 0; lane < 4; ++lane) of_16[lane] += of_16[lane + 4];
+    return (of_16[0] + of_16[2]) + (of_16[1] + of_16[3]);
 }
 
-HWY_INLINE void encode_signs(const float* values, int64_t count, uint8_t* codes) {
+// The sign bits of 16 values, the first the lowest.
+HWY_INLINE void put_signs(const float* values, uint8_t* codes) {
     const I d;
-    int64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        uint64_t bits = 0;
-        for (int64_t at = 0; at < 16; at += lanes()) {
-            const auto value = hn::BitCast(d, hn::LoadU(F(), values + i + at));
-            uint64_t mine = 0;
-            std::array<uint8_t, 8> bytes{};
-            hn::StoreMaskBits(d, hn::Lt(value, hn::Zero(d)), bytes.data());
-            std::memcpy(&mine, bytes.data(), sizeof mine);
-            bits |= mine << at;
-        }
-        codes[i / 8] = static_cast<uint8_t>(bits);
-        codes[i / 8 + 1] = static_cast<uint8_t>(bits >> 8);
+    const auto negative = [&](int64_t at) {
+        return hn::Lt(hn::BitCast(d, hn::LoadU(F(), values + at)), hn::Zero(d));
+    };
+    if (lanes() >= 8) {
+        for (int64_t at = 0; at < 16; at += lanes())
+            hn::StoreMaskBits(d, negative(at), codes + at / 8);
+        return;
     }
-    for (; i < count; i += 8) {
+    uint32_t bits = 0;
+    for (int64_t at = 0; at < 16; at += lanes()) {
+        std::array<uint8_t, 8> mine{};
+        hn::StoreMaskBits(d, negative(at), mine.data());
+        bits |= static_cast<uint32_t>(mine[0]) << at;
+    }
+    codes[0] = static_cast<uint8_t>(bits);
+    codes[1] = static_cast<uint8_t>(bits >> 8);
+}
+
+// What is left of a block that is no multiple of 16.
+HWY_INLINE void put_last_signs(const float* values, int64_t count, uint8_t* codes) {
+    for (int64_t i = 0; i < count; i += 8) {
         uint32_t bits = 0;
         for (int64_t j = 0; j < std::min<int64_t>(8, count - i); ++j)
             bits |= (std::bit_cast<uint32_t>(values[i + j]) >> 31) << j;
@@ -132,48 +127,86 @@ HWY_INLINE void encode_signs(const float* values, int64_t count, uint8_t* codes)
     }
 }
 
+struct OfBlock {
+    uint32_t largest_bits = 0;  // as largest_bits()
+    float sum = 0;              // of magnitudes
+};
+
+// Signs, largest magnitude and sum in one pass: three would be bound by their loads. The sum is of
+// 16 lanes, whatever the target's: element j of each 16 belongs to lane j.
+HWY_INLINE OfBlock encode_signs(const float* values, int64_t count, uint8_t* codes) {
+    constexpr int64_t kVectors = 16 / static_cast<int64_t>(hn::MaxLanes(F()));
+    const F d;
+    const I of_bits;
+    VF sum[kVectors];
+    auto largest = hn::Zero(of_bits);
+    for (int64_t v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        for (int64_t v = 0; v < kVectors; ++v) {
+            const auto bits = magnitude_bits(values + i + v * lanes());
+            sum[v] = hn::Add(sum[v], hn::BitCast(d, bits));
+            largest = hn::Max(largest, bits);
+        }
+        put_signs(values + i, codes + i / 8);
+    }
+    HWY_ALIGN float sums[16];
+    for (int64_t v = 0; v < kVectors; ++v) hn::Store(sum[v], d, sums + v * lanes());
+    int32_t most = hn::GetLane(hn::MaxOfLanes(of_bits, largest));
+    for (int64_t lane = 0; i + lane < count; ++lane) {
+        const float value = std::abs(values[i + lane]);
+        sums[lane] += value;
+        most = std::max(most, std::bit_cast<int32_t>(value));
+    }
+    put_last_signs(values + i, count - i, codes + i / 8);
+    return {.largest_bits = static_cast<uint32_t>(most), .sum = sum_of_lanes(sums)};
+}
+
 template <CodecKind kKind>
-HWY_INLINE void encode_block(const float* values, int64_t count, std::byte* scales, std::byte* at) {
+HWY_INLINE float encode_block(const float* values, int64_t count, uint8_t* codes, int64_t bytes) {
     constexpr float kLevels = kKind == CodecKind::int8 ? 127 : 7;
     constexpr bool kSigns = kKind == CodecKind::sign;
-    auto* codes = reinterpret_cast<uint8_t*>(at);
-    const uint32_t bits = largest_bits(values, count);
-    const auto largest = std::bit_cast<float>(bits);
-    float scale = 0;
-    if (largest >= kLeastCoded && largest < kBeyondCoded) {
-        scale = kSigns ? sum_of_magnitudes(values, count) / static_cast<float>(count)
-                       : largest / kLevels;
-        const float factor = kLevels / largest;
-        if constexpr (kKind == CodecKind::int8)
-            encode_bytes(values, count, factor, codes);
-        else if constexpr (kKind == CodecKind::int4)
-            encode_halves(values, count, factor, codes);
-        else
-            encode_signs(values, count, codes);
-    } else {
-        const bool finite = bits < std::bit_cast<uint32_t>(kBeyondCoded);
-        scale = finite ? 0 : std::numeric_limits<float>::quiet_NaN();
-        const int64_t bytes = kSigns                     ? (count + 7) / 8
-                              : kKind == CodecKind::int8 ? count
-                                                         : (count + 1) / 2;
+    OfBlock block;
+    if constexpr (kSigns)
+        block = encode_signs(values, count, codes);
+    else
+        block.largest_bits = largest_bits(values, count);
+    const auto largest = std::bit_cast<float>(block.largest_bits);
+    if (!(largest >= kLeastCoded && largest < kBeyondCoded)) {
         std::memset(codes, 0, static_cast<size_t>(bytes));
+        const bool finite = block.largest_bits < std::bit_cast<uint32_t>(kBeyondCoded);
+        return finite ? 0 : std::numeric_limits<float>::quiet_NaN();
     }
-    std::memcpy(scales, &scale, sizeof scale);
+    if constexpr (kSigns) return block.sum / static_cast<float>(count);
+    const float factor = kLevels / largest;
+    if constexpr (kKind == CodecKind::int8)
+        encode_bytes(values, count, factor, codes);
+    else if constexpr (kKind == CodecKind::int4)
+        encode_halves(values, count, factor, codes);
+    return largest / kLevels;
 }
 
 // ---------------------------------------------------------------- decode
 
-template <bool kAdd>
+// An ordinary store first reads the line that it is about to overwrite. A span that no cache keeps
+// is written past them.
+enum class Put : uint8_t { cached, streamed, added };
+constexpr int64_t kLeastStreamed = kLeastStreamedBytes / 4;
+
+template <Put kPut>
 HWY_INLINE void put(VF value, float* to) {
     const F d;
-    hn::StoreU(kAdd ? hn::Add(hn::LoadU(d, to), value) : value, d, to);
+    if constexpr (kPut == Put::streamed)
+        hn::Stream(value, d, to);
+    else
+        hn::StoreU(kPut == Put::added ? hn::Add(hn::LoadU(d, to), value) : value, d, to);
 }
-template <bool kAdd>
+template <Put kPut>
 HWY_INLINE void put(float value, float* to) {
-    *to = kAdd ? *to + value : value;
+    *to = kPut == Put::added ? *to + value : value;
 }
 
-template <bool kAdd>
+template <Put kPut>
 HWY_INLINE void decode_bytes(const uint8_t* codes, int64_t count, float scale, float* values) {
     const F d;
     const auto* in = reinterpret_cast<const int8_t*>(codes);
@@ -181,12 +214,12 @@ HWY_INLINE void decode_bytes(const uint8_t* codes, int64_t count, float scale, f
     int64_t i = 0;
     for (; i + lanes() <= count; i += lanes()) {
         const auto code = hn::PromoteTo(I(), hn::LoadU(Codes(), in + i));
-        put<kAdd>(hn::Mul(hn::ConvertTo(d, code), of_all), values + i);
+        put<kPut>(hn::Mul(hn::ConvertTo(d, code), of_all), values + i);
     }
-    for (; i < count; ++i) put<kAdd>(static_cast<float>(in[i]) * scale, values + i);
+    for (; i < count; ++i) put<kPut>(static_cast<float>(in[i]) * scale, values + i);
 }
 
-template <bool kAdd>
+template <Put kPut>
 HWY_INLINE void decode_halves(const uint8_t* codes, int64_t count, float scale, float* values) {
     const F d;
     const int64_t half = (count + 1) / 2;
@@ -196,19 +229,19 @@ HWY_INLINE void decode_halves(const uint8_t* codes, int64_t count, float scale, 
         const auto both = hn::PromoteTo(I(), hn::LoadU(Bytes(), codes + i));
         const auto low = hn::ShiftRight<28>(hn::ShiftLeft<28>(both));
         const auto high = hn::ShiftRight<28>(hn::ShiftLeft<24>(both));
-        put<kAdd>(hn::Mul(hn::ConvertTo(d, low), of_all), values + i);
-        put<kAdd>(hn::Mul(hn::ConvertTo(d, high), of_all), values + half + i);
+        put<kPut>(hn::Mul(hn::ConvertTo(d, low), of_all), values + i);
+        put<kPut>(hn::Mul(hn::ConvertTo(d, high), of_all), values + half + i);
     }
     const auto value = [scale](int bits) {
         return static_cast<float>(bits < 8 ? bits : bits - 16) * scale;
     };
     for (; i < half; ++i) {
-        put<kAdd>(value(codes[i] & 15), values + i);
-        if (half + i < count) put<kAdd>(value(codes[i] >> 4), values + half + i);
+        put<kPut>(value(codes[i] & 15), values + i);
+        if (half + i < count) put<kPut>(value(codes[i] >> 4), values + half + i);
     }
 }
 
-template <bool kAdd>
+template <Put kPut>
 HWY_INLINE void decode_signs(const uint8_t* codes, int64_t count, float scale, float* values) {
     const F d;
     const I of_bits;
@@ -222,49 +255,88 @@ HWY_INLINE void decode_signs(const uint8_t* codes, int64_t count, float scale, f
             const auto mine = hn::And(hn::Set(of_bits, bits >> at), lane_bits);
             const auto signs = hn::VecFromMask(of_bits, hn::Eq(mine, lane_bits));
             const auto value = hn::Xor(scales, hn::And(signs, sign));
-            put<kAdd>(hn::BitCast(d, value), values + i + at);
+            put<kPut>(hn::BitCast(d, value), values + i + at);
         }
     }
     for (; i < count; ++i)
-        put<kAdd>((codes[i / 8] >> (i % 8) & 1) != 0 ? -scale : scale, values + i);
+        put<kPut>((codes[i / 8] >> (i % 8) & 1) != 0 ? -scale : scale, values + i);
 }
 
-template <bool kAdd>
+template <CodecKind kKind, Put kPut>
+HWY_INLINE void decode_block(const uint8_t* codes, int64_t count, float scale, float* values) {
+    if constexpr (kKind == CodecKind::int8)
+        decode_bytes<kPut>(codes, count, scale, values);
+    else if constexpr (kKind == CodecKind::sign)
+        decode_signs<kPut>(codes, count, scale, values);
+    else
+        decode_halves<kPut>(codes, count, scale, values);
+}
+
+// The blocks of a run, each with the place of its scale and of its codes.
+template <class Byte, class Body>
+HWY_INLINE void for_blocks(const Codec& codec, const PartOf<Byte>& part, int64_t first,
+                           int64_t count, const Body& body) {
+    const int64_t block = codec.block, bytes = codec.code_bytes(block);
+    Byte* scales = part.scales(codec, first);
+    Byte* codes = part.codes(codec, first);
+    for (int64_t at = 0; at < count; at += block, scales += 4, codes += bytes)
+        body(at, std::min(block, count - at), scales, codes);
+}
+
+template <CodecKind kKind, Put kPut>
 void decode_run(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
-    for (int64_t at = 0; at < count; at += codec.block) {
-        const int64_t here = std::min(codec.block, count - at);
-        const auto* codes = reinterpret_cast<const uint8_t*>(part.codes(codec, first + at));
-        float scale = 0;
-        std::memcpy(&scale, part.scales(codec, first + at), sizeof scale);
-        if (codec.kind == CodecKind::int8)
-            decode_bytes<kAdd>(codes, here, scale, values + at);
-        else if (codec.kind == CodecKind::sign)
-            decode_signs<kAdd>(codes, here, scale, values + at);
-        else
-            decode_halves<kAdd>(codes, here, scale, values + at);
-    }
+    for_blocks(codec, part, first, count,
+               [&](int64_t at, int64_t here, const std::byte* scales, const std::byte* from) {
+                   const auto* codes = reinterpret_cast<const uint8_t*>(from);
+                   float scale = 0;
+                   std::memcpy(&scale, scales, sizeof scale);
+                   // The halves of a last block may lie anywhere.
+                   if (kPut == Put::streamed && here < codec.block)
+                       decode_block<kKind, Put::cached>(codes, here, scale, values + at);
+                   else
+                       decode_block<kKind, kPut>(codes, here, scale, values + at);
+               });
+    if (kPut == Put::streamed) hwy::FlushStream();
+}
+
+template <Put kPut>
+void decode_any(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
+    if (codec.kind == CodecKind::int8)
+        decode_run<CodecKind::int8, kPut>(codec, part, first, count, values);
+    else if (codec.kind == CodecKind::sign)
+        decode_run<CodecKind::sign, kPut>(codec, part, first, count, values);
+    else
+        decode_run<CodecKind::int4, kPut>(codec, part, first, count, values);
 }
 
 // ---------------------------------------------------------------- what is exported
 
+template <CodecKind kKind>
+void encode_run(const Codec& codec, const float* values, int64_t count, Part part, int64_t first) {
+    for_blocks(codec, part, first, count,
+               [&](int64_t at, int64_t here, std::byte* scales, std::byte* to) {
+                   const float scale = encode_block<kKind>(
+                       values + at, here, reinterpret_cast<uint8_t*>(to), codec.code_bytes(here));
+                   std::memcpy(scales, &scale, sizeof scale);
+               });
+}
 void encode_all(const Codec& codec, const float* values, int64_t count, Part part, int64_t first) {
-    for (int64_t at = 0; at < count; at += codec.block) {
-        const int64_t here = std::min(codec.block, count - at);
-        std::byte* scales = part.scales(codec, first + at);
-        std::byte* codes = part.codes(codec, first + at);
-        if (codec.kind == CodecKind::int8)
-            encode_block<CodecKind::int8>(values + at, here, scales, codes);
-        else if (codec.kind == CodecKind::sign)
-            encode_block<CodecKind::sign>(values + at, here, scales, codes);
-        else
-            encode_block<CodecKind::int4>(values + at, here, scales, codes);
-    }
+    if (codec.kind == CodecKind::int8)
+        encode_run<CodecKind::int8>(codec, values, count, part, first);
+    else if (codec.kind == CodecKind::sign)
+        encode_run<CodecKind::sign>(codec, values, count, part, first);
+    else
+        encode_run<CodecKind::int4>(codec, values, count, part, first);
 }
 void decode_all(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
-    decode_run<false>(codec, part, first, count, values);
+    const bool aligned = reinterpret_cast<uintptr_t>(values) % 64 == 0;
+    if (aligned && count >= kLeastStreamed)
+        decode_any<Put::streamed>(codec, part, first, count, values);
+    else
+        decode_any<Put::cached>(codec, part, first, count, values);
 }
 void add_all(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values) {
-    decode_run<true>(codec, part, first, count, values);
+    decode_any<Put::added>(codec, part, first, count, values);
 }
 
 template <DType kType, float (*one)(uint16_t)>

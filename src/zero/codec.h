@@ -38,6 +38,9 @@ namespace ferry::zero {
 
 constexpr float kLeastCoded = 0x1p-100f, kBeyondCoded = 0x1p100f;  // magnitudes of a block
 constexpr int64_t kLeastBlock = 64, kLargestBlock = 2048;          // elements, a power of two
+// From so many bytes of values decode writes past the caches, where they begin at a multiple of 64:
+// about what one thread has of the last cache.
+constexpr int64_t kLeastStreamedBytes = int64_t{2} << 20;
 
 struct Codec {
     CodecKind kind = CodecKind::none;

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <functional>
 #include <stdexcept>
+#include <thread>
 
 #include "tests/contract/train_ranks_fixture.h"
 #include "tests/support/simulated_ranks.h"
@@ -92,6 +94,45 @@ TEST(PlansOfRanks, AreRefusedWhereStagesWaitForEachOther) {
                 EXPECT_EQ(why.problem().where, "the schedule \"a step\"");
                 EXPECT_THAT(why.problem().measured,
                             testing::HasSubstr("stage 0 takes over layer 2, item 0, from stage 1"));
+            }
+        }
+    }
+}
+
+// As another number of ranks is refused, where the errors of momentum's codes are of so many: each
+// rank finds it by itself, and one long after the others. Had they ended, it would hear of lost
+// ranks instead.
+TEST(RanksThatRefuseAlike, SayTheSameHoweverLateOneIs) {
+    constexpr int kRanks = 3;
+    for (int late = 0; late < kRanks; ++late) {
+        std::atomic<int> refused = 0, gone = 0;
+        const auto said = comm::outcomes_of(
+            {.size = kRanks, .threads = true}, [&](comm::Communicator& ranks, Executor& executor) {
+                const bool waits = ranks.rank() == late;
+                const auto find = [&]() -> int {
+                    while (waits && refused < kRanks - 1) std::this_thread::yield();
+                    // Time to end, for those that do not wait for this one.
+                    if (waits) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                    EXPECT_EQ(gone, 0);
+                    ranks.check();  // throws rank_lost where one has ended
+                    ++refused;
+                    throw Error(Trouble::usage, {.what = "another number of ranks"});
+                };
+                try {
+                    find_alike(&ranks, executor, find);
+                } catch (const Error&) {
+                    ++gone;
+                    throw;
+                }
+            });
+        ASSERT_EQ(std::ssize(said), kRanks);
+        for (const std::exception_ptr& error : said) {
+            ASSERT_TRUE(error);
+            try {
+                std::rethrow_exception(error);
+            } catch (const Error& why) {
+                EXPECT_EQ(why.problem().what, "another number of ranks") << "late: " << late;
+                EXPECT_EQ(why.exit_code(), 2);
             }
         }
     }

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 #endif
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -231,6 +232,35 @@ TEST_P(Codecs, GiveTheReferencesBitsInLargeParts) {
             std::vector<float> back(count);
             decode_reference(codec, {want.data(), elements}, 0, elements, back.data());
             ASSERT_EQ(bits_of(decoded(codec, got, count)), bits_of(back)) << text_of(codec);
+        }
+    }
+}
+
+// Where decode begins to write past the caches: a value fewer, a last block of every sort, and
+// values that begin on no cache line.
+TEST_P(Codecs, GiveTheReferencesBitsWhereDecodeStreams) {
+    constexpr int64_t kLeast = kLeastStreamedBytes / 4;
+    constexpr size_t kLine = 16;
+    struct alignas(64) Line {
+        std::array<float, kLine> values;
+    };
+    const std::vector<float> values = any_bits(static_cast<size_t>(kLeast) + 2048 + 77, 8);
+    for (const Codec& codec : codecs_and_signs()) {
+        if (codec.block != 64 && codec.block != 256 && codec.block != 2048) continue;
+        for (const int64_t count : {kLeast - 1, kLeast, kLeast + 1, kLeast + 2048 + 77}) {
+            std::vector<std::byte> part(static_cast<size_t>(codec.bytes(count)));
+            encode_reference(codec, values.data(), count, {part.data(), count}, 0);
+            std::vector<float> want(static_cast<size_t>(count));
+            decode_reference(codec, {part.data(), count}, 0, count, want.data());
+            for (const size_t offset : {size_t{0}, size_t{1}, size_t{8}}) {
+                std::vector<Line> memory(static_cast<size_t>(count) / kLine + 2);
+                float* got = memory.front().values.data() + offset;
+                got[count] = 12345.0f;
+                functions().take(codec, {part.data(), count}, 0, count, got);
+                ASSERT_EQ(std::memcmp(got, want.data(), want.size() * 4), 0)
+                    << text_of(codec) << ", " << count << " values, offset " << offset;
+                ASSERT_EQ(got[count], 12345.0f) << text_of(codec) << ", " << count;
+            }
         }
     }
 }

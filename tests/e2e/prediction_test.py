@@ -429,6 +429,34 @@ class SavedByAGpuTest(PredictionTest):
                     self.assertLess(one["sent_bytes"], before["sent_bytes"])
                     self.assertLess(one["seconds"], before["seconds"])
 
+    def test_what_other_optimizers_would_send(self):
+        """AdamW's plan has rows of signs too, those of a plan with them, and says why it has none."""
+        base = ("--ranks", "4", "--network", "1Gbit", "--set", "model.layers=4", "--set", "batch.micro_batches=4")
+        words = ("plan", EXAMPLE, "--machine", SAVED, *base)
+        long = ("--set", "steps=1000", "--set", "schedule.warmup_steps=100", "--set", "schedule.total_steps=1000")
+        network = json.loads(self.ferry(*words, "--json", *long).out)["network"]
+        self.assertEqual({one["gradients"] for one in network["steps"]}, {"none", "int8", "int4"})
+        self.assertEqual([one["optimizer"] for one in network["other_optimizers"]], ["onebit_adam", "zeroone_adam"])
+        key = {"onebit_adam": "freeze_step", "zeroone_adam": "var_freeze_step"}
+        for other in network["other_optimizers"]:
+            self.assertIsNone(other["refused"])
+            own = json.loads(self.ferry(*words, "--json", *long, "--set", f"optimizer.method={other['optimizer']}",
+                                        "--set", f"optimizer.{key[other['optimizer']]}=200").out)["network"]
+            self.assertEqual(own["other_optimizers"], [])
+            signs = [one for one in own["steps"] if one["gradients"] == "signs"]
+            self.assertEqual([one["sent_bytes"] for one in other["steps"]], [one["sent_bytes"] for one in signs])
+            for here, there in zip(other["steps"], signs):
+                self.assertAlmostEqual(here["seconds"], there["seconds"], delta=0.01 * there["seconds"])
+            self.assertGreater(other["mean_step_seconds"], min(one["seconds"] for one in signs))
+        best = min(network["other_optimizers"], key=lambda one: one["mean_step_seconds"])
+        faster = best["mean_step_seconds"] < network["best"]["seconds"]
+        self.assertEqual(network["best_other_optimizer"], best["optimizer"] if faster else None)
+        text = self.ferry(*words, *long).out
+        self.assertEqual(text.count("another optimizer, zeroone_adam"), 2)
+        self.assertIn("best of all: ", text)
+        short = self.ferry(*words, "--set", "steps=1").out
+        self.assertIn("another optimizer, onebit_adam: refused, the run ends before the second moment stays", short)
+
     def test_a_gpu_that_is_not_here_is_said_once(self):
         done = self.ferry("plan", EXAMPLE, "--machine", SAVED, "--ranks", "2", "--network", "1Gbit", "--set", "model.layers=4",
                           "--set", "batch.micro_batches=2")

@@ -29,6 +29,12 @@ class CodesTest(Ranks):
                         self.assertEqual(run.lane("comm"), everything + gradients["sent_bytes"])
                         self.assert_left_nothing()
 
+    def test_what_all_ranks_read_alike_is_warned_of_once(self):
+        run = self.ranks(2, self.config(optimizer__method="onebit_adam", optimizer__freeze_step=1, steps=3,
+                                        schedule={"warmup_steps": 2}))
+        self.assert_trained(run)
+        self.assertEqual(run.err.count("the second moment stays before the learning rate is at its peak"), 1, run.err)
+
     def test_signs_of_momentum_give_the_same_bits_and_are_counted(self):
         """1-bit Adam, at every stage and tier: a bit an element and a scale a block, there and back."""
         onebit = {"optimizer__method": "onebit_adam", "optimizer__freeze_step": 2, "steps": 6,

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "base/log.h"
 #include "ferry/config.h"
 #include "ferry/error.h"
 #include "markdown.h"
@@ -318,6 +319,10 @@ TEST(Config, WarnsOfASecondMomentThatStaysBeforeTheWarmUpIsOver) {
                   std::string::npos)
             << said;
         EXPECT_NE(said.find("set it to no less"), std::string::npos) << said;
+        // All ranks read the same: another than the first says nothing.
+        set_first_of_run(false);
+        EXPECT_EQ(warned(method, key, 19), "");
+        set_first_of_run(true);
     }
 }
 

@@ -21,6 +21,7 @@
 #include "ferry/team.h"
 #include "ferry/units.h"
 #include "train/state/saving.h"
+#include "train/step/momentum_schedule.h"
 
 namespace ferry::tools {
 namespace {
@@ -274,7 +275,8 @@ nlohmann::json to_json(const CheckpointCost& cost) {
             {"stored_bytes", cost.stored},
             {"write_seconds", known(cost.write_seconds)},
             {"waited_seconds", known(cost.waited_seconds)},
-            {"slowed_seconds", known(cost.slowed_seconds)}};
+            {"slowed_seconds", known(cost.slowed_seconds)},
+            {"exchanges", train::name_of(zero::Exchanged::gradients)}};
 }
 
 }  // namespace ferry::tools

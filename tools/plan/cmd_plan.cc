@@ -259,14 +259,6 @@ void require_step(const PredictionReport& report) {
                                            "measurement (--machine), or leave --svg out"});
 }
 
-std::optional<NetworkReport> codecs_over(const Network& network, const Config& config,
-                                         const train::RankCount& count,
-                                         const std::optional<MachineFile>& machine,
-                                         const PredictionReport& report) {
-    if (!report.found.missing.empty()) return std::nullopt;
-    return network_report(config, count, machine, network, report.in_a_host);
-}
-
 // Of a group whose ranks are not on one host.
 void warn_of_hosts(const planner::Plan& plan, const train::RankCount& count) {
     const int tensor = plan.partition.slices;
@@ -305,8 +297,12 @@ void warn_of_other_hosts(const planner::Plan& plan, const Config& config,
                     each, count.on_a_host, count.on_a_host == 1 ? "" : "s", so, each));
 }
 
-// What refuses the configuration with these keys more; "": nothing. It has been warned of already.
-std::string refusal_of(const PlanOptions& options, const std::vector<std::string>& more) {
+// The configuration with these keys more, or what refuses it. It has been warned of already.
+struct Changed {
+    std::optional<Config> config{};
+    std::string why{};
+};
+Changed with_keys(const PlanOptions& options, const std::vector<std::string>& more) {
     static constexpr LogSink kNowhere{.line = [](LogLevel, std::string_view) {}};
     std::vector<std::string> keys = more;
     if (!options.gpu.empty()) keys.emplace_back("device=cuda");
@@ -318,14 +314,45 @@ std::string refusal_of(const PlanOptions& options, const std::vector<std::string
             keys.push_back(given);
     }
     set_log_sink(&kNowhere);
-    std::string why;
+    Changed changed;
     try {
-        load_config(options.config, keys);
+        changed.config = load_config(options.config, keys);
     } catch (const Error& error) {
-        why = error.problem().what;
+        changed.why = error.problem().what;
     }
     set_log_sink(nullptr);
-    return why;
+    return changed;
+}
+
+// The optimizers that send momentum, for a run of AdamW or Adam. As the papers have it, the second
+// moment stays from a fifth of the steps on, or from the end of the warm-up. Coded gradients are
+// not theirs.
+std::vector<OtherOptimizer> others_of(const PlanOptions& options, const Config& config) {
+    using optim::Method;
+    const Method method = config.optimizer.method;
+    if (method != Method::adamw && method != Method::adam) return {};
+    const int64_t freeze = std::max<int64_t>(
+        1, std::min(std::max(config.schedule.warmup_steps, config.steps / 5), config.steps - 1));
+    std::vector<OtherOptimizer> others;
+    for (const auto& [other, key] :
+         {std::pair{Method::onebit_adam, "optimizer.freeze_step"},
+          std::pair{Method::zeroone_adam, "optimizer.var_freeze_step"}}) {
+        Changed changed =
+            with_keys(options, {fmt::format("optimizer.method={}", optim::name_of(other)),
+                                fmt::format("{}={}", key, freeze), "zero.compress.gradients=none"});
+        others.push_back({.method = other, .config = changed.config, .why = changed.why});
+    }
+    return others;
+}
+
+std::optional<NetworkReport> codecs_over(const PlanOptions& options, const Network& network,
+                                         const Config& config, const train::RankCount& count,
+                                         const std::optional<MachineFile>& machine,
+                                         const PredictionReport& measured) {
+    if (!measured.found.missing.empty()) return std::nullopt;
+    NetworkReport report = network_report(config, count, machine, network, measured.in_a_host);
+    add_others(report, others_of(options, config), machine, measured.in_a_host);
+    return report;
 }
 
 // With --layouts the number of stages is chosen, unless it is given: what the configuration's
@@ -360,7 +387,7 @@ void run_layouts(const PlanOptions& options) {
     const LayoutsReport report = layouts_report(
         config, given_keys(options.config, options.overrides.keys), count_of(options, config),
         options.gpu, network_of(options),
-        [&](const std::vector<std::string>& more) { return refusal_of(options, more); });
+        [&](const std::vector<std::string>& more) { return with_keys(options, more).why; });
     print("{}", options.json ? json_line(to_json(report)) : text_of(report));
 }
 
@@ -425,7 +452,8 @@ void run_plan(const PlanOptions& options) {
         predict(phases, report->prediction.step_seconds, config, *predictor, plan,
                 report->found.measurements);
     const std::optional<NetworkReport> over_network =
-        network && report ? codecs_over(*network, config, count, machine, *report) : std::nullopt;
+        network && report ? codecs_over(options, *network, config, count, machine, *report)
+                          : std::nullopt;
     const auto checkpoint =
         checkpoint_cost(config, plan, predictor->layers(), count, report ? &*report : nullptr);
     const train::Prediction* const step =

@@ -8,11 +8,13 @@
 #include <numeric>
 #include <utility>
 
+#include "base/text.h"
 #include "config/words.h"
 #include "cost/layouts.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 #include "train/setup/from_config.h"
+#include "train/step/momentum_schedule.h"
 
 namespace ferry::tools {
 namespace {
@@ -80,6 +82,8 @@ CodecStep step_with(const CompressConfig& codecs, const Hosts& hosts, Config con
         else
             measured.kernels.seconds.try_emplace(kind, seconds);
     }
+    if (signs && measured.momentum_bytes_per_s == 0)
+        measured.momentum_bytes_per_s = found.measurements.momentum_bytes_per_s;
     const train::Prediction step = predictor->predict(
         train::request_of(config), plan, over(network, count, config, std::move(measured)),
         signs ? train::Exchanged::momentum : train::Exchanged::gradients);
@@ -148,6 +152,17 @@ const CodecStep& NetworkReport::best() const {
     return *std::ranges::min_element(steps, {}, &CodecStep::seconds);
 }
 
+const OtherOptimizer* NetworkReport::best_other() const {
+    const OtherOptimizer* fastest = nullptr;
+    double least_s = best().seconds;
+    for (const OtherOptimizer& other : others) {
+        if (!other.mean_s || *other.mean_s >= least_s) continue;
+        fastest = &other;
+        least_s = *other.mean_s;
+    }
+    return fastest;
+}
+
 NetworkReport network_report(const Config& config, const train::RankCount& count,
                              const std::optional<MachineFile>& machine, const Network& network,
                              const cost::Measurements& measured) {
@@ -176,6 +191,48 @@ NetworkReport network_report(const Config& config, const train::RankCount& count
 
 namespace {
 
+// Of the run's steps, where those that exchange gradients take `gradients_s`. A local step sends
+// nothing: it is counted as one of momentum, which is no less.
+double mean_of(const Config& config, double gradients_s, double momentum_s) {
+    const auto steps = train::MomentumSchedule(config.optimizer).of_each(config.steps);
+    const auto in_full = steps[static_cast<size_t>(zero::Exchanged::gradients)];
+    const auto rest = config.steps - in_full;
+    return (static_cast<double>(in_full) * gradients_s + static_cast<double>(rest) * momentum_s) /
+           static_cast<double>(config.steps);
+}
+
+}  // namespace
+
+void add_others(NetworkReport& report, std::vector<OtherOptimizer> others,
+                const std::optional<MachineFile>& machine, const cost::Measurements& measured) {
+    for (OtherOptimizer& other : others) {
+        if (!other.config) continue;
+        try {
+            const NetworkReport its =
+                network_report(*other.config, report.count, machine, report.network, measured);
+            double least_s = 0;
+            for (const CodecStep& step : its.steps) {
+                if (step.gradients != CodecKind::sign) continue;
+                other.steps.push_back(step);
+                // Its steps in full send weights as this one does.
+                const auto in_full = std::ranges::find_if(its.steps, [&](const CodecStep& one) {
+                    return one.gradients == CodecKind::none && one.weights == step.weights;
+                });
+                const double mean_s = mean_of(*other.config, in_full->seconds, step.seconds);
+                if (other.mean_s && mean_s >= least_s) continue;
+                other.mean_s = least_s = mean_s;
+            }
+        } catch (const Error& error) {
+            if (error.trouble() != Trouble::usage && error.trouble() != Trouble::does_not_fit)
+                throw;
+            other.why = error.problem().what;
+        }
+    }
+    report.others = std::move(others);
+}
+
+namespace {
+
 // The keys beside the gradients' codec, as a command line sets them.
 std::string keys_of(const CodecStep& step) {
     std::string text = fmt::format("zero.compress.weights={}", word_of(step.weights));
@@ -194,6 +251,41 @@ std::string hosts_text(const CodecStep& step) {
 
 }  // namespace
 
+namespace {
+
+// Those of another optimizer, which the run would have to be started with.
+std::string text_of(const OtherOptimizer& other, double uncoded_s) {
+    const std::string_view name = optim::name_of(other.method);
+    if (!other.why.empty())
+        return fmt::format("  another optimizer, {}: refused, {}\n", name, one_line(other.why));
+    std::string text;
+    for (const CodecStep& step : other.steps)
+        text += fmt::format(
+            "  {:<10} {:<8} {:<14} {:>12} {:>10.4f} {:>7.2f}x  another optimizer, {}\n",
+            word_of(step.gradients), word_of(step.weights), hosts_text(step),
+            format_bytes(step.sent_bytes), step.seconds, uncoded_s / step.seconds, name);
+    if (other.mean_s)
+        text += fmt::format(
+            "  {:<33} {:>13} {:>10.4f} {:>7.2f}x  {}, {} steps in full\n", "mean of the run", "",
+            *other.mean_s, uncoded_s / *other.mean_s, name,
+            train::MomentumSchedule(other.config->optimizer)
+                .of_each(other.config->steps)[static_cast<size_t>(zero::Exchanged::gradients)]);
+    return text;
+}
+
+// What is faster than every codec of the configuration's own optimizer.
+std::string text_of_best_other(const NetworkReport& report) {
+    if (report.others.empty()) return "";
+    const OtherOptimizer* other = report.best_other();
+    if (!other) return "  best of all: the same, no other optimizer is faster over the run\n";
+    return fmt::format(
+        "  best of all: optimizer.method={}, {:.4f} s a step over the run; it is "
+        "another optimizer, with a loss of its own\n",
+        optim::name_of(other->method), *other->mean_s);
+}
+
+}  // namespace
+
 std::string text_of(const NetworkReport& report) {
     std::string text = fmt::format(
         "a step over {:g} Gbit/s between hosts, {} ranks, {} a host:\n\n  {:<10} {:<8} {:<14} "
@@ -205,11 +297,14 @@ std::string text_of(const NetworkReport& report) {
         text += fmt::format("  {:<10} {:<8} {:<14} {:>12} {:>10.4f} {:>7.2f}x\n",
                             word_of(step.gradients), word_of(step.weights), hosts_text(step),
                             format_bytes(step.sent_bytes), step.seconds, uncoded / step.seconds);
+    for (const OtherOptimizer& other : report.others) text += text_of(other, uncoded);
     const CodecStep& best = report.best();
     if (best.gradients == CodecKind::sign)
         return text + fmt::format("  best: momentum as signs, with {}\n\n", keys_of(best));
-    return text + fmt::format("  best: zero.compress.gradients={} {}\n\n", word_of(best.gradients),
-                              keys_of(best));
+    return text +
+           fmt::format("  best: zero.compress.gradients={} {}\n", word_of(best.gradients),
+                       keys_of(best)) +
+           text_of_best_other(report) + "\n";
 }
 
 nlohmann::json to_json(const NetworkReport& report) {
@@ -220,11 +315,25 @@ nlohmann::json to_json(const NetworkReport& report) {
     };
     nlohmann::json steps = nlohmann::json::array();
     for (const CodecStep& step : report.steps) steps.push_back(one(step));
+    nlohmann::json others = nlohmann::json::array();
+    for (const OtherOptimizer& other : report.others) {
+        nlohmann::json its = nlohmann::json::array();
+        for (const CodecStep& step : other.steps) its.push_back(one(step));
+        others.push_back(
+            {{"optimizer", optim::name_of(other.method)},
+             {"steps", its},
+             {"mean_step_seconds", other.mean_s ? nlohmann::json(*other.mean_s) : nlohmann::json()},
+             {"refused", other.why.empty() ? nlohmann::json() : nlohmann::json(other.why)}});
+    }
+    const OtherOptimizer* const other = report.best_other();
     return {{"bits_per_s", report.network.bits_per_s},
             {"latency_s", report.network.latency_s},
             {"ranks", report.count.ranks},
             {"ranks_per_host", report.count.on_a_host},
             {"steps", steps},
+            {"other_optimizers", others},
+            {"best_other_optimizer",
+             other ? nlohmann::json(optim::name_of(other->method)) : nlohmann::json()},
             {"best", one(report.best())}};
 }
 

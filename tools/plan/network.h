@@ -32,11 +32,22 @@ struct CodecStep {
     int64_t sent_bytes = 0;      // by a rank
     double seconds = 0;
 };
+// The same model and run with an optimizer that sends momentum as signs.
+struct OtherOptimizer {
+    optim::Method method = optim::Method::onebit_adam;
+    std::optional<Config> config{};  // none: refused
+    std::string why{};               // it is
+    std::vector<CodecStep> steps{};  // uncoded weights first
+    std::optional<double> mean_s{};  // of the run's steps with the fastest of these
+};
 struct NetworkReport {
     Network network{};
     train::RankCount count{};
     std::vector<CodecStep> steps{};  // uncoded first
-    const CodecStep& best() const;
+    std::vector<OtherOptimizer> others{};
+    const CodecStep& best() const;  // of `steps`
+    // The other whose run's mean step is faster than that of `best`; null: none.
+    const OtherOptimizer* best_other() const;
 };
 
 // Plans and predicts the configuration with every codec that its optimizer and stage take, and
@@ -45,6 +56,9 @@ struct NetworkReport {
 NetworkReport network_report(const Config& config, const train::RankCount& count,
                              const std::optional<MachineFile>& machine, const Network& network,
                              const cost::Measurements& measured);
+// Plans and predicts each of `others` that has a configuration; what then refuses it is its `why`.
+void add_others(NetworkReport& report, std::vector<OtherOptimizer> others,
+                const std::optional<MachineFile>& machine, const cost::Measurements& measured);
 std::string text_of(const NetworkReport& report);
 nlohmann::json to_json(const NetworkReport& report);
 

@@ -56,7 +56,9 @@ std::string text_of(const std::vector<Phase>& phases) {
                             phase.seconds ? fmt::format("{:.4f}", *phase.seconds) : "");
     if (const auto mean = mean_seconds(phases))
         text += fmt::format("  {:<18} {:>10} {:>14} {:>10.4f}\n", "mean of the run", "", "", *mean);
-    return text + "\n";
+    return text +
+           "  all else that is predicted, the timeline, what would make a step faster and the cost "
+           "of a checkpoint among it, is of a step that exchanges gradients\n\n";
 }
 
 nlohmann::json to_json(const std::vector<Phase>& phases, int ranks) {

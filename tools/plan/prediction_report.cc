@@ -132,6 +132,7 @@ nlohmann::json to_json(const PredictionReport& report) {
                            {"step_seconds", one.step_seconds},
                            {"all_in_memory", one.all_in_memory}});
     return {
+        {"exchanges", train::name_of(zero::Exchanged::gradients)},
         {"step_seconds", prediction.step_seconds},
         {"simulated_groups", prediction.by ? nlohmann::json(prediction.by->to) : nlohmann::json()},
         {"speculative", prediction.speculative},

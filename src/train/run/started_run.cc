@@ -205,9 +205,10 @@ StartedRun::StartedRun(const Config& config, const Runtime& runtime,
     if (world_.rank == 0) warn_of_one_host(config_, world_);
     if (world_.rank == 0 && world_.sharers() == 1) warn_of_codecs(config_);
     log_machine(share_.budgets.nvme, stack_.machine(), device_, executor_);
-    if (const std::string rule = muon_rule(config_, layers_, world_.ranks); !rule.empty())
+    if (const std::string rule = muon_rule(config_, layers_, world_.ranks);
+        world_.rank == 0 && !rule.empty())
         log_info(rule);
-    if (config_.optimizer.moments == MomentType::int8) log_coded(layers_);
+    if (world_.rank == 0 && config_.optimizer.moments == MomentType::int8) log_coded(layers_);
     if (!executor_.simulated()) log_planned_by(measurements_, config_);
     schedules_.record(plan_, share_.evaluation_micro_batches);
     if (ranks_) require_matching_exchanges();

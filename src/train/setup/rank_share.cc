@@ -257,7 +257,7 @@ Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communica
     const comm::Part part =
         comm::part_among_alike(*ranks, executor, cores, {.of = "cores"},
                                static_cast<int>(nearest - machine.nodes.begin()));
-    warn_of_binding(machine, part.of, *ranks);
+    if (part.index == 0) warn_of_binding(machine, part.of, *ranks);  // for all that are bound so
     return with_part_of_limits(with_part_of_cores(std::move(machine), part.index, part.of),
                                ranks->local_size());
 }
