@@ -3,8 +3,10 @@
 //   bench_codecs [THREADS] [MILLION VALUES]
 //   bench_codecs gpu [MILLION VALUES]     the kernels beside a copy within the GPU's memory
 // Rates are of the memory that a pass reads and writes: values and codes, decode_add's sums twice.
-// The copy is memcpy, which writes past the caches what is larger than they are: its bytes are read
-// once and written once. So does decode. What an ordinary store reads before it is not counted.
+// The copy is memcpy. It writes past the caches only what one thread copies at once beyond glibc's
+// x86_non_temporal_threshold, which is several times 16 MB on some machines; below, it reads what
+// it overwrites, which is not counted, and is the slower yardstick. So that it always streams:
+//   GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=0x100000 bench_codecs ...
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
