@@ -17,7 +17,7 @@ import needs
 import peers
 from common import compared, plain
 from step_trace import Trace
-from training import GIB, NEVER_CLIPPED, TINY, WARMUP, bound_row, prediction_row, train
+from training import GIB, NEVER_CLIPPED, TINY, WARMUP, bound_at_peaks_rows, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 UNCLIPPED, EXPECTED, CLIPPED = "ferry, never clipped", "ferry, never clipped, as expected", "ferry, clipped"
@@ -66,7 +66,7 @@ def rows_of(name, runs):
 def rows_of_ferry(name, runs, micro_batches):
     last = runs[-1]
     rows = [bound_row(name, runs, note=f"bound by {last.summary['binding']}; {last.speculation}"),
-            prediction_row(name, runs),
+            *bound_at_peaks_rows(name, runs), prediction_row(name, runs),
             compared(f"{name}: compute busy", [run.compute_busy for run in runs], [1.0] * len(runs), "share",
                      target=COMPUTE_BUSY if micro_batches == 4 else None, less_is_better=False)]
     if last.summary.get("mfu"):

@@ -11,6 +11,9 @@ cubed, measured by ferry in the same run.
     bench/compute.py --shapes 1b 0.5b --peers eager   some
     bench/compute.py --profile                        and what the kernels of each side take, by their kind
     bench/compute.py --llmq PROGRAM                   and the 3 B with four micro-batches, beside LLMQ on the GPU
+    bench/compute.py --shapes 3b --only-large-step    the 3 B with four micro-batches alone: 65,536 tokens a step
+
+With the 3 B among --shapes, its step of 65,536 tokens is measured too: ferry alone where LLMQ is not named.
 """
 import array
 import contextlib
@@ -275,16 +278,21 @@ def main():
                         help="LLMQ's `train`; without it LLMQ is left out")
     parser.add_argument("--llmq-options", type=shlex.split, default=["--recompute-block"],
                         help="what it saves and offloads; default: --llmq-options=--recompute-block, all on the GPU")
+    parser.add_argument("--only-large-step", action="store_true",
+                        help="the 3 B with four micro-batches, and no other shape")
     parser.add_argument("--side-seconds", type=float, default=600,
                         help="at most of a side of transformers, and of compiling")
     options = parser.parse_args()
     common.check_steps(parser, options)
+    if options.only_large_step and not options.llmq and BESIDE_LLMQ_SHAPE not in options.shapes:
+        parser.error(f"--only-large-step: {BESIDE_LLMQ_SHAPE} is not among --shapes")
     why = why_no_peers(options)
     peers = [] if why else list(PEERS) if options.peers is None else options.peers
     with common.scratch() as directory, contextlib.ExitStack() as processes:
-        shapes = [Shape(options, name, directory) for name in options.shapes]
+        shapes = [] if options.only_large_step else [Shape(options, name, directory) for name in options.shapes]
+        large = large_step(options, directory)
         start_peers(shapes, peers, directory / "gate", processes)
-        peak = peak_of(shapes[0])
+        peak = peak_of((shapes + large)[0])
         rows = []
         for shape in shapes:
             sides = {"ferry": shape.ferry}
@@ -295,7 +303,8 @@ def main():
                 rows += profile_rows(shape)
             if shape.peers:
                 shape.peers.end()
-        rows += rows_beside_llmq(options, directory, peak)
+        for shape in large:
+            rows += rows_of_large_step(shape, peak)
     if not rows:
         sys.exit("nothing could be measured")
     rows.append(plain("one large product in bf16", peak * 1e-12, "TFLOP/s"))
@@ -303,13 +312,20 @@ def main():
                                   *([why] if why else [])])
 
 
-def rows_beside_llmq(options, directory, peak):
-    if not options.llmq:
+def large_step(options, directory):
+    """The shape of 65,536 tokens a step, where its model is asked for."""
+    if not options.llmq and BESIDE_LLMQ_SHAPE not in options.shapes:
         return []
-    shape = Shape(options, BESIDE_LLMQ_SHAPE, directory, MICRO_BATCHES)
-    runs = common.turns({"ferry": shape.ferry, "LLMQ": shape.llmq}, options.rounds, options.seconds)
+    return [Shape(options, BESIDE_LLMQ_SHAPE, directory, MICRO_BATCHES)]
+
+
+def rows_of_large_step(shape, peak):
+    """Of ferry, and beside LLMQ where it is named."""
+    options = shape.options
+    sides = {"ferry": shape.ferry, **({"LLMQ": shape.llmq} if options.llmq else {})}
+    runs = common.turns(sides, options.rounds, options.seconds)
     rows = rows_of(shape, {name: of for name, of in runs.items() if name == "ferry"}, peak)
-    if len(runs) == 2:
+    if {"ferry", "LLMQ"} <= set(runs):
         rates = {side: [run.tokens_per_second for run in of_side] for side, of_side in runs.items()}
         rows.append(compared(f"{shape.name}: tokens a second, beside LLMQ", rates["ferry"], rates["LLMQ"], "1/s",
                              BESIDE_LLMQ, less_is_better=False))
@@ -318,7 +334,7 @@ def rows_beside_llmq(options, directory, peak):
 
 def start_peers(shapes, peers, gate, processes):
     """All at once; nothing is measured before each is ready or has failed."""
-    if not peers:
+    if not peers or not shapes:
         return
     threads = max(1, (os.cpu_count() or 1) // len(shapes))
     for shape in shapes:

@@ -7,6 +7,8 @@ the best of all take turns: the default's step is to be within 5 % of it.
 
     bench/default_plan.py                                       the 3 B model of examples/3b_gpu.json
     bench/default_plan.py --config FILE --set steps=12          another configuration
+    bench/default_plan.py --config examples/8b_small_steps.json --choices "block inputs stay" "attention saved"
+                                                                some of the choices
 """
 import json
 import sys
@@ -38,6 +40,14 @@ def choices_of(plan):
     found.update({f"{groups} groups": {"swap.groups": groups} for groups in range(1, plan["micro_batches"] + 1)
                   if plan["micro_batches"] % groups == 0 and groups != plan["groups"]})
     return found
+
+
+def chosen(options, choices):
+    """Those that --choices names. Ends the script where there is no such choice."""
+    unknown = sorted(set(options.choices or ()) - set(choices))
+    if unknown:
+        sys.exit(f"--choices: no choice {', '.join(map(repr, unknown))} here; there are {', '.join(map(repr, choices))}")
+    return {name: choice for name, choice in choices.items() if options.choices is None or name in options.choices}
 
 
 class Tries:
@@ -78,6 +88,7 @@ def options_of():
     parser.add_argument("--config", type=Path, default=CONFIG, help="default: examples/3b_gpu.json")
     parser.add_argument("--steps", type=common.at_least(1), default=8, help="of each run")
     parser.add_argument("--warmup", type=common.at_least(0), default=WARMUP, help="first steps left out")
+    parser.add_argument("--choices", nargs="+", metavar="NAME", help="some of the choices, by name; default: all")
     options = parser.parse_args()
     common.check_steps(parser, options)
     return options
@@ -90,10 +101,12 @@ def main():
         settings = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0, **NEVER_CLIPPED,
                     **(TINY if options.tiny else {})}
         tries = Tries(options, settings)
-        choices = choices_of(needs.plan(options, options.config, settings))
+        choices = chosen(options, choices_of(needs.plan(options, options.config, settings)))
         default = tries.run({}, "default").step_seconds
         tried = {name: seconds for name, choice in choices.items()
                  if (seconds := tries.seconds(choice, name)) is not None}
+        if not tried:
+            sys.exit("no choice but the default is possible here")
         best, of_best = min(((name, choices[name]) for name in tried), key=lambda found: tried[found[0]])
         combined = together(tried, choices, default)
         if len(combined) > len(of_best):

@@ -20,7 +20,7 @@ from pathlib import Path
 import common
 import needs
 from common import compared, plain
-from training import GIB, TINY, ControlGroup, bound_row, given, prediction_row, train
+from training import GIB, TINY, ControlGroup, bound_at_peaks_rows, bound_row, given, prediction_row, train
 
 LEAST_STEPS = 5  # that were not skipped for an overflow
 SLACK = GIB  # of the process over its host budget
@@ -86,7 +86,7 @@ def rows_of(name, runs, budgets):
     if all(run.predicted for run in runs):
         clipped = sum(step["clip_factor"] < 1 for step in trained[-1])
         rows += [bound_row(name, runs, note=f"bound by {last.summary['binding']}; {clipped} of {len(losses)} clipped"),
-                 prediction_row(name, runs)]
+                 *bound_at_peaks_rows(name, runs), prediction_row(name, runs)]
     if all(run.gpu_peak for run in runs):
         rows.append(beside_limit(f"{name}: GPU peak beside cap", [run.gpu_peak for run in runs], budgets["device"]))
     rows.append(beside_limit(f"{name}: host peak beside budget and 1 GiB", [run.host_peak for run in runs],

@@ -195,18 +195,20 @@ def table_of_others(runs, others):
     return "\n".join(lines) + "\n"
 
 
-def table_of_limits(run, below):
-    """A run's operations whose ratio is below that, by what limits them: their notes."""
+def table_of_limits(run, below, without=()):
+    """A run's operations whose ratio is below that, by what limits them: their notes. `without`: patterns of rows that a
+    newer run has."""
     limits = {}
     for row in run["rows"]:
-        if row["ratio"] < below:
+        if row["ratio"] < below and not any(fnmatch.fnmatchcase(row["name"], pattern) for pattern in without):
             limits.setdefault(row["note"], []).append(row)
     lines = [f"| operation | x of a copy | {run['rows'][0]['unit']}, at most | what limits it |", "|---|---|---|---|"]
+    digits = 2 if max((row["value"] for rows in limits.values() for row in rows), default=1) >= 0.5 else 3
     for note, rows in limits.items():
         names = dict.fromkeys(row["name"].rsplit(": ", 1)[-1].split(", ")[0] for row in rows)
         ratios = [row["ratio"] for row in rows]
         lines.append(f"| {', '.join(names)} | {min(ratios):.2f} to {max(ratios):.2f} | "
-                     f"{max(row['value'] for row in rows):.2f} | {note} |")
+                     f"{max(row['value'] for row in rows):.{digits}f} | {note} |")
     return "\n".join(lines) + "\n"
 
 
@@ -243,7 +245,24 @@ def named_in(targets):
 
 
 def limits_of(runs, one):
-    return f"\n## {one['title']}\n\n{one['text']}\n\n{table_of_limits(runs[one['run']], one['below'])}"
+    return f"\n## {one['title']}\n\n{one['text']}\n\n" + \
+        table_of_limits(runs[one["run"]], one["below"], one.get("without", ()))
+
+
+def table_of_profiles(runs, one):
+    """Kernels of a step by their kind, each beside its reference: rows named "SHAPE: KIND"."""
+    lines = [f"| shape | kernels | {one['value']} | {one['reference']} | ratio | run |", "|---|---|---|---|---|---|"]
+    for of_run in one["runs"]:
+        for row in rows_of(runs, of_run):
+            shape, kind = row["name"].split(": ", 1)
+            milliseconds = 1e3 if row["unit"] == "s" else 1
+            lines.append(f"| {of_run.get('shape', shape)} | {kind.split(', beside')[0]} | {row['value'] * milliseconds:.1f} | "
+                         f"{row['reference'] * milliseconds:.1f} | {times(row['ratio'])} | {link(of_run['run'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def profile_of(runs, one):
+    return f"\n## {one['title']}\n\n{one['text']}\n\n{table_of_profiles(runs, one)}"
 
 
 def page(folder):
@@ -255,7 +274,8 @@ def page(folder):
         raise SystemExit(f"targets.json names runs that are not there: {unknown}; runs that it does not name: {unused}")
     return (INTRODUCTION + overview(runs, targets["targets"]) + RESULTS +
             "".join(section_of(runs, target) for target in targets["targets"]) + "\n## Beside the targets\n\n" +
-            table_of_others(runs, targets["others"]) + "".join(limits_of(runs, one) for one in targets["limits"]) +
+            table_of_others(runs, targets["others"]) + "".join(profile_of(runs, one) for one in targets["profiles"]) +
+            "".join(limits_of(runs, one) for one in targets["limits"]) +
             RUNS + table_of_runs(runs))
 
 

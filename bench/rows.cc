@@ -1,8 +1,10 @@
 // Speed of the GPU's operations on rows and of its optimizer's update, beside a copy within the
 // GPU's memory in the same run: what share of the copy's bytes a second each reaches, of the bytes
 // that it must touch at least.
-//   bench_rows [--only TEXT] [--rows N] [--shape NAME]
-// --only: cases whose name has the text. --rows: tokens in place of the shape's own.
+//   bench_rows [--only TEXT] [--rows N] [--shape NAME] [--json FILE]
+// --only: cases whose name has the text. --rows: tokens in place of the shape's own. --json: FILE
+// has a run as bench/results/ holds them: each case's milliseconds beside those of a copy of its
+// bytes.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -10,8 +12,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <fstream>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -117,6 +122,7 @@ public:
         cudaDeviceProp found{};
         check(cudaGetDeviceProperties(&found, 0));
         std::printf("%s, %d multiprocessors\n", found.name, found.multiProcessorCount);
+        gpu_ = found.name;
         measure_copy();
     }
     ~Bench() {
@@ -130,6 +136,7 @@ public:
             "%lld\n",
             s.name, number(s.rows), number(s.hidden), number(s.inner), number(s.heads),
             number(s.kv_heads), number(s.head_dim), number(s.vocab));
+        of_shape_ = std::string(s.name) + ": ";
         for (const DType residual : {DType::bf16, DType::f32}) norms(s, residual);
         if (s.head_norms) head_norms(s);
         if (!s.layer_norm) turn(s);
@@ -141,6 +148,7 @@ public:
 
     void updates() {
         std::printf("\nupdates and gradients of 64 Mi elements\n");
+        of_shape_.clear();
         const int64_t n = int64_t{64} << 20;
         rounding(n);
         for (const auto method : {optim::Method::adamw, optim::Method::lion, optim::Method::sgd}) {
@@ -157,7 +165,32 @@ public:
         update(optim::Method::adamw, 1 << 20, MomentType::f32, false);
     }
 
+    // A run as bench/make_page.py reads it.
+    nlohmann::ordered_json run(const std::string& command) const {
+        char date[16];
+        const std::time_t now = std::time(nullptr);
+        std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
+        const std::string note = "copy within the GPU's memory " +
+                                 std::to_string(std::llround(copy_ * 1e-9)) +
+                                 " GB/s, read and written; reference: that copy of the bytes that "
+                                 "the kernel must touch; value: the fastest of four batches";
+        return {{"machine", {{"processor", processor()}, {"gpus", {gpu_}}}},
+                {"command", command},
+                {"date", date},
+                {"rows", rows_},
+                {"notes", {note}}};
+    }
+
 private:
+    static std::string processor() {
+        std::ifstream file("/proc/cpuinfo");
+        for (std::string line; std::getline(file, line);) {
+            const size_t colon = line.find(": ");
+            if (line.starts_with("model name") && colon != std::string::npos)
+                return line.substr(colon + 2);
+        }
+        return "unknown";
+    }
     static long long number(int64_t value) { return static_cast<long long>(value); }
 
     // Seconds of the fastest of some batches: other work only slows.
@@ -196,6 +229,11 @@ private:
         std::printf("%-44s %10.1f MB %9.4f ms %7.0f GB/s  %5.2f of the copy\n", name.c_str(),
                     static_cast<double>(bytes) * 1e-6, s * 1e3, rate * 1e-9, rate / copy_);
         std::fflush(stdout);
+        rows_.push_back({{"name", of_shape_ + name},
+                         {"value", s * 1e3},
+                         {"unit", "ms"},
+                         {"reference", static_cast<double>(bytes) / copy_ * 1e3},
+                         {"ratio", rate / copy_}});
     }
     bool wanted(const std::string& part) const {
         return only_.empty() || part.find(only_) != std::string::npos ||
@@ -459,7 +497,8 @@ private:
         report(what + ", together", n * 28, [&] { optim::cuda::update(spans, scalars, stream_); });
     }
 
-    std::string only_;
+    std::string only_, gpu_, of_shape_;
+    nlohmann::ordered_json rows_ = nlohmann::ordered_json::array();
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;
     cudaStream_t stream_;
@@ -472,12 +511,14 @@ private:
 
 int main(int argc, char** argv) {
     ferry::hold_standard_streams();
-    std::string only, shape;
+    std::string only, shape, json, command = "bench_rows";
+    for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
     int64_t rows = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
         const std::string_view name = argv[i];
         if (name == "--only") only = argv[i + 1];
         if (name == "--shape") shape = argv[i + 1];
+        if (name == "--json") json = argv[i + 1];
         if (name == "--rows") rows = std::atoll(argv[i + 1]);
     }
     try {
@@ -488,6 +529,14 @@ int main(int argc, char** argv) {
             bench.shape(s);
         }
         if (shape.empty()) bench.updates();
+        if (!json.empty()) {
+            std::ofstream file(json);
+            file << bench.run(command).dump(1) << "\n";
+            if (!file.flush()) {
+                std::fprintf(stderr, "%s cannot be written\n", json.c_str());
+                return 1;
+            }
+        }
     } catch (const Error& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return 1;

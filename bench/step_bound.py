@@ -27,7 +27,7 @@ import needs
 from common import compared, plain
 from step_picture import picture
 from step_trace import LANES, Trace
-from training import NEVER_CLIPPED, TINY, WARMUP, Storage, bench_machine, bound_row, prediction_row, train
+from training import NEVER_CLIPPED, TINY, WARMUP, Storage, bench_machine, bound_at_peaks_rows, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 TARGET = 1 / 1.10  # of the bound over the step
@@ -104,7 +104,7 @@ def rows_of(case, variant, runs):
     rows = [bound_row(name, runs, TARGET if variant != "clipped, speculation off" else None,
                       note=f"bound by {last.summary['binding']}; {last.speculation}; {last.clipped} of "
                            f"{len(last.steps) - last.warmup} clipped"),
-            prediction_row(name, runs),
+            *bound_at_peaks_rows(name, runs), prediction_row(name, runs),
             plain(f"{name}: tokens a second", [run.tokens_per_second for run in runs], "1/s"),
             plain(f"{name}: compute busy", [run.trace.busy("compute") for run in runs], "share")]
     moved = [run.lane_bytes("nvme read", "nvme write") for run in runs]

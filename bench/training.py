@@ -278,6 +278,15 @@ def bound_row(name, runs, target=None, **more):
                     [run.bound for run in runs], "s", target, **more)
 
 
+def bound_at_peaks_rows(name, runs):
+    """For information, without a target: of the bound whose kernels cost FLOPs at the product rate and bytes at copy
+    bandwidth. No row where the program knew no peaks."""
+    peaks = [run.summary.get("peak_bound_seconds", 0) for run in runs]
+    if not all(peaks):
+        return []
+    return [compared(f"{name}: step beside bound at peaks", [run.step_seconds for run in runs], peaks, "s")]
+
+
 def prediction_row(name, runs):
     """The ratio, predicted over measured, is asked to be within a tenth of 1 on either side."""
     return compared(f"{name}: step beside prediction", [run.step_seconds for run in runs],

@@ -14,7 +14,7 @@ import common
 import needs
 import peers
 from common import compared, judged, plain
-from training import NEVER_CLIPPED, TINY, WARMUP, bound_row, prediction_row, train
+from training import NEVER_CLIPPED, TINY, WARMUP, bound_at_peaks_rows, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 TARGETS = {2: 0.95, 4: 0.92}  # of weak scaling, by ranks
@@ -65,8 +65,8 @@ def main():
 def report(options, runs, notes):
     one, ranks, many = runs["one"], runs["ranks"], f"{options.ranks} ranks"
     shares = {name: [run.bound / run.step_seconds for run in runs[name]] for name in ("one", "ranks")}
-    rows = [bound_row("one GPU", one), prediction_row("one GPU", one),
-            bound_row(many, ranks), prediction_row(many, ranks),
+    rows = [bound_row("one GPU", one), *bound_at_peaks_rows("one GPU", one), prediction_row("one GPU", one),
+            bound_row(many, ranks), *bound_at_peaks_rows(many, ranks), prediction_row(many, ranks),
             judged(f"{many}: share of bound beside one GPU's", common.spread(shares["ranks"]).middle, "share",
                    common.spread(shares["one"]).middle, [n / s for n, s in zip(shares["ranks"], shares["one"])],
                    TARGETS.get(options.ranks)),

@@ -74,6 +74,14 @@ class ScriptsTest(FerryTest):
         self.assertGreater(rows["one large product in bf16"]["value"], 0)
         self.assertIn("transformers is left out with --tiny", notes)
 
+    def test_compute_of_the_large_step_alone(self):
+        rows, _ = self.script("compute", "--only-large-step", "--steps", "5")
+        self.assertGreater(rows["3b, 4 micro-batches, ferry: a step"]["value"], 0)
+        self.assertEqual(set(rows), {"3b, 4 micro-batches, ferry: a step", "one large product in bf16",
+                                     "3b, 4 micro-batches, ferry: tokens a second, MFU"})
+        self.assertIn("--only-large-step: 3b is not among --shapes",
+                      self.refused("compute", "--only-large-step", "--shapes", "1b"))
+
     def test_attention(self):
         rows, notes = self.script("attention", "--calls", "2")
         for shape in ("1 x 256, 4/1 heads of 64", "2 x 96, 3/3 heads of 128"):
@@ -197,6 +205,15 @@ class ScriptsTest(FerryTest):
             self.assertGreater(rows[f"{choice}: a step"]["value"], 0)
         self.assertTrue(any(note.endswith("runs have one state hash") for note in notes), notes)
 
+    def test_default_plan_tries_the_choices_named(self):
+        rows, _ = self.script("default_plan", "--steps", "5", "--choices", "attention saved", "block inputs stay")
+        tried = {name.removesuffix(": a step") for name in rows if name.endswith(": a step")}
+        self.assertLessEqual({"attention saved", "block inputs stay"}, tried)
+        self.assertLessEqual(tried, {"attention saved", "block inputs stay", "what helped, together"})
+        said = self.refused("default_plan", "--choices", "attention kept")
+        self.assertIn("no choice 'attention kept' here; there are ", said)
+        self.assertIn("'attention saved'", said)
+
     def test_default_plan_refuses_plans_that_change_numbers(self):
         tries = default_plan.Tries(None, {})
         tries.hashes = {"default": "1", "MLP saved": "2"}
@@ -210,11 +227,12 @@ class ScriptsTest(FerryTest):
         self.assertEqual(notes, ["LLMQ is left out with --tiny", "DeepSpeed is left out with --tiny"])
 
     def test_offloaded_8b(self):
-        rows, _ = self.script("offloaded_8b", "--steps", "5")
+        rows, _ = self.script("offloaded_8b", "--steps", "5", "--cases", "large", "small", "mistral")
         self.assertEqual(rows["large: tokens a second"]["reference"], 11500)
         self.assertEqual(rows["large: MFU"]["reference"], 0.66)
-        for case in ("large", "small"):
+        for case in ("large", "small", "mistral"):
             self.assertGreater(rows[f"{case}: a step"]["value"], 0)
+            self.assertGreater(rows[f"{case}: step beside bound at peaks"]["ratio"], 0)
             self.assertEqual(rows[f"{case}: step beside prediction"]["target_high"], 1.1)
 
     def test_nvme_step(self):

@@ -441,8 +441,8 @@ void run_plan(const PlanOptions& options) {
     const optim::LrSchedule schedule = train::schedule_of(config);
     const std::optional<train::PatternShare> share = train::pattern_share(config);
     if (!options.pattern_svg.empty()) draw_pattern(options.pattern_svg, share, config);
-    std::vector<ops::SlowPath> slow;
-    if (predictor->is_here()) slow = train::slow_operations(config);
+    const std::optional<std::vector<ops::SlowPath>> slow =
+        train::slow_operations(config, predictor->is_here());
     std::optional<PredictionReport> report;
     if (options.prediction) report = prediction_of(machine, config, *predictor, plan, network);
     if (report && !options.svg.empty()) require_step(*report);
@@ -471,7 +471,7 @@ void run_plan(const PlanOptions& options) {
             print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
         print("{}", text_of(share, config));
         if (options.longest) print("{}", text_of_longest(longest, config));
-        print("{}", text_of(slow));
+        if (slow) print("{}", text_of(*slow));
         if (report) print("{}", text_of(*report));
         print("{}", text_of(phases));
         if (over_network) print("{}", text_of(*over_network));
@@ -486,7 +486,7 @@ void run_plan(const PlanOptions& options) {
     line["planned_by"] = planned_by;
     line["tokens_checked"] = tokens_checked;
     line["attention"] = to_json(share, config);
-    line["slow_operations"] = to_json(slow);
+    line["slow_operations"] = slow ? to_json(*slow) : nlohmann::json();
     line["wear"] = to_json(wear);
     if (plans.size() > 1) line["pipeline"] = pipeline_json(plans, step, predictor->schedules());
     if (options.longest) line["longest_sequence"] = longest;

@@ -21,14 +21,12 @@ __device__ inline void wait_for_last() {
 #endif
 }
 // Whether the kernel's code has the wait: on a newer GPU the driver may have made it of older PTX,
-// of which the version tells the architecture that it was compiled for.
+// of which the version tells the architecture that it was compiled for. Asked once for each kernel
+// and GPU; from any thread.
 // tests/unit/early_start_test.py compares both architectures' PTX.
-template <class... Parameters>
-bool may_start_early(void (*kernel)(Parameters...)) {
-    cudaFuncAttributes its{};
-    return cudaFuncGetAttributes(&its, kernel) == cudaSuccess && its.ptxVersion >= 90;
-}
+bool may_start_early(const void* kernel);
 // Of a kernel that begins with wait_for_last. room: bytes of dynamic shared memory.
+// A launch that fails is the thread's last error: the caller's check_launch() throws it by name.
 template <class... Parameters, class... Arguments>
 void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int64_t room,
            cudaStream_t stream, const Arguments&... arguments) {
@@ -41,7 +39,7 @@ void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int64_t roo
     config.dynamicSmemBytes = static_cast<size_t>(room);
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = may_start_early(kernel) ? 1 : 0;
+    config.numAttrs = may_start_early(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
     cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 

@@ -10,6 +10,7 @@
 #include "ops/timed_stream.h"
 #include "planner/recorder.h"
 #include "planner/work.h"
+#include "slow_shapes.h"
 #include "train/kernels/state_span.h"
 #include "train/kernels/step_kernels.h"
 #include "train/prediction/predictor.h"
@@ -416,8 +417,13 @@ KernelProfile profile_kernels(const Config& config, int rounds, ops::ProductTabl
     return found;
 }
 
-std::vector<ops::SlowPath> slow_operations(const Config& config) {
-    if (config.device == DeviceKind::cpu) return {};
+std::optional<std::vector<ops::SlowPath>> slow_operations(const Config& config, bool here) {
+    if (config.device == DeviceKind::cpu) return std::vector<ops::SlowPath>{};
+    const model::Shape shape = model_of(config).shape;
+    std::vector<ops::SlowPath> by_shape =
+        slow_shapes(shape, numerics_of(config, shape), config.batch.micro_batches);
+    if (!here && by_shape.empty()) return std::nullopt;
+    if (!here) return by_shape;
     const auto executor = make_thread_executor();
     const auto device = Device::open(DeviceKind::cuda, *executor);
     Team team(1);
@@ -426,6 +432,7 @@ std::vector<ops::SlowPath> slow_operations(const Config& config) {
     decoder.scratch_bytes();  // asks for every operation's, block by block
     std::vector<ops::SlowPath> found = ops::slow_paths(*ops);
     for (ops::SlowPath& path : found) path.times *= config.batch.micro_batches;
+    found.insert(found.end(), by_shape.begin(), by_shape.end());
     return found;
 }
 

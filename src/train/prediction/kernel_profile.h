@@ -1,6 +1,7 @@
 // Profiles a step's compute: every operation of its kernels, as the engine calls it, timed.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,8 @@ struct KernelProfile {
 KernelProfile profile_kernels(const Config& config, int rounds, ops::ProductTable* tuned = nullptr);
 
 // The operations of a step that do not go the fast way on the configuration's GPU, `times` a step.
-// Opens the device and reserves nothing; cuDNN builds its kernels. Empty on the CPU.
-std::vector<ops::SlowPath> slow_operations(const Config& config);
+// Opens the device and reserves nothing; cuDNN builds its kernels. Empty on the CPU. Where the GPU
+// is not `here`, those that the model's shape alone names; nullopt if it names none.
+std::optional<std::vector<ops::SlowPath>> slow_operations(const Config& config, bool here);
 
 }  // namespace ferry::train
