@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles src/ops/cuda/sparse_attention.py for one architecture, type and width of heads, ahead of time; needs the
-wheel `triton` and no GPU.
+"""Compiles src/ops/cuda/sparse_attention.py for one architecture, and types and widths of heads, ahead of time; needs
+the wheel `triton` and no GPU.
 
-    compile_triton.py SOURCE ARCHITECTURE TYPE WIDTH OUT
+    compile_triton.py SOURCE FOLDER ARCHITECTURE TYPE_WIDTH...
 
 Writes the images (machine code for 90, PTX for 80, from which drivers make code of their own for every later GPU) and
-OUT, a C++ source that holds them and their table, kSparse_ARCHITECTURE_TYPE_WIDTH of kSparseCount_...
+for each TYPE_WIDTH FOLDER/sparse_ARCHITECTURE_TYPE_WIDTH.cc, a C++ source that holds them and their table,
+kSparse_ARCHITECTURE_TYPE_WIDTH of kSparseCount_...
 """
 import importlib.util
 import os
@@ -85,12 +86,7 @@ def compiled(module, kernel, architecture, triton_type, width, tile, part):
     return found
 
 
-def main():
-    source, architecture, name, width, out = sys.argv[1:]
-    architecture, width, out = int(architecture), int(width), pathlib.Path(out)
-    spec = importlib.util.spec_from_file_location("sparse_attention", source)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def write_source(module, architecture, name, width, out):
     images, table = [], []
     tiles = (HOPPER if architecture >= 90 else ANY)[width]
     # Of parts those tiles alone that every layout takes.
@@ -122,6 +118,17 @@ const SparseImage kSparse_{architecture}_{name}_{width}[{len(table)}] = {{
 {"".join(table)}}};
 }}  // namespace ferry::ops::cuda
 """)
+
+
+def main():
+    source, folder, architecture, *heads = sys.argv[1:]
+    spec = importlib.util.spec_from_file_location("sparse_attention", source)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for head in heads:
+        name, width = head.split("_")
+        out = pathlib.Path(folder, f"sparse_{architecture}_{head}.cc")
+        write_source(module, int(architecture), name, int(width), out)
 
 
 if __name__ == "__main__":

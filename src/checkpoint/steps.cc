@@ -156,7 +156,7 @@ std::optional<Problem> misnamed(const std::string& path, const Manifest& manifes
         .remedy = fmt::format("give it its own name: mv {} {}", plain.string(), right.string())};
 }
 
-std::string foreign_at(const std::filesystem::path& path) {
+std::string foreign_at(const std::string& path) {
     std::error_code reason;
     const auto status = std::filesystem::symlink_status(path, reason);
     if (std::filesystem::is_symlink(status)) return "a link";
@@ -182,7 +182,7 @@ std::vector<std::string> moved_aside_in(const std::string& directory) {
     return found;
 }
 
-std::filesystem::path without_end(const std::string& given) {
+std::string without_end(const std::string& given) {
     std::filesystem::path path(given);
     while (path.has_parent_path() && path != path.root_path() &&
            (!path.has_filename() || path.filename() == "."))
@@ -190,17 +190,19 @@ std::filesystem::path without_end(const std::string& given) {
     return path;
 }
 
-bool is_checkpoint(const std::filesystem::path& path) {
+bool is_checkpoint(const std::string& directory) {
+    const std::filesystem::path path(directory);
     return kind_of(path / kManifestName) != FileKind::none ||
            step_of_name(path.filename().string()).has_value();
 }
 
-std::optional<Manifest> manifest_of_model(const std::filesystem::path& directory) {
-    const std::string name = directory / kManifestName;
+std::optional<Manifest> manifest_of_model(const std::string& directory) {
+    const std::filesystem::path path(directory);
+    const std::string name = path / kManifestName;
     if (kind_of(name) == FileKind::none) return {};
     const std::string text = read_text_file(name, kManifestFile);
     // Either word: one of them may be what is damaged.
-    const bool is_ours = step_of_name(directory.filename().string()) ||
+    const bool is_ours = step_of_name(path.filename().string()) ||
                          text.find("\"numerics_hash\"") != std::string::npos ||
                          text.find("\"shards\"") != std::string::npos;
     if (!is_ours) return {};
@@ -275,7 +277,7 @@ void Steps::check_there() const {
                  .remedy = "put it back; a new run makes it anew"});
 }
 
-void Steps::require_replaceable(const std::filesystem::path& path) {
+void Steps::require_replaceable(const std::string& path) {
     std::error_code unknown;
     if (!std::filesystem::exists(std::filesystem::symlink_status(path, unknown))) return;
     const std::string foreign = foreign_at(path);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
@@ -33,18 +32,18 @@ Manifest manifest_of(const std::string& path);
 std::optional<Problem> misnamed(const std::string& path, const Manifest& manifest);
 // The first thing at this path that is not a checkpoint's: no directory, or a file in it that ferry
 // does not write there. "": all of it is.
-std::string foreign_at(const std::filesystem::path& path);
+std::string foreign_at(const std::string& path);
 // Directories of checkpoints that another run's checkpoints were moved into (move_aside()).
 std::vector<std::string> moved_aside_in(const std::string& directory);
 
 // A path as it was given, without a last "/" or "/.".
-std::filesystem::path without_end(const std::string& given);
+std::string without_end(const std::string& given);
 // Whether a directory is a checkpoint, perhaps a damaged one: it has the name of a step or a
 // manifest.
-bool is_checkpoint(const std::filesystem::path& path);
+bool is_checkpoint(const std::string& directory);
 // The manifest of a model's directory that is a checkpoint too; none where it is no checkpoint, as
 // a manifest.json of another program's. Throws what manifest_of() throws.
-std::optional<Manifest> manifest_of_model(const std::filesystem::path& directory);
+std::optional<Manifest> manifest_of_model(const std::string& directory);
 
 // Which checkpoints stay.
 struct Keep {
@@ -89,7 +88,7 @@ public:
 private:
     void check_there() const;
     // What is not ferry's is not replaced.
-    static void require_replaceable(const std::filesystem::path& path);
+    static void require_replaceable(const std::string& path);
 
     std::string directory_;
     const NamedBy named_by_;

@@ -359,14 +359,13 @@ struct Pass {
 template <class Rule, DType kGradient, DType kWeight, bool kHasWeight, class Saved>
 void with_stores(const Span& span, const Scalars& s, Stores stores) {
     using This = Pass<Rule, kGradient, kWeight, kHasWeight, Saved>;
-    switch (stores) {
-        case Stores::cached:
-            return This::template all<Stores::cached>(span, s);
-        case Stores::stream_weight:
+    if (stores == Stores::stream_all) return This::template all<Stores::stream_all>(span, s);
+    // A weight that is the master's half, or none, is never streamed alone: no loop for it.
+    if constexpr (kHasWeight && !Saved::kSplit) {
+        if (stores == Stores::stream_weight)
             return This::template all<Stores::stream_weight>(span, s);
-        case Stores::stream_all:
-            return This::template all<Stores::stream_all>(span, s);
     }
+    This::template all<Stores::cached>(span, s);
 }
 
 template <class Rule, DType kGradient, class Saved>

@@ -1,7 +1,7 @@
 // Helpers of every benchmark: rows of a table, medians over pairs, the JSON.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>

@@ -5,6 +5,7 @@
 
 #include <ctime>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "topology/topology.h"
 

@@ -1,7 +1,7 @@
 // This machine, as reports and machine files name it.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace ferry::tools {

@@ -1,7 +1,7 @@
 // A network between the hosts of a run that is planned, and a step over it with each codec.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>

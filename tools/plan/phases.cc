@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <nlohmann/json.hpp>
+
 #include "ferry/units.h"
 #include "prediction_report.h"
 #include "train/setup/from_config.h"

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/text.h"
 #include "config/words.h"

@@ -1,7 +1,7 @@
 // The stages of a pipeline that is planned: what a rank of each has, sends and waits.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

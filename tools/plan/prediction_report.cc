@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <nlohmann/json.hpp>
+
 #include "base/text.h"
 #include "timeline_picture.h"
 #include "train/step/momentum_schedule.h"

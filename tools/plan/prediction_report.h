@@ -1,7 +1,7 @@
 // The prediction of a step as `ferry plan` prints it.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

@@ -1,7 +1,7 @@
 // The bytes that a run writes to its drives, and how much of their lives that is.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>

@@ -88,7 +88,8 @@ bool holds_durable_steps(const std::string& directory) {
 
 bool is_in(const std::string& saved, const std::string& directory) {
     if (saved.empty() || directory.empty()) return false;
-    const std::filesystem::path parent = checkpoint::without_end(saved).parent_path();
+    const std::filesystem::path path = checkpoint::without_end(saved);
+    const std::filesystem::path parent = path.parent_path();
     return same_place(parent.empty() ? "." : parent, directory);
 }
 

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "swap/schedule.h"
 #include "tools/output/output.h"

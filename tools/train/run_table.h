@@ -1,7 +1,7 @@
 // The tables of `ferry plan`, and of `ferry train` before and after a run.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "ferry/config.h"
 #include "ferry/train.h"

@@ -12,6 +12,7 @@
 #include "base/median.h"
 #include "base/process_limits.h"
 #include "ferry/pinned_mem.h"
+#include "ferry/units.h"
 #include "measure.h"
 #include "train/kernels/state_span.h"
 #include "train/stack/memory_left.h"

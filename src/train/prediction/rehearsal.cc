@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cost/operands.h"
+#include "ferry/units.h"
 #include "measure.h"
 #include "planner/recorder.h"
 #include "planner/work.h"

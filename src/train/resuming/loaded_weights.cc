@@ -11,6 +11,7 @@
 #include "base/checksum.h"
 #include "base/log.h"
 #include "checkpoint/saved.h"
+#include "ferry/units.h"
 #include "model/huggingface.h"
 #include "prove_files.h"
 

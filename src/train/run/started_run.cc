@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "checkpoint/tensors_ahead.h"
+#include "ferry/units.h"
 #include "ops/blas_kernels.h"
 #include "train/inside.h"
 #include "train/prediction/planning_measurements.h"

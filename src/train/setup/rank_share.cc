@@ -186,8 +186,8 @@ void warn_of_one_host(const Config& config, const World& world) {
         keeps ? "both" : "it"));
 }
 
-std::optional<int> rank_of(const std::filesystem::path& directory) {
-    const std::string name = directory.filename();
+std::optional<int> rank_of(const std::string& directory) {
+    const std::string name = std::filesystem::path(directory).filename();
     if (!name.starts_with(kRankDirectory)) return {};
     int rank = -1;
     const char* end = name.data() + name.size();

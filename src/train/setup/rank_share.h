@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -71,7 +70,7 @@ void warn_of_speculation(const Config& config, const World& world);
 // has any. For plans, too.
 void warn_of_one_host(const Config& config, const World& world);
 // The rank whose directory below a path of the configuration this could be; none: it is nobody's.
-std::optional<int> rank_of(const std::filesystem::path& directory);
+std::optional<int> rank_of(const std::string& directory);
 
 // Directories of this rank's own below the paths of the configuration, as its share names them;
 // removed at the end.

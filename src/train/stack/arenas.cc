@@ -1,5 +1,8 @@
 #include "arenas.h"
 
+#include "base/log.h"
+#include "ferry/units.h"
+
 namespace ferry::train {
 namespace {
 

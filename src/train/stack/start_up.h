@@ -1,15 +1,11 @@
 // Says how a long start-up gets on.
 #pragma once
 
-#include <spdlog/fmt/fmt.h>
-
+#include <cstdint>
 #include <utility>
 
-#include "base/log.h"
-#include "base/progress.h"
 #include "ferry/executor.h"
 #include "ferry/train.h"
-#include "ferry/units.h"
 
 namespace ferry::train {
 
@@ -18,23 +14,9 @@ public:
     explicit StartUp(const Executor& executor, Progress progress = {})
         : executor_(executor), progress_(std::move(progress)) {}
     // Within a stage, often: a line every ten seconds, with the rate and the time left.
-    void at(const char* stage, int64_t bytes, int64_t of) {
-        if (progress_ && of > 0 && executor_.now() - told_ >= kBetween) {
-            progress_(stage, bytes, of);
-            told_ = executor_.now();
-        }
-        if (seconds_since(said_) < 10 || of == 0) return;
-        log_info(fmt::format("{}: {}", stage, progress_text(bytes, of, seconds())));
-        said_ = executor_.now();
-    }
+    void at(const char* stage, int64_t bytes, int64_t of);
     // Ends a stage, with a line if it took a second, and begins the next.
-    void done(const char* stage, int64_t bytes) {
-        if (progress_) progress_(stage, bytes, bytes);
-        if (seconds() >= 1)
-            log_info(fmt::format("{}: {} in {:.1f} s, {:.2f} GB/s", stage, format_bytes(bytes),
-                                 seconds(), static_cast<double>(bytes) * 1e-9 / seconds()));
-        next();
-    }
+    void done(const char* stage, int64_t bytes);
     double seconds() const { return seconds_since(began_); }  // since this stage began
     void next() { began_ = said_ = executor_.now(); }
 
