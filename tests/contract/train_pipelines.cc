@@ -514,6 +514,39 @@ TEST_F(Planned, ShortStepsAreAsFarAsTheySayFromTheWholeStep) {
     RecordProperty("most", fmt::format("{:.4f}", most));
 }
 
+// A network among the replicas binds short steps, and kernels the long one.
+TEST_F(Planned, ShortStepsAreNoShorterThanTheKernels) {
+    Config config = this->config(false, 4);
+    config.model.hidden = 256;
+    config.model.head_dim = 64;
+    config.model.intermediate = 768;
+    config.batch.micro_batches = 256;
+    config.zero.stage = 1;
+    config.budgets.device_bytes = config.budgets.host_bytes = kUnlimited;
+    const Cut cut{4, 2, 1, PipelineSchedule::round_robin, 2};
+    const auto planned = predictor(config, cut);
+    const planner::PlanRequest request = request_of(staged(config, cut));
+    const planner::Plan plan = planned->plan(request);
+    cost::Measurements slow = planned->assumed(plan);
+    const double kernels_s = planned->predict(request, plan, slow).stages.front().compute_seconds;
+    // As long as two fifths of the step's kernels.
+    slow.comm_bytes_per_s =
+        static_cast<double>(4 * plan.chunks.size() * plan.chunk_elements) / (0.4 * kernels_s);
+    const Prediction found = planned->predict(request, plan, slow);
+    ASSERT_TRUE(found.by);
+    for (const StagePrediction& stage : found.stages) {
+        EXPECT_GE(found.step_seconds, stage.compute_seconds);
+        EXPECT_GE(stage.waits, 0);
+    }
+    const std::vector<planner::Plan> plans = planned->plans(request);
+    const ModelOnDevice model(staged(config, cut), {.ranks = cut.ranks, .on_a_host = cut.ranks},
+                              std::nullopt);
+    const auto seconds = [&](int64_t most_visits) {
+        return simulate_stages(plans, false, model.decoder, slow, most_visits).front().seconds;
+    };
+    EXPECT_NEAR(seconds(0) / seconds(std::numeric_limits<int32_t>::max()), 1, 0.15);
+}
+
 // A network between the stages that binds.
 TEST_F(Planned, TakeAsLongAsWhatTheyPass) {
     const Config config = this->config(false, 4);

@@ -88,9 +88,12 @@ std::string text_of(const PredictionReport& report) {
     if (const auto& by = prediction.by)
         out += fmt::format(
             "a long step: {} and {} of {} {} were simulated, of all stages together, and each "
-            "further one takes what those between do; within {:.0f} % of a whole simulation in "
-            "tests; what lanes do when is that of {}\n\n",
-            by->from, by->to, by->all, passing_text(prediction), 100 * train::kShortStepsErr,
+            "further one takes what those between do; {}; what lanes do when is that of {}\n\n",
+            by->from, by->to, by->all, passing_text(prediction),
+            by->steady ? fmt::format("within {:.0f} % of a whole simulation in tests",
+                                     100 * train::kShortStepsErr)
+                       : "other links bind so short a step, so it may be shorter than this "
+                         "prediction, but no lane's work is",
             by->to);
     out += timeline_text(prediction) + "\n" + links_text(prediction);
     out += fmt::format(

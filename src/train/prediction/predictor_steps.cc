@@ -182,6 +182,14 @@ StagePrediction stage_of(const Plan& plan, swap::Schedule schedule, swap::Timeli
     return found;
 }
 
+std::vector<StageStep> steps_of(const Prediction& predicted) {
+    std::vector<StageStep> found;
+    for (const StagePrediction& stage : predicted.stages)
+        found.push_back(
+            {.seconds = stage.timeline.step_seconds, .lanes = stage.timeline.busy_seconds});
+    return found;
+}
+
 // Makes of the longer one of two short steps what all of a long one take.
 void lengthen(Prediction& to, const Prediction& from, const ShortSteps& steps) {
     const auto line = [&](double& value, double of_from) { value = steps.at_all(of_from, value); };
@@ -190,11 +198,12 @@ void lengthen(Prediction& to, const Prediction& from, const ShortSteps& steps) {
             std::llround(steps.at_all(static_cast<double>(of_from), static_cast<double>(value)));
     };
     to.by = steps;
-    line(to.step_seconds, from.step_seconds);
+    to.step_seconds = steps.seconds_at_all(steps_of(from), steps_of(to));
     line(to.bound_seconds, from.bound_seconds);
     line(to.peak_bound_seconds, from.peak_bound_seconds);
     for (size_t l = 0; l < to.links.size(); ++l) {
         line(to.links[l].seconds, from.links[l].seconds);
+        to.step_seconds = std::max(to.step_seconds, to.links[l].seconds);
         line_of_bytes(to.links[l].bytes, from.links[l].bytes);
     }
     for (size_t s = 0; s < to.stages.size(); ++s) {
@@ -216,12 +225,16 @@ void lengthen(Prediction& to, const Prediction& from, const ShortSteps& steps) {
 Prediction Predictor::predict_pipeline(const planner::PlanRequest& request,
                                        const cost::Measurements& measured) const {
     const std::vector<Plan> plans = this->plans(request);
-    const std::optional<ShortSteps> steps = short_steps_of(plans);
+    Prediction from, to;
+    const std::optional<ShortSteps> steps =
+        steady_steps_of(plans, kMostVisits, [&](const ShortSteps& these) {
+            to = predict_together(request, shortened(plans, these.to), measured);
+            from = predict_together(request, shortened(plans, these.from), measured, to.shown);
+            return these.are_steady(steps_of(from), steps_of(to));
+        });
     if (!steps) return predict_together(request, plans, measured);
-    Prediction found = predict_together(request, shortened(plans, steps->to), measured);
-    lengthen(found, predict_together(request, shortened(plans, steps->from), measured, found.shown),
-             *steps);
-    return found;
+    lengthen(to, from, *steps);
+    return to;
 }
 
 // Each stage's schedule, simulated together. What a stage shows alone is that of the longest.

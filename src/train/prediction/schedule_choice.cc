@@ -61,7 +61,7 @@ ScheduleOffer offer_of(const PlannedSchedule& planned, const model::Decoder& dec
         const Plan& plan = planned.plans[s];
         const auto raise = [](auto& most, auto value) { most = std::max(most, value); };
         raise(offer.seconds, steps[s].seconds);
-        raise(offer.waits, 1 - steps[s].busy_seconds / steps[s].seconds);
+        raise(offer.waits, 1 - steps[s].compute_seconds() / steps[s].seconds);
         raise(offer.weight_bytes, static_cast<int64_t>(std::llround(steps[s].weight_bytes)));
         raise(offer.device_bytes, plan.device_bytes + plan.device_overhead_bytes);
         raise(offer.host_bytes, plan.host_bytes);

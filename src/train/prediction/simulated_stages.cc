@@ -33,6 +33,29 @@ double ShortSteps::at_all(double of_from, double of_to) const {
            (of_to - of_from) * static_cast<double>(all - to) / static_cast<double>(to - from);
 }
 
+double ShortSteps::seconds_at_all(std::span<const StageStep> of_from,
+                                  std::span<const StageStep> of_to) const {
+    double seconds = 0;
+    for (size_t s = 0; s < of_to.size(); ++s) {
+        seconds = std::max(seconds, at_all(of_from[s].seconds, of_to[s].seconds));
+        for (size_t lane = 0; lane < swap::kLanes; ++lane)
+            seconds = std::max(seconds, at_all(of_from[s].lanes[lane], of_to[s].lanes[lane]));
+    }
+    return seconds;
+}
+
+bool ShortSteps::are_steady(std::span<const StageStep> of_from,
+                            std::span<const StageStep> of_to) const {
+    constexpr double kAsSteep = 0.95;
+    double step_s = 0, lane_s = 0;  // of the groups between both
+    for (size_t s = 0; s < of_to.size(); ++s) {
+        step_s = std::max(step_s, of_to[s].seconds - of_from[s].seconds);
+        for (size_t lane = 0; lane < swap::kLanes; ++lane)
+            lane_s = std::max(lane_s, of_to[s].lanes[lane] - of_from[s].lanes[lane]);
+    }
+    return step_s >= kAsSteep * lane_s;
+}
+
 std::optional<ShortSteps> short_steps_of(std::span<const Plan> plans, int64_t most_visits) {
     const int64_t stages = std::ssize(plans), all = passing(plans.front());
     int64_t visits = 0;
@@ -41,6 +64,21 @@ std::optional<ShortSteps> short_steps_of(std::span<const Plan> plans, int64_t mo
     const int64_t from = (std::max<int64_t>(sets, 2) - 1) * stages, to = from + stages;
     if (all <= from + to) return std::nullopt;  // which would take as long
     return ShortSteps{.from = from, .to = to, .all = all, .in_turn = in_turn(plans.front())};
+}
+
+std::optional<ShortSteps> steady_steps_of(
+    std::span<const Plan> plans, int64_t most_visits,
+    const std::function<bool(const ShortSteps&)>& are_steady) {
+    int64_t before = 0;
+    for (int64_t visits = most_visits;; visits = std::max(2 * visits, kMostVisits)) {
+        std::optional<ShortSteps> steps = short_steps_of(plans, visits);
+        if (!steps) return steps;
+        const bool last = visits >= kMostUnsteadyVisits;
+        if (steps->to == before && !last) continue;
+        before = steps->to;
+        steps->steady = are_steady(*steps);
+        if (steps->steady || last) return steps;
+    }
 }
 
 RecordedStages record_stages(std::span<const Plan> plans, bool speculative) {
@@ -89,8 +127,8 @@ std::vector<StageStep> simulate_whole(std::span<const Plan> plans, bool speculat
     for (size_t s = 0; s < plans.size(); ++s)
         found.push_back(
             {.seconds = timelines[s].step_seconds,
-             .busy_seconds = timelines[s].busy_seconds[static_cast<size_t>(swap::Lane::compute)],
-             .weight_bytes = static_cast<double>(weight_bytes(plans[s], steps.steady[s]))});
+             .weight_bytes = static_cast<double>(weight_bytes(plans[s], steps.steady[s])),
+             .lanes = timelines[s].busy_seconds});
     return found;
 }
 
@@ -99,18 +137,26 @@ std::vector<StageStep> simulate_whole(std::span<const Plan> plans, bool speculat
 std::vector<StageStep> simulate_stages(std::span<const Plan> plans, bool speculative,
                                        const model::Decoder& decoder,
                                        const cost::Measurements& measured, int64_t most_visits) {
-    const std::optional<ShortSteps> steps = short_steps_of(plans, most_visits);
-    if (!steps) return simulate_whole(plans, speculative, decoder, measured);
+    std::vector<StageStep> from, to;
     const auto of = [&](int64_t count) {
         return simulate_whole(shortened({plans.begin(), plans.end()}, count), speculative, decoder,
                               measured);
     };
-    const std::vector<StageStep> from = of(steps->from), to = of(steps->to);
+    const std::optional<ShortSteps> steps =
+        steady_steps_of(plans, most_visits, [&](const ShortSteps& these) {
+            from = of(these.from);
+            to = of(these.to);
+            return these.are_steady(from, to);
+        });
+    if (!steps) return simulate_whole(plans, speculative, decoder, measured);
+    const double seconds = steps->seconds_at_all(from, to);
     std::vector<StageStep> found;
-    for (size_t s = 0; s < plans.size(); ++s)
-        found.push_back({.seconds = steps->at_all(from[s].seconds, to[s].seconds),
-                         .busy_seconds = steps->at_all(from[s].busy_seconds, to[s].busy_seconds),
+    for (size_t s = 0; s < plans.size(); ++s) {
+        found.push_back({.seconds = seconds,
                          .weight_bytes = steps->at_all(from[s].weight_bytes, to[s].weight_bytes)});
+        for (size_t lane = 0; lane < swap::kLanes; ++lane)
+            found[s].lanes[lane] = steps->at_all(from[s].lanes[lane], to[s].lanes[lane]);
+    }
     return found;
 }
 

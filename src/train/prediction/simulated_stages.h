@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -36,21 +38,38 @@ std::vector<planner::Plan> shortened(std::vector<planner::Plan> plans, int64_t c
 // A step with a kernel of every kind has as many groups, or all.
 inline constexpr int64_t kGroupsOfAllKinds = 4;
 
+// What a stage does in a step, beside the others.
+struct StageStep {
+    double seconds = 0, weight_bytes = 0;
+    std::array<double, swap::kLanes> lanes{};  // that each is busy
+    double compute_seconds() const { return lanes[static_cast<size_t>(swap::Lane::compute)]; }
+};
+
 // A step of a large pipeline is long: it is not simulated whole but in two shorter steps, in which
 // `from` and `to` pass. Each further group then takes what those between the two do.
 struct ShortSteps {
     int64_t from = 0, to = 0, all = 0;
     bool in_turn = false;  // micro-batches of one group, in round robin
+    // What binds the two binds a long step: its further groups take as long as the busiest lane
+    // works for them. Else a drive or a network may hide what grows.
+    bool steady = true;
     double at_all(double of_from, double of_to) const;  // on a line through both
+    // The seconds of the step: on that line, and no shorter than any lane's work.
+    double seconds_at_all(std::span<const StageStep> of_from,
+                          std::span<const StageStep> of_to) const;
+    bool are_steady(std::span<const StageStep> of_from, std::span<const StageStep> of_to) const;
 };
 // Both fill all stages. The longer one has about as many visits of blocks by micro-batches, all
-// stages together, where that is more.
-inline constexpr int64_t kMostVisits = 512;
+// stages together, where that is more; and up to the second number until they are steady.
+inline constexpr int64_t kMostVisits = 512, kMostUnsteadyVisits = 4096;
 // How far a step in this way is from one that is simulated whole, at the most, in the tests.
 inline constexpr double kShortStepsErr = 0.13;
 // None: all are simulated. `most_visits`: as above.
 std::optional<ShortSteps> short_steps_of(std::span<const planner::Plan> plans,
                                          int64_t most_visits = kMostVisits);
+// The first that `are_steady`, which simulates them, or the longest that may be.
+std::optional<ShortSteps> steady_steps_of(std::span<const planner::Plan> plans, int64_t most_visits,
+                                          const std::function<bool(const ShortSteps&)>& are_steady);
 
 // A step among its like, by stage; `first` is the one before them. Speculative where `speculative`,
 // which every plan must be then.
@@ -67,10 +86,6 @@ void add_assumed_kernels(std::span<const planner::Plan> plans, const RecordedSta
 // The same for one schedule.
 void add_assumed_kernels(const swap::Schedule& step, const planner::Plan& plan,
                          const model::Decoder& decoder, cost::Measurements& measured);
-// What a stage does in a step, beside the others.
-struct StageStep {
-    double seconds = 0, busy_seconds = 0, weight_bytes = 0;
-};
 // Of all stages together; of a long step by short ones. Kernels that `measured` has not are
 // reckoned by arithmetic.
 std::vector<StageStep> simulate_stages(std::span<const planner::Plan> plans, bool speculative,
