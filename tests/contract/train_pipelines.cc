@@ -520,7 +520,7 @@ TEST_F(Planned, ShortStepsAreNoShorterThanTheKernels) {
     config.model.hidden = 256;
     config.model.head_dim = 64;
     config.model.intermediate = 768;
-    config.batch.micro_batches = 256;
+    config.batch.micro_batches = 1024;
     config.zero.stage = 1;
     config.budgets.device_bytes = config.budgets.host_bytes = kUnlimited;
     const Cut cut{4, 2, 1, PipelineSchedule::round_robin, 2};
