@@ -7,6 +7,7 @@
 
 #include "base/bugs.h"
 #include "base/log.h"
+#include "base/of_rank.h"
 #include "base/text.h"
 #include "ferry/error.h"
 
@@ -57,6 +58,7 @@ spdlog::logger& logger() {
 std::atomic<const LogSink*> g_sink{nullptr};
 std::atomic<bool> g_first_of_run{true};
 thread_local int t_bugs_throw = 0;
+thread_local bool t_later_rank = false;
 
 void say(LogLevel level, std::string_view message) {
     if (const LogSink* sink = g_sink.load(std::memory_order_acquire))
@@ -89,10 +91,12 @@ void log_debug(std::string_view message) { say(LogLevel::debug, printable(messag
 void log_info(std::string_view message) { say(LogLevel::info, printable(message)); }
 void log_warn(std::string_view message) { say(LogLevel::warn, printable(message)); }
 void log_warn_of_run(std::string_view message) {
-    if (g_first_of_run.load(std::memory_order_relaxed)) log_warn(message);
+    if (g_first_of_run.load(std::memory_order_relaxed) && !t_later_rank) log_warn(message);
 }
 void set_first_of_run(bool first) noexcept {
     g_first_of_run.store(first, std::memory_order_relaxed);
 }
+OfRank::OfRank(int rank) noexcept : was_later_(t_later_rank) { t_later_rank = rank > 0; }
+OfRank::~OfRank() { t_later_rank = was_later_; }
 
 }  // namespace ferry

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/of_rank.h"
 #include "callbacks.h"
 #include "feed.h"
 #include "ferry/config.h"
@@ -176,6 +177,7 @@ ferry_status ferry_engine_create(const ferry_engine_options* options, ferry_engi
         check_range("gpu", given.gpu, 0, 1023);
         if (given.resume == 1 && given.checkpoint)
             refuse_argument("resume and checkpoint", "both", "at most one of both");
+        const ferry::OfRank warns_as(given.nccl_unique_id ? given.rank : 0);
         hand_out(engine, std::make_unique<TrainingEngine>(config_of(given), given));
     });
 }

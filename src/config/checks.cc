@@ -490,15 +490,18 @@ void check_onebit_adam(const Config& c, const Given& given) {
     const std::string freeze(kKeys[0]);
     refuse_of_another(o, given, optim::Method::onebit_adam, "1-bit Adam", kKeys);
     if (o.method != optim::Method::onebit_adam) return;
-    demand(given, {{o.freeze_step > 0, freeze,
-                    "1-bit Adam is told after how many updates the second moment stays",
-                    show("freeze_step", o.freeze_step),
-                    "set it to 15 to 25 % of the steps, and to no less than schedule.warmup_steps",
-                    "1 or more"},
-                   {o.freeze_step < c.steps, freeze, "the run ends before the second moment stays",
-                    show("freeze_step", o.freeze_step) + ", " + show("steps", c.steps),
-                    "set it below steps, or optimizer.method to \"adamw\"",
-                    "at most " + std::to_string(c.steps - 1)}});
+    demand(given,
+           {{o.freeze_step > 0, freeze,
+             "1-bit Adam is told after how many updates the second moment stays",
+             show("freeze_step", o.freeze_step),
+             "set it to 15 to 25 % of the steps, and to no less than schedule.warmup_steps",
+             "1 or more"},
+            {o.freeze_step<c.steps, freeze, "the run ends before the second moment stays",
+                           show("freeze_step", o.freeze_step) + ", " + show("steps", c.steps),
+                           c.steps> 1
+                 ? "set it below steps, or optimizer.method to \"adamw\""
+                 : "set steps to 2 or more, or optimizer.method to \"adamw\"",
+             c.steps > 1 ? "at most " + std::to_string(c.steps - 1) : "2 steps or more"}});
     warn_of_warm_up(c, given, freeze, o.freeze_step);
 }
 
@@ -525,6 +528,15 @@ void check_local_steps(const Config& c, const Given& given) {
                     "a split master has its weight's bits, and between exchanges the two part",
                     measured + "optimizer.master split",
                     "set local_step_clipper to 1, or optimizer.master to fp32"}});
+    // Exchanges are every step's for so many updates more.
+    if (o.local_step_scaler >= c.steps - o.var_freeze_step)
+        log_warn_of_run(given.place_of(clipper) + " is " + std::to_string(o.local_step_clipper) +
+                        ", and no step is local: exchanges grow apart " +
+                        show("local_step_scaler", o.local_step_scaler) + " updates after " +
+                        show("var_freeze_step", o.var_freeze_step) + ", beyond " +
+                        show("steps", c.steps) +
+                        "; their 4 B a parameter are for nothing: set local_step_scaler below "
+                        "steps - var_freeze_step, or local_step_clipper to 1");
 }
 
 void check_zeroone_adam(const Config& c, const Given& given) {

@@ -39,6 +39,7 @@ std::string wanted(const Key& key) {
 
 // "write 1 instead": the end of the range that the value is beyond, where it belongs to the range.
 std::string nearest_end(const Range& range, const json& found) {
+    if (!range.remedy.empty()) return std::string(range.remedy);
     const bool low = found.is_number() && found.get<double>() <= range.low;
     if (low ? range.above_low : range.below_high) return "choose a value inside the range";
     return "the nearest value allowed is " + format_number(low ? range.low : range.high);

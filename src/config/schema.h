@@ -58,6 +58,8 @@ struct Range {
     double low = 0, high = 0;
     bool above_low = false;   // low itself is outside
     bool below_high = false;  // high itself is outside
+    // What to do about a value outside; none: take the nearest one inside.
+    std::string_view remedy{};
 };
 
 struct Key {

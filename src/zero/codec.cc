@@ -133,25 +133,31 @@ struct OfBlock {
 };
 
 // Signs, largest magnitude and sum in one pass: three would be bound by their loads. The sum is of
-// 16 lanes, whatever the target's: element j of each 16 belongs to lane j.
+// 16 lanes, whatever the target's: element j of each 16 belongs to lane j. So 16 / N vectors of N
+// lanes add up; N may be known at run time alone, and SVE's vectors make no array.
 HWY_INLINE OfBlock encode_signs(const float* values, int64_t count, uint8_t* codes) {
-    constexpr int64_t kVectors = 16 / static_cast<int64_t>(hn::MaxLanes(F()));
     const F d;
     const I of_bits;
-    VF sum[kVectors];
+    VF a = hn::Zero(d), b = a, c = a, e = a;
     auto largest = hn::Zero(of_bits);
-    for (int64_t v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
+    const auto add = [&](VF& sum, const float* from) HWY_ATTR {
+        const auto bits = magnitude_bits(from);
+        sum = hn::Add(sum, hn::BitCast(d, bits));
+        largest = hn::Max(largest, bits);
+    };
     int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
-        for (int64_t v = 0; v < kVectors; ++v) {
-            const auto bits = magnitude_bits(values + i + v * lanes());
-            sum[v] = hn::Add(sum[v], hn::BitCast(d, bits));
-            largest = hn::Max(largest, bits);
-        }
+        add(a, values + i);
+        if (lanes() <= 8) add(b, values + i + lanes());
+        if (lanes() <= 4) add(c, values + i + 2 * lanes());
+        if (lanes() <= 4) add(e, values + i + 3 * lanes());
         put_signs(values + i, codes + i / 8);
     }
-    HWY_ALIGN float sums[16];
-    for (int64_t v = 0; v < kVectors; ++v) hn::Store(sum[v], d, sums + v * lanes());
+    HWY_ALIGN float sums[4 * 16] = {};
+    hn::StoreU(a, d, sums);
+    hn::StoreU(b, d, sums + lanes());
+    hn::StoreU(c, d, sums + 2 * lanes());
+    hn::StoreU(e, d, sums + 3 * lanes());
     int32_t most = hn::GetLane(hn::MaxOfLanes(of_bits, largest));
     for (int64_t lane = 0; i + lane < count; ++lane) {
         const float value = std::abs(values[i + lane]);
@@ -323,6 +329,8 @@ void encode_run(const Codec& codec, const float* values, int64_t count, Part par
 void encode_all(const Codec& codec, const float* values, int64_t count, Part part, int64_t first) {
     if (codec.kind == CodecKind::int8)
         encode_run<CodecKind::int8>(codec, values, count, part, first);
+    else if (codec.kind == CodecKind::sign && hn::MaxLanes(F()) < 4)
+        encode_reference(codec, values, count, part, first);
     else if (codec.kind == CodecKind::sign)
         encode_run<CodecKind::sign>(codec, values, count, part, first);
     else

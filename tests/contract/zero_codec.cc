@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -244,7 +245,18 @@ TEST_P(Codecs, GiveTheReferencesBitsWhereDecodeStreams) {
     struct alignas(64) Line {
         std::array<float, kLine> values;
     };
-    const std::vector<float> values = any_bits(static_cast<size_t>(kLeast) + 2048 + 77, 8);
+    std::vector<float> values = random_values(static_cast<size_t>(kLeast) + 2048 + 77, 8);
+    // A few blocks of other sorts. Most stay finite: in one that is NaN all codes are 0, and a
+    // wrong place of a code would not be seen.
+    const auto fill = [&](size_t first, float value) {
+        for (size_t i = first; i < first + 2048; ++i) values[i] = value;
+    };
+    fill(2048, 0.0f);
+    fill(3 * 2048, -0.0f);
+    fill(5 * 2048, -std::numeric_limits<float>::denorm_min());
+    values[7 * 2048 + 70] = std::numeric_limits<float>::infinity();
+    values[9 * 2048 + 300] = -std::nanf("1");
+    values[11 * 2048 + 1999] = -0x1p101f;
     for (const Codec& codec : codecs_and_signs()) {
         if (codec.block != 64 && codec.block != 256 && codec.block != 2048) continue;
         for (const int64_t count : {kLeast - 1, kLeast, kLeast + 1, kLeast + 2048 + 77}) {
@@ -252,6 +264,10 @@ TEST_P(Codecs, GiveTheReferencesBitsWhereDecodeStreams) {
             encode_reference(codec, values.data(), count, {part.data(), count}, 0);
             std::vector<float> want(static_cast<size_t>(count));
             decode_reference(codec, {part.data(), count}, 0, count, want.data());
+            ASSERT_LT(std::ranges::count_if(want, [](float value) { return std::isnan(value); }),
+                      count / 50);
+            ASSERT_GT(std::ranges::count_if(want, [](float value) { return value != 0; }),
+                      count / 2);
             for (const size_t offset : {size_t{0}, size_t{1}, size_t{8}}) {
                 std::vector<Line> memory(static_cast<size_t>(count) / kLine + 2);
                 float* got = memory.front().values.data() + offset;

@@ -12,6 +12,7 @@ import struct
 import unittest
 
 from harness import DIVERGED, FERRY, IO, USAGE, FerryTest, start, write_tensors
+from ranks import ENVIRONMENT, MPIRUN
 
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
@@ -355,6 +356,12 @@ class IdsTest(HfTest):
         self.assertEqual(absent.code, 0, absent.err)
         self.assertIn("tokens not checked: not-there.bin is not there yet", absent.out)
         self.assert_trained(self.train(config, "--set", "data.small_vocabulary=ignore"))
+        if not shutil.which("mpirun"):
+            return
+        ranks = self.train(config, "--set", "data.small_vocabulary=ignore", "--set", "batch.micro_batches=2",
+                           through=[*MPIRUN, "-n", "2"], env=ENVIRONMENT)
+        self.assert_trained(ranks)
+        self.assertEqual(ranks.err.count("a vocabulary of 30"), 1, ranks.err)
 
     def test_documents_have_positions_of_their_own(self):
         ids = self.ids("H", [i % 60 for i in range(4000)])

@@ -454,8 +454,27 @@ class SavedByAGpuTest(PredictionTest):
         text = self.ferry(*words, *long).out
         self.assertEqual(text.count("another optimizer, zeroone_adam"), 2)
         self.assertIn("best of all: ", text)
+        self.assertIn("; 0/1 Adam's local steps are left out\n", text)
         short = self.ferry(*words, "--set", "steps=1").out
         self.assertIn("another optimizer, onebit_adam: refused, the run ends before the second moment stays", short)
+        self.assertIn("onebit_adam, 1 step in full\n", self.ferry(*words, "--set", "steps=2").out)
+
+    def test_steps_in_full_of_another_optimizer_keep_what_its_others_keep(self):
+        words = ("plan", EXAMPLE, "--machine", SAVED, "--ranks", "4", "--ranks-per-host", "2", "--network", "100Mbit", "--json",
+                 "--set", "model.layers=4", "--set", "batch.micro_batches=4", "--set", "steps=100")
+        hosts = ("--set", "zero.ranks_per_host=2", "--set", "zero.secondary_shard=node", "--set", "zero.compress.weights=int8")
+        for more in ((), hosts):
+            network = json.loads(self.ferry(*words, *more).out)["network"]
+            other = network["other_optimizers"][0]
+            self.assertEqual(other["optimizer"], "onebit_adam")
+            own = json.loads(self.ferry(*words, *more, "--set", "optimizer.method=onebit_adam",
+                                        "--set", "optimizer.freeze_step=20").out)["network"]["steps"]
+            self.assertEqual(sum(one["second_shards"] for one in own), 4)
+            full = {(one["weights"], one["second_shards"]): one["seconds"] for one in own if one["gradients"] == "none"}
+            means = [0.2 * full[one["weights"], one["second_shards"]] + 0.8 * one["seconds"]
+                     for one in own if one["gradients"] == "signs"]
+            self.assertEqual(len(means), 4)
+            self.assertAlmostEqual(other["mean_step_seconds"] / min(means), 1, delta=0.01)
 
     def test_a_gpu_that_is_not_here_is_said_once(self):
         done = self.ferry("plan", EXAMPLE, "--machine", SAVED, "--ranks", "2", "--network", "1Gbit", "--set", "model.layers=4",

@@ -1,6 +1,6 @@
-"""The optimizer's SIMD sources for processors this machine is not: NEON and SVE, compiled by the cross
-compiler of the distribution (g++-aarch64-linux-gnu) and looked at, not run. What must hold is what
-numerics.md asks of every target: no fused multiply-add, exact division and square root."""
+"""SIMD sources of the optimizer and of the codecs for processors this machine is not: NEON and SVE,
+compiled by the cross compiler of the distribution (g++-aarch64-linux-gnu) and looked at, not run. What
+must hold is what numerics.md asks of every target: no fused multiply-add, exact division and square root."""
 
 import concurrent.futures
 import pathlib
@@ -13,8 +13,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPILER, DISASSEMBLER = "aarch64-linux-gnu-g++", "aarch64-linux-gnu-objdump"
 HIGHWAY = pathlib.Path("/usr/include/hwy")
-# The longest rule, one with a sign, and the norms with the casts; the others are made of the same.
-SOURCES = ("adamw", "lion", "norms")
+# The longest rule, one with a sign, and the norms with the casts; the others are made of the same. And the codecs.
+SOURCES = ("optim/adamw", "optim/lion", "optim/norms", "zero/codec")
 # Every target that the compiler and Highway have: those of one build with the baseline of ARMv8.
 TARGETS = {"NEON", "SVE", "SVE2", "SVE_256", "SVE2_128"}
 FUSED = re.compile(r"\t(f?n?m(?:la|ls|add|sub|ad|sb)|f(?:recpe|rsqrte)\w*)\s+[vzsd]\d+[.,]")
@@ -45,8 +45,8 @@ class Aarch64Test(unittest.TestCase):
                               stdout=subprocess.PIPE, text=True).stdout
 
     def check(self, name):
-        text = self.assembly(ROOT / f"src/optim/{name}.cc")
-        found = set(re.findall(r"\bN_(\w+)::run_", text))
+        text = self.assembly(ROOT / f"src/{name}.cc")
+        found = set(re.findall(r"\bN_(\w+)::(?:run|encode)_", text))
         return name, found, sorted({match.group(0) for match in FUSED.finditer(text)})
 
     def test_every_target_compiles_and_fuses_nothing(self):

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "base/log.h"
+#include "base/of_rank.h"
 #include "ferry/config.h"
 #include "ferry/error.h"
 #include "markdown.h"
@@ -324,6 +325,47 @@ TEST(Config, WarnsOfASecondMomentThatStaysBeforeTheWarmUpIsOver) {
         EXPECT_EQ(warned(method, key, 19), "");
         set_first_of_run(true);
     }
+}
+
+TEST(Config, WarnsOfLocalStepsThatTheRunDoesNotReach) {
+    const auto warned = [](const std::string& scaler) {
+        testing::internal::CaptureStderr();
+        std::vector<std::string> keys{"optimizer.method=zeroone_adam",
+                                      "optimizer.var_freeze_step=20",
+                                      "optimizer.local_step_clipper=16",
+                                      "zero.stage=0",
+                                      "steps=100",
+                                      "schedule.warmup_steps=20"};
+        if (!scaler.empty()) keys.push_back("optimizer.local_step_scaler=" + scaler);
+        parse(keys);
+        return testing::internal::GetCapturedStderr();
+    };
+    EXPECT_EQ(warned("79"), "");
+    for (const char* scaler : {"80", ""}) {
+        const std::string said = warned(scaler);
+        for (const char* part : {"optimizer.local_step_clipper is 16", "no step is local",
+                                 "var_freeze_step 20", "set local_step_scaler below"})
+            EXPECT_NE(said.find(part), std::string::npos) << said;
+    }
+}
+
+TEST(Config, WarnsOnTheFirstRanksThreadAlone) {
+    const auto warned = [] {
+        testing::internal::CaptureStderr();
+        parse({"parallel.virtual_stages=2"});
+        return testing::internal::GetCapturedStderr();
+    };
+    EXPECT_NE(warned(), "");
+    {
+        const OfRank second(1);
+        EXPECT_EQ(warned(), "");
+        {
+            const OfRank first(0);
+            EXPECT_NE(warned(), "");
+        }
+        EXPECT_EQ(warned(), "");
+    }
+    EXPECT_NE(warned(), "");
 }
 
 TEST(Config, ExamplesAreValid) {

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "base", "aio_kinds": "base", "codec_kind": "base", "optim_kinds": "base", "executor": "base",
           "streams": "base", "user_files": "aio", "lease": "swap", "learning_rate": "optim", "export": "train", "team": "topology", "ferry": "capi"}
 # The contract headers in a module's folder beside <module>.h.
-CONTRACTS = {"base": "bugs checksum cpu_time cuda_values files json_reader log median philox-inl process_limits progress random simd_dispatch simd_targets text threads widen-inl words",
+CONTRACTS = {"base": "bugs checksum cpu_time cuda_values files json_reader log median of_rank philox-inl process_limits progress random simd_dispatch simd_targets text threads widen-inl words",
              "aio": "published_run", "ops": "attention_tiles blas_kernels block_lists matrix_kernels part_attention patterns product_table slow_paths stopwatch timed_ops timed_stream view",
              "model": "gradients huggingface saved_activations", "planner": "recorder request work",
              "checkpoint": "array_file file_writer io_memory manifest stripe_sums saved steps tensors_ahead",

@@ -215,9 +215,10 @@ void add_others(NetworkReport& report, std::vector<OtherOptimizer> others,
             for (const CodecStep& step : its.steps) {
                 if (step.gradients != CodecKind::sign) continue;
                 other.steps.push_back(step);
-                // Its steps in full send weights as this one does.
+                // Its steps in full gather weights as this one does.
                 const auto in_full = std::ranges::find_if(its.steps, [&](const CodecStep& one) {
-                    return one.gradients == CodecKind::none && one.weights == step.weights;
+                    return one.gradients == CodecKind::none && one.weights == step.weights &&
+                           one.second_shards == step.second_shards;
                 });
                 const double mean_s = mean_of(*other.config, in_full->seconds, step.seconds);
                 if (other.mean_s && mean_s >= least_s) continue;
@@ -265,24 +266,31 @@ std::string text_of(const OtherOptimizer& other, double uncoded_s) {
             "  {:<10} {:<8} {:<14} {:>12} {:>10.4f} {:>7.2f}x  another optimizer, {}\n",
             word_of(step.gradients), word_of(step.weights), hosts_text(step),
             format_bytes(step.sent_bytes), step.seconds, uncoded_s / step.seconds, name);
-    if (other.mean_s)
-        text += fmt::format(
-            "  {:<33} {:>13} {:>10.4f} {:>7.2f}x  {}, {} steps in full\n", "mean of the run", "",
-            *other.mean_s, uncoded_s / *other.mean_s, name,
-            train::MomentumSchedule(other.config->optimizer)
-                .of_each(other.config->steps)[static_cast<size_t>(zero::Exchanged::gradients)]);
-    return text;
+    if (!other.mean_s) return text;
+    const int64_t in_full =
+        train::MomentumSchedule(other.config->optimizer)
+            .of_each(other.config->steps)[static_cast<size_t>(zero::Exchanged::gradients)];
+    return text + fmt::format("  {:<33} {:>13} {:>10.4f} {:>7.2f}x  {}, {} step{} in full\n",
+                              "mean of the run", "", *other.mean_s, uncoded_s / *other.mean_s, name,
+                              in_full, in_full == 1 ? "" : "s");
 }
 
 // What is faster than every codec of the configuration's own optimizer.
 std::string text_of_best_other(const NetworkReport& report) {
     if (report.others.empty()) return "";
+    // Every row is of a step that exchanges.
+    const bool local = std::ranges::any_of(report.others, [](const OtherOptimizer& other) {
+        return other.method == optim::Method::zeroone_adam && other.mean_s;
+    });
+    const std::string_view without = local ? "; 0/1 Adam's local steps are left out" : "";
     const OtherOptimizer* other = report.best_other();
-    if (!other) return "  best of all: the same, no other optimizer is faster over the run\n";
+    if (!other)
+        return fmt::format("  best of all: the same, no other optimizer is faster over the run{}\n",
+                           without);
     return fmt::format(
         "  best of all: optimizer.method={}, {:.4f} s a step over the run; it is "
-        "another optimizer, with a loss of its own\n",
-        optim::name_of(other->method), *other->mean_s);
+        "another optimizer, with a loss of its own{}\n",
+        optim::name_of(other->method), *other->mean_s, without);
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ void check_vocabulary(const Config& config, const model::Description& made,
     const std::string text =
         fmt::format("a vocabulary of {}, where the model's has {}", tokens.vocabulary, known);
     if (config.data.small_vocabulary == OnDoubt::ignore)
-        return log_warn(config.data.tokens + " has " + text);
+        return log_warn_of_run(config.data.tokens + " has " + text);
     throw Error(Trouble::usage,
                 {.what = "the tokens can hardly be those of the model's own tokenizer",
                  .where = "data.tokens: " + config.data.tokens,
