@@ -174,6 +174,7 @@ cost::KernelTimes kernels_of_any(comm::Communicator& ranks, Executor& executor,
     };
     constexpr size_t kPart = 64;  // a model has few kinds, and there may be many ranks
     std::vector<Kernel> kernels;
+    kernels.reserve(mine.seconds.size());
     for (const auto& [kind, seconds] : mine.seconds) kernels.push_back({kind, seconds});
     cost::KernelTimes found;
     for (const auto& rank : gather_all<Kernel, kPart>(ranks, executor, kernels, "kernels' times"))

@@ -164,6 +164,7 @@ std::vector<Action> actions_by_clock(const Stage& stage, int64_t groups) {
     // A stage is done with one visit at a time.
     std::ranges::sort(events, {}, [](const Event& e) { return std::tuple(e.done, e.stage); });
     std::vector<Action> actions;
+    actions.reserve(events.size());
     for (const Event& event : events) actions.push_back(event.action);
     return actions;
 }

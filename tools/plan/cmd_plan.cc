@@ -412,89 +412,118 @@ nlohmann::json plan_json(const planner::Plan& plan, const Config& config) {
             {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.of_run())}};
 }
 
+// All that `ferry plan` says of a configuration.
+struct Answer {
+    std::vector<planner::Plan> plans{};  // of each stage
+    std::string planned_by{};
+    bool tokens_checked = false;
+    std::optional<train::PatternShare> pattern{};
+    std::optional<std::vector<ops::SlowPath>> slow{};
+    std::optional<PredictionReport> report{};
+    std::vector<Phase> phases{};
+    std::optional<NetworkReport> over_network{};
+    std::optional<CheckpointCost> checkpoint{};
+    Wear wear{};
+    int64_t longest = 0;
+    const planner::Plan& plan() const { return plans.front(); }
+    // Of the whole configuration; null: not known.
+    const train::Prediction* step() const {
+        return report && report->found.missing.empty() ? &report->prediction : nullptr;
+    }
+};
+
+// What a user should know of these plans before reading them.
+void warn_of(const Answer& answer, const Config& config, const train::RankCount& count) {
+    warn_of_hosts(answer.plan(), count);
+    warn_of_other_hosts(answer.plan(), config, count);
+    train::warn_of_one_host(config, train::world_of(config, 0, count.ranks, count.on_a_host));
+    train::warn_of_bubble(answer.plan());
+    train::warn_of_gathers(answer.plan());
+}
+
+void print_text(const PlanOptions& options, const Config& config, const Answer& answer,
+                const train::Predictor& predictor) {
+    print_plan(answer.plan(), config);
+    print("{}", pipeline_text(answer.plans, answer.step(), predictor.schedules()));
+    print("planned by {}\n\n", answer.planned_by);
+    if (!answer.tokens_checked)
+        print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
+    print("{}", text_of(answer.pattern, config));
+    if (options.longest) print("{}", text_of_longest(answer.longest, config));
+    if (answer.slow) print("{}", text_of(*answer.slow));
+    if (answer.report) print("{}", text_of(*answer.report));
+    print("{}", text_of(answer.phases));
+    if (answer.over_network) print("{}", text_of(*answer.over_network));
+    print("{}", text_of(answer.wear, config));
+    if (answer.checkpoint) print("{}", text_of(*answer.checkpoint));
+    if (options.schedule) print_schedule(config, train::schedule_of(config));
+}
+
+nlohmann::json json_of(const PlanOptions& options, const Config& config, const Answer& answer,
+                       const train::Predictor& predictor) {
+    nlohmann::json line = plan_json(answer.plan(), config);
+    line["phases"] = to_json(answer.phases, answer.plan().partition.of_run());
+    if (const auto mean = mean_seconds(answer.phases)) line["mean_step_seconds"] = *mean;
+    line["planned_by"] = answer.planned_by;
+    line["tokens_checked"] = answer.tokens_checked;
+    line["attention"] = to_json(answer.pattern, config);
+    line["slow_operations"] = answer.slow ? to_json(*answer.slow) : nlohmann::json();
+    line["wear"] = to_json(answer.wear);
+    if (answer.plans.size() > 1)
+        line["pipeline"] = pipeline_json(answer.plans, answer.step(), predictor.schedules());
+    if (options.longest) line["longest_sequence"] = answer.longest;
+    if (answer.checkpoint) line["checkpoint"] = to_json(*answer.checkpoint);
+    if (answer.report) line["prediction"] = to_json(*answer.report);
+    if (answer.over_network) line["network"] = to_json(*answer.over_network);
+    if (options.schedule) line["schedule"] = schedule_json(config, train::schedule_of(config));
+    return line;
+}
+
 void run_plan(const PlanOptions& options) {
     if (options.layouts) return run_layouts(options);
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     if (!options.pattern_svg.empty()) check_picture_file("--pattern-svg", options.pattern_svg);
-    const bool tokens_checked = train::check_token_header(config);
+    Answer answer{.tokens_checked = train::check_token_header(config)};
     if (options.machine.empty()) train::check_reserved_cores(config);  // else of another machine
     const train::RankCount count = count_of(options, config);
     const std::optional<Network> network = network_of(options);
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto predictor = predictor_for(config, count, machine);
-    const std::string planned_by = plan_by(machine, config, *predictor);
+    answer.planned_by = plan_by(machine, config, *predictor);
     if (network && !options.prediction && predictor->schedules().offers.empty())
         log_warn(
             "--network does nothing here: with --no-prediction only the choice of a "
             "pipeline's schedule goes by it");
     if (network) predictor->choose_schedule(over(*network, count, config, predictor->planned_by()));
-    const std::vector<planner::Plan> plans = predictor->plans(train::request_of(config));
-    const planner::Plan& plan = plans.front();
-    warn_of_hosts(plan, count);
-    warn_of_other_hosts(plan, config, count);
-    train::warn_of_one_host(config, train::world_of(config, 0, count.ranks, count.on_a_host));
-    train::warn_of_bubble(plan);
-    train::warn_of_gathers(plan);
-    const optim::LrSchedule schedule = train::schedule_of(config);
-    const std::optional<train::PatternShare> share = train::pattern_share(config);
-    if (!options.pattern_svg.empty()) draw_pattern(options.pattern_svg, share, config);
-    const std::optional<std::vector<ops::SlowPath>> slow =
-        train::slow_operations(config, predictor->is_here());
-    std::optional<PredictionReport> report;
-    if (options.prediction) report = prediction_of(machine, config, *predictor, plan, network);
+    answer.plans = predictor->plans(train::request_of(config));
+    const planner::Plan& plan = answer.plan();
+    warn_of(answer, config, count);
+    answer.pattern = train::pattern_share(config);
+    if (!options.pattern_svg.empty()) draw_pattern(options.pattern_svg, answer.pattern, config);
+    answer.slow = train::slow_operations(config, predictor->is_here());
+    if (options.prediction)
+        answer.report = prediction_of(machine, config, *predictor, plan, network);
+    const PredictionReport* const report = answer.report ? &*answer.report : nullptr;
     if (report && !options.svg.empty()) require_step(*report);
-    std::vector<Phase> phases;
-    if (options.json || plan.has_feedback()) phases = phases_of(config, plan);
-    if (report && report->found.missing.empty())
-        predict(phases, report->prediction.step_seconds, config, *predictor, plan,
+    if (options.json || plan.has_feedback()) answer.phases = phases_of(config, plan);
+    if (answer.step())
+        predict(answer.phases, answer.step()->step_seconds, config, *predictor, plan,
                 report->found.measurements);
-    const std::optional<NetworkReport> over_network =
-        network && report ? codecs_over(options, *network, config, count, machine, *report)
-                          : std::nullopt;
-    const auto checkpoint =
-        checkpoint_cost(config, plan, predictor->layers(), count, report ? &*report : nullptr);
-    const train::Prediction* const step =
-        report && report->found.missing.empty() ? &report->prediction : nullptr;
-    const Wear wear = wear_of(config, *predictor, plan, count,
-                              report ? report->found.path_rates : std::vector<double>{});
+    if (network && report)
+        answer.over_network = codecs_over(options, *network, config, count, machine, *report);
+    answer.checkpoint = checkpoint_cost(config, plan, predictor->layers(), count, report);
+    answer.wear = wear_of(config, *predictor, plan, count,
+                          report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())
         write_picture("--svg", options.svg, timeline_svg(report->prediction, machine_text()));
-    const int64_t longest = options.longest ? predictor->longest_sequence() : 0;
-    if (!options.json) {
-        print_plan(plan, config);
-        print("{}", pipeline_text(plans, step, predictor->schedules()));
-        print("planned by {}\n\n", planned_by);
-        if (!tokens_checked)
-            print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
-        print("{}", text_of(share, config));
-        if (options.longest) print("{}", text_of_longest(longest, config));
-        if (slow) print("{}", text_of(*slow));
-        if (report) print("{}", text_of(*report));
-        print("{}", text_of(phases));
-        if (over_network) print("{}", text_of(*over_network));
-        print("{}", text_of(wear, config));
-        if (checkpoint) print("{}", text_of(*checkpoint));
-        if (options.schedule) print_schedule(config, schedule);
-        return;
-    }
-    nlohmann::json line = plan_json(plan, config);
-    line["phases"] = to_json(phases, plan.partition.of_run());
-    if (const auto mean = mean_seconds(phases)) line["mean_step_seconds"] = *mean;
-    line["planned_by"] = planned_by;
-    line["tokens_checked"] = tokens_checked;
-    line["attention"] = to_json(share, config);
-    line["slow_operations"] = slow ? to_json(*slow) : nlohmann::json();
-    line["wear"] = to_json(wear);
-    if (plans.size() > 1) line["pipeline"] = pipeline_json(plans, step, predictor->schedules());
-    if (options.longest) line["longest_sequence"] = longest;
-    if (checkpoint) line["checkpoint"] = to_json(*checkpoint);
-    if (report) line["prediction"] = to_json(*report);
-    if (over_network) line["network"] = to_json(*over_network);
-    if (options.schedule) line["schedule"] = schedule_json(config, schedule);
-    print("{}", json_line(line));
+    if (options.longest) answer.longest = predictor->longest_sequence();
+    if (options.json)
+        print("{}", json_line(json_of(options, config, answer, *predictor)));
+    else
+        print_text(options, config, answer, *predictor);
 }
 
 }  // namespace

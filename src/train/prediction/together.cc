@@ -177,6 +177,7 @@ constexpr size_t kOfAKernel = std::tuple_size_v<cost::KernelTimes::Kind> + 1;
 
 std::vector<double> numbers_of(const Measurements& measured) {
     std::vector<double> numbers;
+    numbers.reserve(kFixed + kOfAKernel * measured.kernels.seconds.size());
     for (const auto rate : kRates) numbers.push_back(measured.*rate);
     for (const auto overhead : kOverheads) numbers.push_back(measured.*overhead);
     for (const double seconds : measured.kernels.saved_s) numbers.push_back(seconds);

@@ -276,17 +276,16 @@ void StartedRun::take_stages(const StageOrder& order) {
 }
 
 std::vector<planner::Plan> StartedRun::plans_of_stages(std::span<const zero::Stage> stages) const {
-    return train::plans_of_stages(
-        stages, [&](const zero::Stage& stage, std::optional<int64_t> chunk_elements) {
-            // The rank of it that has least of its host.
-            const std::span<const int> of_stage =
-                std::span(sharers_of_hosts_)
-                    .subspan(static_cast<size_t>(stage.index * world_.of_a_stage()),
-                             static_cast<size_t>(world_.of_a_stage()));
-            World other = world_;
-            other.local_ranks = std::ranges::max(of_stage);
-            return planner_->plan_of(of_rank(request_of(config_), other), stage, chunk_elements);
-        });
+    return train::plans_of_stages(stages, [&](const zero::Stage& stage,
+                                              std::optional<int64_t> chunk_elements) {
+        // The rank of it that has least of its host.
+        const auto ranks = static_cast<size_t>(world_.of_a_stage());
+        const std::span<const int> of_stage =
+            std::span(sharers_of_hosts_).subspan(static_cast<size_t>(stage.index) * ranks, ranks);
+        World other = world_;
+        other.local_ranks = std::ranges::max(of_stage);
+        return planner_->plan_of(of_rank(request_of(config_), other), stage, chunk_elements);
+    });
 }
 
 // Why this rank cannot have its part of the stages as they are; none: it can.
