@@ -453,8 +453,6 @@ class ScriptsTest(FerryTest):
         self.assertLess(sent["0/1 Adam"], 0.6 * sent["1-bit Adam"])
         self.assertGreater(rows["200 Mbit/s: 0/1 Adam, a step"]["ratio"], 0)
         self.assertGreater(rows["200 Mbit/s: 0/1 Adam, predicted"]["reference"], 0)
-        self.assertLess(rows["200 Mbit/s: 0/1 Adam, predicted"]["reference"],
-                        rows["200 Mbit/s: 1-bit Adam, predicted"]["reference"])
 
 
 if __name__ == "__main__":

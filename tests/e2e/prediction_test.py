@@ -75,7 +75,7 @@ class PlanTest(PredictionTest):
                                      "phases", "mean_step_seconds", "inputs_saved", "ranks", "tensor", "sequence", "kernel_exchanges", "tiers", "schedules", "wear", "planned_by", "prediction", "slow_operations",
                                      "tokens_checked", "attention"})
         prediction = plan["prediction"]
-        self.assertEqual(set(prediction), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
+        self.assertEqual(set(prediction), {"exchanges", "step_seconds", "simulated_groups", "speculative", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "peak_bound_seconds", "links", "timeline",
                                          "what_if", "measured", "assumed", "state",
                                          "bound_state", "attention", "bound_attention", "mlp", "bound_mlp",
