@@ -14,8 +14,8 @@ struct Answers {
     std::map<std::pair<const void*, int>, bool> by_kernel;
 };
 Answers& answers() {
-    static auto* const all = new Answers;  // outlives what launches at the program's end
-    return *all;
+    static auto* const kAll = new Answers;  // outlives what launches at the program's end
+    return *kAll;
 }
 
 }  // namespace
