@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/of_rank.h"
 #include "base/process_limits.h"
 #include "base/text.h"
 #include "comm/comm.h"
@@ -90,8 +91,6 @@ ferry::Error as_named(const std::system_error& error) {
 void label_log() {
     if (const auto rank = ferry::comm::launched_rank())
         setenv("FERRY_LOG_LABEL", ("rank " + std::to_string(*rank)).c_str(), 0);
-    // All read the same configuration.
-    ferry::set_first_of_run(ferry::comm::launched_rank().value_or(0) == 0);
 }
 
 // Help and version are "errors" of code 0; every other one is a usage error.
@@ -110,6 +109,8 @@ void parse(CLI::App& app, std::vector<std::string> words) {
 int main(int argc, char** argv) {
     ferry::hold_standard_streams();  // before anything is opened
     label_log();
+    // All ranks read the same configuration.
+    const ferry::OfRank warns_as(ferry::comm::launched_rank().value_or(0));
     ferry::tools::leave_no_drafts();
     // A file over the limit, or a reader that went away, is an error to report, not a kill: a
     // killed run leaves its files on NVMe.

@@ -56,7 +56,6 @@ spdlog::logger& logger() {
 }
 
 std::atomic<const LogSink*> g_sink{nullptr};
-std::atomic<bool> g_first_of_run{true};
 thread_local int t_bugs_throw = 0;
 thread_local bool t_later_rank = false;
 
@@ -91,10 +90,7 @@ void log_debug(std::string_view message) { say(LogLevel::debug, printable(messag
 void log_info(std::string_view message) { say(LogLevel::info, printable(message)); }
 void log_warn(std::string_view message) { say(LogLevel::warn, printable(message)); }
 void log_warn_of_run(std::string_view message) {
-    if (g_first_of_run.load(std::memory_order_relaxed) && !t_later_rank) log_warn(message);
-}
-void set_first_of_run(bool first) noexcept {
-    g_first_of_run.store(first, std::memory_order_relaxed);
+    if (!t_later_rank) log_warn(message);
 }
 OfRank::OfRank(int rank) noexcept : was_later_(t_later_rank) { t_later_rank = rank > 0; }
 OfRank::~OfRank() { t_later_rank = was_later_; }

@@ -11,10 +11,9 @@ namespace ferry {
 void log_debug(std::string_view message);
 void log_info(std::string_view message);
 void log_warn(std::string_view message);
-// What every rank of a run would say alike: the first one alone does.
+// What every rank of a run would say alike: a thread of another than the first does not
+// (base/of_rank.h).
 void log_warn_of_run(std::string_view message);
-// What this process is, where it is a rank of several; before it says anything.
-void set_first_of_run(bool first) noexcept;
 
 enum class LogLevel : uint8_t { debug, info, warn, bug };
 // Called on any thread, for every line whatever its level. Must not call ferry or throw.

@@ -1,4 +1,4 @@
-// Ranks of one program that launches them itself: what a thread says as one of them.
+// What a thread says as one of several ranks.
 #pragma once
 
 namespace ferry {

@@ -490,18 +490,17 @@ void check_onebit_adam(const Config& c, const Given& given) {
     const std::string freeze(kKeys[0]);
     refuse_of_another(o, given, optim::Method::onebit_adam, "1-bit Adam", kKeys);
     if (o.method != optim::Method::onebit_adam) return;
-    demand(given,
-           {{o.freeze_step > 0, freeze,
-             "1-bit Adam is told after how many updates the second moment stays",
-             show("freeze_step", o.freeze_step),
-             "set it to 15 to 25 % of the steps, and to no less than schedule.warmup_steps",
-             "1 or more"},
-            {o.freeze_step<c.steps, freeze, "the run ends before the second moment stays",
-                           show("freeze_step", o.freeze_step) + ", " + show("steps", c.steps),
-                           c.steps> 1
-                 ? "set it below steps, or optimizer.method to \"adamw\""
-                 : "set steps to 2 or more, or optimizer.method to \"adamw\"",
-             c.steps > 1 ? "at most " + std::to_string(c.steps - 1) : "2 steps or more"}});
+    const bool stays_within = o.freeze_step < c.steps, one_step = c.steps == 1;
+    demand(given, {{o.freeze_step > 0, freeze,
+                    "1-bit Adam is told after how many updates the second moment stays",
+                    show("freeze_step", o.freeze_step),
+                    "set it to 15 to 25 % of the steps, and to no less than schedule.warmup_steps",
+                    "1 or more"},
+                   {stays_within, freeze, "the run ends before the second moment stays",
+                    show("freeze_step", o.freeze_step) + ", " + show("steps", c.steps),
+                    (one_step ? "set steps to 2 or more" : "set it below steps") +
+                        std::string(", or optimizer.method to \"adamw\""),
+                    one_step ? "2 steps or more" : "at most " + std::to_string(c.steps - 1)}});
     warn_of_warm_up(c, given, freeze, o.freeze_step);
 }
 

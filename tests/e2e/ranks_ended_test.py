@@ -149,6 +149,16 @@ class EndedTest(Ranks):
                      "zero.timeout_seconds", "do:       "):
             self.assertIn(text, run.stderr)
 
+    def messages(self, command, ranks=3):
+        """Bytes of each message of rank 1, in order, in a run that nothing ends."""
+        file = self.path("messages")
+        if os.path.exists(file):
+            os.remove(file)
+        said, codes = self.mortal(command, ranks, FERRY_TEST_MESSAGES=file)
+        self.assertEqual(codes, dict.fromkeys(range(ranks), 0), said)
+        with open(file, encoding="ascii") as lines:
+            return [int(line) for line in lines]
+
     def mortal(self, command, ranks=3, **environment):
         """Rank 1, of 3 unless said, ends as the environment says. Each rank's exit code and last words; mpirun is
         told to leave the others alone, so that they end by themselves."""
@@ -205,11 +215,7 @@ class EndedTest(Ranks):
             config = self.config(zero__stage=stage, steps=2, evaluate__micro_batches=3,
                                  evaluate__every=1, **self.tight(3))
             command = self.command(config)
-            messages = self.path(f"messages-{stage}")
-            said, codes = self.mortal(command, FERRY_TEST_MESSAGES=messages)
-            self.assertEqual(codes, {0: 0, 1: 0, 2: 0}, said)
-            with open(messages, encoding="ascii") as file:
-                sizes = [int(line) for line in file]
+            sizes = self.messages(command)
             for message, operation in self.phases(sizes, stage):
                 with self.subTest(stage=stage, operation=operation):
                     said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(message))
@@ -224,11 +230,7 @@ class EndedTest(Ranks):
                              **self.tight(3))
         command = self.command(config)
         self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
-        messages = self.path("messages-tensors")
-        said, codes = self.mortal(command, FERRY_TEST_MESSAGES=messages)
-        self.assertEqual(codes, {0: 0, 1: 0, 2: 0}, said)
-        with open(messages, encoding="ascii") as file:
-            sizes = [int(line) for line in file]
+        sizes = self.messages(command)
         part = 11 * 64 * 4  # bytes of a third of 32 tokens' rows
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(sizes.index(part) + 1))
         self.assert_ended(said, codes, "lost rank 1: its process has ended", "exchange of the sums of layer 0, step 1",
@@ -242,11 +244,7 @@ class EndedTest(Ranks):
                              **{**self.tight(4), "swap__chunk_elements": 4096})
         command = self.command(config)
         self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
-        messages = self.path("messages-hosts")
-        said, codes = self.mortal(command, 4, FERRY_TEST_MESSAGES=messages)
-        self.assertEqual(codes, {0: 0, 1: 0, 2: 0, 3: 0}, said)
-        with open(messages, encoding="ascii") as file:
-            sizes = [int(line) for line in file]
+        sizes = self.messages(command, 4)
         part = 4096 + 4096 // 64 * 4  # bytes of a chunk as codes
         for size, neighbour, operation in ((2 * part, 0, "exchange of the gradient in the host of layer"),
                                            (part, 3, "exchange of the gradient of layer")):
@@ -264,11 +262,7 @@ class EndedTest(Ranks):
                              **{**self.tight(3), "budgets__host": "6MiB"})
         command = self.command(config)
         self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
-        messages = self.path("messages-stages")
-        said, codes = self.mortal(command, FERRY_TEST_MESSAGES=messages)
-        self.assertEqual(codes, {0: 0, 1: 0, 2: 0}, said)
-        with open(messages, encoding="ascii") as file:
-            sizes = [int(line) for line in file]
+        sizes = self.messages(command)
         passed = config["batch"]["micro_batch"] * config["batch"]["sequence"] * config["model"]["hidden"] * 4
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(sizes.index(passed) + 1))
         self.assert_ended(said, codes, "lost rank 1: its process has ended", "pass of the block input")
@@ -281,11 +275,7 @@ class EndedTest(Ranks):
                              **{**self.tight(3), "budgets__host": "6MiB"})
         command = self.command(config)
         self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
-        messages = self.path("messages-schedule")
-        said, codes = self.mortal(command, FERRY_TEST_MESSAGES=messages)
-        self.assertEqual(codes, {0: 0, 1: 0, 2: 0}, said)
-        with open(messages, encoding="ascii") as file:
-            sizes = [int(line) for line in file]
+        sizes = self.messages(command)
         planned = sizes.index(1032)  # behind it two messages of each exchange
         self.assertEqual(sizes[planned:planned + 20], [1032] * 6 + [4] * 12 + [8] * 2, sizes)
         deaths = ((planned + 2, "errors"), (planned + 6, "schedule"), (planned + 16, "schedule"), (planned + 18, "schedule"))
@@ -308,11 +298,7 @@ class EndedTest(Ranks):
                              **{**self.tight(4), "budgets__host": "8MiB"})
         command = self.command(config)
         self.addCleanup(shutil.rmtree, self.path("nvme/rank-1"), ignore_errors=True)  # the killed rank's
-        messages = self.path("messages-mix")
-        said, codes = self.mortal(command, 4, FERRY_TEST_MESSAGES=messages)
-        self.assertEqual(codes, {0: 0, 1: 0, 2: 0, 3: 0}, said)
-        with open(messages, encoding="ascii") as file:
-            sizes = [int(line) for line in file]
+        sizes = self.messages(command, 4)
         rows = config["batch"]["micro_batch"] * 30 // 2 * config["model"]["hidden"] * 4  # a rank's
         # The embedding's sum; a block gathers and adds up twice each; then rank 1 passes its rows on.
         of_rows = [index for index, size in enumerate(sizes, 1) if size == rows]
