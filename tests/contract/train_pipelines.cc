@@ -547,6 +547,38 @@ TEST_F(Planned, ShortStepsAreNoShorterThanTheKernels) {
     EXPECT_NEAR(seconds(0) / seconds(std::numeric_limits<int32_t>::max()), 1, 0.15);
 }
 
+// What stages wait for each other takes its time, whatever the short steps have to exchange.
+TEST_F(Planned, NoLongStepIsShorterOverASlowerNetwork) {
+    Config config = this->config(false, 4);
+    config.model.hidden = 256;
+    config.model.head_dim = 64;
+    config.model.intermediate = 768;
+    config.batch.micro_batches = 1024;
+    config.zero.stage = 1;
+    config.budgets.device_bytes = config.budgets.host_bytes = kUnlimited;
+    const Cut cut{4, 2, 1, PipelineSchedule::round_robin, 1};
+    const auto planned = predictor(config, cut);
+    const planner::PlanRequest request = request_of(staged(config, cut));
+    const planner::Plan plan = planned->plan(request);
+    cost::Measurements fast = planned->assumed(plan);
+    // Passing a micro-batch on takes as long as its kernels, so that stages wait for each other.
+    const double kernels_s = planned->predict(request, plan, fast).stages.front().compute_seconds;
+    const double passed = static_cast<double>(plan.input_bytes * plan.micro_batches);
+    fast.between_stages = {.bytes_per_s = passed / kernels_s, .overhead_s = 1e-5};
+    const Prediction at_once = planned->predict(request, plan, fast);
+    ASSERT_TRUE(at_once.by);
+    double before_s = at_once.step_seconds;
+    for (const double part : {0.02, 0.05, 0.1, 0.2, 0.4}) {
+        cost::Measurements slow = fast;
+        slow.comm_bytes_per_s =
+            static_cast<double>(4 * plan.chunks.size() * plan.chunk_elements) / (part * kernels_s);
+        const double step_s = planned->predict(request, plan, slow).step_seconds;
+        EXPECT_GE(step_s, 0.9 * before_s) << part;
+        EXPECT_GE(step_s, 0.95 * at_once.step_seconds) << part;
+        before_s = step_s;
+    }
+}
+
 // A network between the stages that binds.
 TEST_F(Planned, TakeAsLongAsWhatTheyPass) {
     const Config config = this->config(false, 4);

@@ -190,15 +190,15 @@ std::vector<StageStep> steps_of(const Prediction& predicted) {
     return found;
 }
 
-// Makes of the longer one of two short steps what all of a long one take.
-void lengthen(Prediction& to, const Prediction& from, const ShortSteps& steps) {
+// Makes of the longer one of two short steps what all of a long one take, which is `seconds`.
+void lengthen(Prediction& to, const Prediction& from, const ShortSteps& steps, double seconds) {
     const auto line = [&](double& value, double of_from) { value = steps.at_all(of_from, value); };
     const auto line_of_bytes = [&](int64_t& value, int64_t of_from) {
         value =
             std::llround(steps.at_all(static_cast<double>(of_from), static_cast<double>(value)));
     };
     to.by = steps;
-    to.step_seconds = steps.seconds_at_all(steps_of(from), steps_of(to));
+    to.step_seconds = seconds;
     line(to.bound_seconds, from.bound_seconds);
     line(to.peak_bound_seconds, from.peak_bound_seconds);
     for (size_t l = 0; l < to.links.size(); ++l) {
@@ -233,7 +233,11 @@ Prediction Predictor::predict_pipeline(const planner::PlanRequest& request,
             return these.are_steady(steps_of(from), steps_of(to));
         });
     if (!steps) return predict_together(request, plans, measured);
-    lengthen(to, from, *steps);
+    const bool speculative = std::ranges::all_of(plans, &Plan::speculative);
+    lengthen(
+        to, from, *steps,
+        seconds_of_long_step(*steps, steps_of(from), steps_of(to), plans, speculative,
+                             model_->decoder, cost::of_rank(measured, model_->world.local_ranks)));
     return to;
 }
 

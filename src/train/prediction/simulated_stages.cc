@@ -28,10 +28,12 @@ std::vector<Plan> shortened(std::vector<Plan> plans, int64_t count) {
     return plans;
 }
 
-double ShortSteps::at_all(double of_from, double of_to) const {
+double ShortSteps::at(int64_t count, double of_from, double of_to) const {
     return of_to +
-           (of_to - of_from) * static_cast<double>(all - to) / static_cast<double>(to - from);
+           (of_to - of_from) * static_cast<double>(count - to) / static_cast<double>(to - from);
 }
+
+double ShortSteps::at_all(double of_from, double of_to) const { return at(all, of_from, of_to); }
 
 double ShortSteps::seconds_at_all(std::span<const StageStep> of_from,
                                   std::span<const StageStep> of_to) const {
@@ -42,6 +44,25 @@ double ShortSteps::seconds_at_all(std::span<const StageStep> of_from,
             seconds = std::max(seconds, at_all(of_from[s].lanes[lane], of_to[s].lanes[lane]));
     }
     return seconds;
+}
+
+bool ShortSteps::may_hide_waits(std::span<const StageStep> of_from,
+                                std::span<const StageStep> of_to) const {
+    constexpr double kFew = 0.1;  // of the seconds between both: the line errs by no more
+    constexpr std::array kOnceAStep{swap::Lane::comm, swap::Lane::read, swap::Lane::write,
+                                    swap::Lane::team};
+    double once_s = 0, step_s = 0;
+    for (size_t s = 0; s < of_to.size(); ++s) {
+        double of_stage_s = 0;
+        for (const swap::Lane lane : kOnceAStep) {
+            const double from_s = of_from[s].lanes[static_cast<size_t>(lane)],
+                         to_s = of_to[s].lanes[static_cast<size_t>(lane)];
+            of_stage_s += at(0, from_s, to_s);
+        }
+        once_s = std::max(once_s, of_stage_s);
+        step_s = std::max(step_s, of_to[s].seconds - of_from[s].seconds);
+    }
+    return once_s > kFew * step_s;
 }
 
 bool ShortSteps::are_steady(std::span<const StageStep> of_from,
@@ -132,6 +153,21 @@ std::vector<StageStep> simulate_whole(std::span<const Plan> plans, bool speculat
     return found;
 }
 
+// A machine on which the stages wait for kernels and for each other alone.
+cost::Measurements without_what_comes_once(cost::Measurements measured) {
+    constexpr double kAtOnce = 1e18;
+    for (cost::GroupRate* rate :
+         {&measured.with_sequence, &measured.with_slices, &measured.between_stages})
+        if (rate->bytes_per_s == 0) *rate = {cost::comm_rate(measured), measured.comm_overhead_s};
+    measured.comm_bytes_per_s = kAtOnce;
+    measured.comm_overhead_s = 0;
+    measured.in_host = measured.across_hosts = {kAtOnce, 0};
+    measured.nvme_bytes_per_s = measured.dram_bytes_per_s = kAtOnce;
+    measured.momentum_bytes_per_s = 0;
+    measured.update_overhead_s = 0;
+    return measured;
+}
+
 }  // namespace
 
 std::vector<StageStep> simulate_stages(std::span<const Plan> plans, bool speculative,
@@ -149,7 +185,8 @@ std::vector<StageStep> simulate_stages(std::span<const Plan> plans, bool specula
             return these.are_steady(from, to);
         });
     if (!steps) return simulate_whole(plans, speculative, decoder, measured);
-    const double seconds = steps->seconds_at_all(from, to);
+    const double seconds =
+        seconds_of_long_step(*steps, from, to, plans, speculative, decoder, measured);
     std::vector<StageStep> found;
     for (size_t s = 0; s < plans.size(); ++s) {
         found.push_back({.seconds = seconds,
@@ -158,6 +195,20 @@ std::vector<StageStep> simulate_stages(std::span<const Plan> plans, bool specula
             found[s].lanes[lane] = steps->at_all(from[s].lanes[lane], to[s].lanes[lane]);
     }
     return found;
+}
+
+double seconds_of_long_step(const ShortSteps& steps, std::span<const StageStep> of_from,
+                            std::span<const StageStep> of_to, std::span<const Plan> plans,
+                            bool speculative, const model::Decoder& decoder,
+                            const cost::Measurements& measured) {
+    const double on_line_s = steps.seconds_at_all(of_from, of_to);
+    if (!steps.may_hide_waits(of_from, of_to)) return on_line_s;
+    const cost::Measurements alone = without_what_comes_once(measured);
+    const auto of = [&](int64_t count) {
+        return simulate_whole(shortened({plans.begin(), plans.end()}, count), speculative, decoder,
+                              alone);
+    };
+    return std::max(on_line_s, steps.seconds_at_all(of(steps.from), of(steps.to)));
 }
 
 int64_t weight_bytes(const Plan& plan, const swap::Schedule& step) {

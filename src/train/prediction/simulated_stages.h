@@ -53,10 +53,15 @@ struct ShortSteps {
     // What binds the two binds a long step: its further groups take as long as the busiest lane
     // works for them. Else a drive or a network may hide what grows.
     bool steady = true;
-    double at_all(double of_from, double of_to) const;  // on a line through both
+    // On a line through both, of a step in which so many pass, or all.
+    double at(int64_t count, double of_from, double of_to) const;
+    double at_all(double of_from, double of_to) const;
     // The seconds of the step: on that line, and no shorter than any lane's work.
     double seconds_at_all(std::span<const StageStep> of_from,
                           std::span<const StageStep> of_to) const;
+    // Whether replicas' exchanges, drives and updates, which come once a step, are long enough to
+    // hide from the line what the stages wait for each other.
+    bool may_hide_waits(std::span<const StageStep> of_from, std::span<const StageStep> of_to) const;
     bool are_steady(std::span<const StageStep> of_from, std::span<const StageStep> of_to) const;
 };
 // Both fill all stages. The longer one has about as many visits of blocks by micro-batches, all
@@ -92,6 +97,12 @@ std::vector<StageStep> simulate_stages(std::span<const planner::Plan> plans, boo
                                        const model::Decoder& decoder,
                                        const cost::Measurements& measured,
                                        int64_t most_visits = kMostVisits);
+// The seconds of a long step by these two of it. Where they may hide what stages wait for each
+// other, two more are simulated in which replicas' exchanges, drives and updates take no time.
+double seconds_of_long_step(const ShortSteps& steps, std::span<const StageStep> of_from,
+                            std::span<const StageStep> of_to, std::span<const planner::Plan> plans,
+                            bool speculative, const model::Decoder& decoder,
+                            const cost::Measurements& measured);
 // Bytes of weights that come to the device in a step, from its host's memory or from other ranks.
 int64_t weight_bytes(const planner::Plan& plan, const swap::Schedule& step);
 
