@@ -1,6 +1,7 @@
 // The simulated replay of schedules: the same waits as the store's, seconds instead of work. Of
 // several ranks some tasks wait for each other, too.
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -45,6 +46,7 @@ private:
 
 struct Running {
     double begin_s = 0, left_s = 0;  // left: as if alone
+    double rate = 1;                 // seconds of it in a second, as due_s() found
     Cost cost{};
     int64_t step = 0;
     size_t task = 0;
@@ -70,23 +72,30 @@ public:
         append();
     }
 
-    // Whether a task could be started.
-    bool start_ready() {
-        bool any = false;
-        for (size_t lane = 0; lane < kLanes; ++lane) {
-            const size_t most = static_cast<Lane>(lane) == Lane::comm ? exchanges_most_ : 1;
-            if (running_[lane].size() < most) any = start(lane) || any;
+    // Starts what can be. A task that waited waits on until another one of this rank is complete.
+    void start_ready() {
+        if (std::exchange(has_completed_, false)) {
+            for (size_t lane = 0; lane < kLanes; ++lane) {
+                const size_t most = static_cast<Lane>(lane) == Lane::comm ? exchanges_most_ : 1;
+                while (running_[lane].size() < most && start(lane)) {
+                }
+            }
         }
-        return begin_met() || any;
+        if (std::exchange(exchanges_changed_, false)) begin_met();
     }
+    // Others came to a point of this rank.
+    void others_arrived() { exchanges_changed_ = true; }
 
     // When the next task is complete; infinite: nothing runs.
     double due_s() {
         const Wanted wanted = wanted_by_all();
         next_s_ = std::numeric_limits<double>::infinity();
-        for (const auto& lane : running_) {
-            for (const Running& task : lane)
-                if (runs(task)) next_s_ = std::min(next_s_, task.left_s / rate(task, wanted));
+        for (auto& lane : running_) {
+            for (Running& task : lane) {
+                if (!runs(task)) continue;
+                task.rate = rate(task, wanted);
+                next_s_ = std::min(next_s_, task.left_s / task.rate);
+            }
         }
         return now_s_ + next_s_;
     }
@@ -108,21 +117,22 @@ private:
     const Schedule& schedule() const { return step_ == 1 ? first_ : steady_; }
     static bool runs(const Running& task) { return task.begun && !task.ended; }
 
+    // At the rates that due_s() found.
     void advance(double step_s) {
-        const Wanted wanted = wanted_by_all();
         now_s_ += step_s;
         next_s_ -= step_s;
         for (size_t lane = 0; lane < kLanes; ++lane) {
+            bool any = false;
             for (Running& task : running_[lane]) {
                 if (!runs(task)) continue;
-                const double share = rate(task, wanted);
-                task.ended = task.left_s / share <= step_s * (1 + 1e-12);
-                task.left_s -= step_s * share;
+                task.ended = task.left_s / task.rate <= step_s * (1 + 1e-12);
+                task.left_s -= step_s * task.rate;
                 if (task.ended) note(lane, task);
+                any = any || task.ended;
             }
+            if (any) complete(lane);
         }
-        for (size_t lane = 0; lane < kLanes; ++lane) complete(lane);
-        append_next();
+        if (has_completed_) append_next();
     }
     void append_next() {
         if (step_ < kSteps && board_.reached(board_.newest(), schedule().outcome)) append();
@@ -154,12 +164,12 @@ private:
         }
         board_.take(static_cast<Lane>(lane));
         running_[lane].push_back(next);
+        exchanges_changed_ = exchanges_changed_ || static_cast<Lane>(lane) == Lane::comm;
         return true;
     }
 
     // Exchanges at one point go in their order.
-    bool begin_met() {
-        bool any = false;
+    void begin_met() {
         std::vector<Running>& exchanges = running_[static_cast<size_t>(Lane::comm)];
         held_.clear();
         for (Running& task : exchanges) {
@@ -168,10 +178,9 @@ private:
             if (!is_held) held_.push_back(task.point);
             if (is_held || task.begun) continue;
             if (task.point != kAlone && !arrivals_.met(task.point, task.turn)) continue;
-            task.begun = any = true;
+            task.begun = true;
             task.begin_s = now_s_;
         }
-        return any;
     }
 
     static double part_of(const Running& task, Shared resource) {
@@ -214,13 +223,15 @@ private:
         result_.busy_seconds[lane] += now_s_ - task.begin_s;
     }
 
-    // In the lane's order, whichever ended first.
+    // In the lane's order, whichever ended first. Where one did, the next at its point may begin.
     void complete(size_t lane) {
         std::vector<Running>& tasks = running_[lane];
         const auto end = std::ranges::find(tasks, false, &Running::ended);
         const auto id = static_cast<Lane>(lane);
         if (end != tasks.begin()) board_.complete(id, board_.completed(id) + (end - tasks.begin()));
         tasks.erase(tasks.begin(), end);
+        has_completed_ = true;
+        exchanges_changed_ = exchanges_changed_ || id == Lane::comm;
     }
 
     const Schedule& first_;
@@ -232,9 +243,37 @@ private:
     Scoreboard board_;
     std::array<std::vector<Running>, kLanes> running_{};  // in their order
     std::vector<int> arrived_{}, held_{};  // points: come to, and those where an exchange is left
+    bool has_completed_ = true, exchanges_changed_ = true;  // since start_ready()
     double now_s_ = 0, outcome_s_ = 0, next_s_ = 0;
     int64_t step_ = 0;
     Timeline result_;
+};
+
+// When something happens next at each rank. A tree of the earliest: of ten thousands of events none
+// looks at all ranks.
+class Dues {
+public:
+    explicit Dues(size_t ranks)
+        : leaves_(std::bit_ceil(ranks)),
+          earliest_s_(2 * leaves_, std::numeric_limits<double>::infinity()) {}
+    void set(size_t rank, double at_s) {
+        size_t node = leaves_ + rank;
+        earliest_s_[node] = at_s;
+        while ((node /= 2) > 0)
+            earliest_s_[node] = std::min(earliest_s_[2 * node], earliest_s_[2 * node + 1]);
+    }
+    double earliest_s() const { return earliest_s_[1]; }
+    // Appends the ranks that are due by then, in their order.
+    void add_due(double by_s, std::vector<size_t>& ranks, size_t node = 1) const {
+        if (earliest_s_[node] > by_s) return;
+        if (node >= leaves_) return ranks.push_back(node - leaves_);
+        add_due(by_s, ranks, 2 * node);
+        add_due(by_s, ranks, 2 * node + 1);
+    }
+
+private:
+    const size_t leaves_;
+    std::vector<double> earliest_s_;  // node 1 is the root; a node has those of 2n and 2n + 1
 };
 
 }  // namespace
@@ -252,7 +291,7 @@ std::vector<Timeline> predict_together(std::span<const RankSteps> ranks,
     }
     // Each rank has its own time, and nothing but an arrival lets another rank begin something: so
     // only those are advanced for which something happens.
-    std::vector<double> due_s(replays.size());
+    Dues dues(replays.size());
     std::vector<size_t> awake(replays.size());
     std::iota(awake.begin(), awake.end(), size_t{0});
     for (double now_s = 0;;) {
@@ -261,20 +300,19 @@ std::vector<Timeline> predict_together(std::span<const RankSteps> ranks,
             awake.pop_back();
             Replay& replay = replays[rank];
             replay.advance_to(now_s);
-            while (replay.start_ready()) {
-            }
-            due_s[rank] = replay.due_s();
+            replay.start_ready();
+            dues.set(rank, replay.due_s());
             for (const int point : replay.take_arrivals())
-                for (const size_t other : arrivals.members(point))
-                    if (other != rank) awake.push_back(other);
+                for (const size_t other : arrivals.members(point)) {
+                    if (other == rank) continue;
+                    replays[other].others_arrived();
+                    awake.push_back(other);
+                }
         }
-        now_s = std::ranges::min(due_s);
+        now_s = dues.earliest_s();
         if (now_s == std::numeric_limits<double>::infinity()) break;
-        for (size_t rank = 0; rank < replays.size(); ++rank) {
-            if (due_s[rank] > now_s) continue;
-            replays[rank].advance_to_due();
-            awake.push_back(rank);
-        }
+        dues.add_due(now_s, awake);
+        for (const size_t rank : awake) replays[rank].advance_to_due();
     }
     std::vector<Timeline> found;
     found.reserve(replays.size());

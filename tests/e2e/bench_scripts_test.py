@@ -90,6 +90,14 @@ class ScriptsTest(FerryTest):
                 self.assertIn("TFLOP/s", rows[f"{shape}: {name}"]["note"])
         self.assertIn("torch is left out with --tiny", notes)
 
+    def test_widths(self):
+        rows, _ = self.script("widths", "--lacking", "4", "1")
+        for name in ("hidden 60: forward, block: norm forward, 80 x 60, bf16",
+                     "hidden 63: head and loss, head: product nn, 80 x 63 x 512, bf16",
+                     "intermediate 159: forward, block: product nt, 80 x 318 x 64, bf16",
+                     "vocab 511: head and loss, head: cross entropy, 80 x 511, fp32"):
+            self.assertGreater(rows[name]["reference"], 0)
+
     def test_sparse_attention(self):
         rows, notes = self.script("sparse_attention", "--calls", "2")
         for density in (2, 4):

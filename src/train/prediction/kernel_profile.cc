@@ -421,7 +421,8 @@ std::optional<std::vector<ops::SlowPath>> slow_operations(const Config& config, 
     if (config.device == DeviceKind::cpu) return std::vector<ops::SlowPath>{};
     const model::Shape shape = model_of(config).shape;
     std::vector<ops::SlowPath> by_shape =
-        slow_shapes(shape, numerics_of(config, shape), config.batch.micro_batches);
+        slow_shapes(model::slice_of(shape, {config.parallel.tensor}), numerics_of(config, shape),
+                    config.batch.micro_batches);
     if (!here && by_shape.empty()) return std::nullopt;
     if (!here) return by_shape;
     const auto executor = make_thread_executor();

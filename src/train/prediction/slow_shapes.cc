@@ -1,16 +1,17 @@
 #include "slow_shapes.h"
 
+#include <cstdio>
 #include <string>
 #include <utility>
 
 namespace ferry::train {
 namespace {
 
-// B/s of rows, as src/ops/cuda/slow_notes.cc has them.
-constexpr double kRows = 2.5e12;
-// The most elements of a row that a norm's threads hold (src/ops/cuda/norm_plan.h), the heads whose
-// norm and RoPE are one kernel (rotation.h), and the columns that tensor cores take together.
-constexpr int64_t kMostHeld = 8192, kRotatedHead = 128, kTensorUnit = 8;
+// B/s of rows and FLOP/s of products, as src/ops/cuda/slow_notes.cc has them.
+constexpr double kRows = 2.5e12, kProduct = 6e14;
+// The most elements of a row that a norm's threads hold (src/ops/cuda/norm_plan.h), and the heads
+// whose norm and RoPE are one kernel (rotation.h).
+constexpr int64_t kMostHeld = 8192, kRotatedHead = 128;
 
 class Notes {
 public:
@@ -26,6 +27,19 @@ public:
                         .times = times * times_,
                         .seconds = elements * bytes / kRows,
                         .fast_seconds = elements * fast_bytes / kRows});
+    }
+    // Products of `columns` by `others`, forward and for both gradients.
+    void add_products(int64_t columns, int64_t others, double factor, const std::string& why,
+                      int64_t times) {
+        const double fast = 6 * static_cast<double>(tokens_) * static_cast<double>(columns) *
+                            static_cast<double>(others) / kProduct;
+        all_.push_back({.operation = "products",
+                        .shape = std::to_string(tokens_) + " x " + std::to_string(columns) + " x " +
+                                 std::to_string(others),
+                        .why = why,
+                        .times = times * times_,
+                        .seconds = fast * factor,
+                        .fast_seconds = fast});
     }
     std::vector<ops::SlowPath> take() { return std::move(all_); }
 
@@ -55,22 +69,129 @@ void add_turned_heads(Notes& notes, const model::Shape& shape, double compute) {
 
 // The product that gives the head's input its gradient: the odd words are the end of its depth.
 void add_odd_vocabulary(Notes& notes, const model::Shape& shape, double compute) {
-    if (compute != 2 || shape.vocab % kTensorUnit == 0 || shape.hidden % kTensorUnit != 0) return;
+    if (shape.vocab % kWidthUnit == 0 || shape.hidden % kWidthUnit != 0) return;
     notes.add("product with " + std::to_string(shape.vocab) + " words", shape.hidden,
-              "the vocabulary is no multiple of " + std::to_string(kTensorUnit) +
+              "the vocabulary is no multiple of " + std::to_string(kWidthUnit) +
                   ": a sum in fp32 and a pass over it",
               8 + compute, compute, 1);
 }
 
+// ---------------------------------------------------------------- odd widths
+
+// Operations whose rows, or whose operands', are no multiple of kWidthUnit long.
+class OddWidths {
+public:
+    OddWidths(Notes& notes, std::span<const WidthCost> costs, const model::Shape& shape,
+              const model::Numerics& numerics)
+        : notes_(notes),
+          costs_(costs),
+          shape_(shape),
+          residual_(static_cast<double>(size_of(numerics.residual))) {}
+
+    void add_all() {
+        add_hidden();
+        add_intermediate();
+        add_queries_and_keys();
+        add_vocabulary();
+    }
+
+private:
+    static constexpr double kCompute = 2;  // bytes
+    bool odd_hidden() const { return shape_.hidden % kWidthUnit != 0; }
+    int64_t query_columns() const { return shape_.heads * shape_.head_dim; }
+    int64_t columns_of_qkv() const {
+        return query_columns() + 2 * shape_.kv_heads * shape_.head_dim;
+    }
+    int64_t norms() const { return 2 * shape_.layers + 1; }
+    int64_t gates() const { return shape_.gated ? 2 : 1; }
+
+    static std::string named(const char* width, int64_t columns) {
+        return std::string(width) + " " + std::to_string(columns);
+    }
+    static std::string why(const std::string& width, double factor) {
+        char times[16];
+        std::snprintf(times, sizeof times, "%.3g", factor);
+        return width + " is no multiple of " + std::to_string(kWidthUnit) + ": " + times +
+               " times as long, as measured on an H100";
+    }
+
+    // So many bytes an element of a row.
+    void rows(Width of, WideOp op, const std::string& operation, const std::string& width,
+              int64_t columns, double bytes, int64_t times) {
+        const auto factor = factor_of(costs_, of, op, columns);
+        if (factor)
+            notes_.add(operation, columns, why(width, *factor), bytes * *factor, bytes, times);
+    }
+    // So many columns on the other side of them all, of a block or of the head.
+    void products(Width of, const std::string& width, int64_t columns, int64_t others,
+                  int64_t times) {
+        if (const auto factor = factor_of(costs_, of, WideOp::products, columns))
+            notes_.add_products(columns, others, *factor, why(width, *factor), times);
+    }
+
+    void add_hidden() {
+        const int64_t hidden = shape_.hidden;
+        const std::string width = named("hidden", hidden);
+        const int64_t of_block =
+            columns_of_qkv() + query_columns() + (gates() + 1) * shape_.intermediate;
+        products(Width::hidden, width, hidden, of_block, shape_.layers);
+        products(Width::hidden, width, hidden, shape_.vocab, 1);
+        rows(Width::hidden, WideOp::norm_forward, "norm forward", width, hidden,
+             residual_ + kCompute, norms());
+        rows(Width::hidden, WideOp::norm_backward, "norm backward", width, hidden,
+             3 * residual_ + kCompute, norms());
+        rows(Width::hidden, WideOp::embedding_forward, "embedding forward", width, hidden,
+             residual_ + kCompute, 1);
+        rows(Width::hidden, WideOp::embedding_backward, "embedding backward", width, hidden,
+             residual_ + 8, 1);
+    }
+    void add_intermediate() {
+        const int64_t columns = shape_.intermediate;
+        const std::string width = named("intermediate", columns);
+        const std::string activation = shape_.gated ? "swiglu" : "gelu";
+        const auto matrices = static_cast<double>(gates() + 1);
+        if (!odd_hidden())  // else they are among its own
+            products(Width::intermediate, width, columns, (gates() + 1) * shape_.hidden,
+                     shape_.layers);
+        rows(Width::intermediate, WideOp::activation_forward, activation + " forward", width,
+             columns, matrices * kCompute, shape_.layers);
+        rows(Width::intermediate, WideOp::activation_backward, activation + " backward", width,
+             columns, 2 * matrices * kCompute, shape_.layers);
+    }
+    // Into and out of attention a product is as one into and out of the MLP.
+    void add_queries_and_keys() {
+        if (odd_hidden()) return;
+        const auto add = [&](const char* name, int64_t columns) {
+            products(Width::intermediate, named(name, columns), columns, shape_.hidden,
+                     shape_.layers);
+        };
+        add("queries, keys and values", columns_of_qkv());
+        add("attention's output", query_columns());
+    }
+    void add_vocabulary() {
+        const std::string width = named("vocabulary", shape_.vocab);
+        if (!odd_hidden()) products(Width::vocabulary, width, shape_.vocab, shape_.hidden, 1);
+        rows(Width::vocabulary, WideOp::loss, "cross entropy", width, shape_.vocab, 4 + kCompute,
+             1);
+    }
+
+    Notes& notes_;
+    std::span<const WidthCost> costs_;
+    const model::Shape& shape_;
+    double residual_;
+};
+
 }  // namespace
 
 std::vector<ops::SlowPath> slow_shapes(const model::Shape& shape, const model::Numerics& numerics,
-                                       int64_t micro_batches) {
+                                       int64_t micro_batches, std::span<const WidthCost> costs) {
     Notes notes(numerics.sequence * numerics.micro_batch, micro_batches);
     const auto compute = static_cast<double>(size_of(numerics.compute));
     add_wide_norms(notes, shape, static_cast<double>(size_of(numerics.residual)), compute);
     add_turned_heads(notes, shape, compute);
+    if (numerics.compute == DType::f32) return notes.take();
     add_odd_vocabulary(notes, shape, compute);
+    OddWidths(notes, costs, shape, numerics).add_all();
     return notes.take();
 }
 
