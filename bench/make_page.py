@@ -122,7 +122,7 @@ def counted(outcomes):
     return {word: outcomes.count(word) for word in ("met", "open", "missed") if word in outcomes}
 
 
-def verdict(outcomes):
+def outcome_of_rows(outcomes):
     """The outcome of one row, or how many of several have which."""
     found = counted(outcomes)
     return next(iter(found), "") if len(outcomes) == 1 else ", ".join(f"{count} {word}" for word, count in found.items())
@@ -137,7 +137,7 @@ def asked_of(result):
 def line_of(runs, result):
     rows = rows_of(runs, result)
     cells = (result.get("label") or rows[0]["name"], asked_of(result), figure(rows), spread_of(rows[0]).strip(" ()") if len(rows) == 1 else
-             f"{len(rows)} rows", verdict([outcome(row, result) for row in rows]), link(result["run"]))
+             f"{len(rows)} rows", outcome_of_rows([outcome(row, result) for row in rows]), link(result["run"]))
     return f"| {' | '.join(cells)} |"
 
 

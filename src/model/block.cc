@@ -211,9 +211,9 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) {
     b.dqkv = of_heads(carver, own_.all(), most_.all());
     if (ring_) b.ring = ring_->cut(carver);
     if (shares()) {
-        const int64_t parcels = numerics_.parts * parcel_bytes(Columns::queries_keys_values);
-        b.sent = carver.bytes(parcels);
-        b.received = carver.bytes(parcels);
+        const int64_t messages = numerics_.parts * message_bytes(Columns::queries_keys_values);
+        b.sent = carver.bytes(messages);
+        b.received = carver.bytes(messages);
     }
     carver.rewind(carver.peak());
     b.ops = carver.bytes(op_scratch_bytes);
@@ -372,51 +372,52 @@ void Block::for_heads(int part, Columns columns, const Each& each) const {
 }
 
 // Of what goes from one rank to another; of all of them the same.
-int64_t Block::parcel_bytes(Columns columns) const {
+int64_t Block::message_bytes(Columns columns) const {
     const int64_t width = columns == Columns::queries ? most_.query : most_.all();
     return numerics_.tokens() * width * size_of(numerics_.compute);
 }
 
 void Block::share_heads(ConstView from, View to, Columns columns) {
-    const int64_t bytes = parcel_bytes(columns), rows = numerics_.sequence;
+    const int64_t bytes = message_bytes(columns), rows = numerics_.sequence;
     for (int part = 0; part < numerics_.parts; ++part) {
         const HeadShare share = head_share(shape_.kv_heads, numerics_.parts, part);
         const Heads its = heads(share.count);
-        const View parcel = View::of(b_.sent + part * bytes, from.type, from.rows,
-                                     columns == Columns::queries ? its.query : its.all());
+        const View message = View::of(b_.sent + part * bytes, from.type, from.rows,
+                                      columns == Columns::queries ? its.query : its.all());
         for_heads(part, columns, [&](int64_t column, int64_t at, int64_t count) {
             if (count > 0)
-                ops_.copy_out(from.col_range(column, count), parcel.col_range(at, count));
+                ops_.copy_out(from.col_range(column, count), message.col_range(at, count));
         });
     }
     if (mask_.ranks.sequence) mask_.ranks.sequence->exchange(b_.sent, b_.received, bytes, index_);
     for (int part = 0; part < numerics_.parts && to.cols > 0; ++part) {
-        const ConstView parcel =
+        const ConstView message =
             ConstView::of(b_.received + part * bytes, to.type, numerics_.tokens(), to.cols);
         for (int64_t i = 0; i < numerics_.micro_batch; ++i) {
-            ops_.copy_out(parcel.row_range(i * rows, rows),
+            ops_.copy_out(message.row_range(i * rows, rows),
                           to.row_range((i * numerics_.parts + part) * rows, rows));
         }
     }
 }
 
 void Block::share_tokens(ConstView from, View to, Columns columns) {
-    const int64_t bytes = parcel_bytes(columns), rows = numerics_.sequence;
+    const int64_t bytes = message_bytes(columns), rows = numerics_.sequence;
     for (int part = 0; part < numerics_.parts && from.cols > 0; ++part) {
-        const View parcel =
+        const View message =
             View::of(b_.sent + part * bytes, from.type, numerics_.tokens(), from.cols);
         for (int64_t i = 0; i < numerics_.micro_batch; ++i) {
             ops_.copy_out(from.row_range((i * numerics_.parts + part) * rows, rows),
-                          parcel.row_range(i * rows, rows));
+                          message.row_range(i * rows, rows));
         }
     }
     if (mask_.ranks.sequence) mask_.ranks.sequence->exchange(b_.sent, b_.received, bytes, index_);
     for (int part = 0; part < numerics_.parts; ++part) {
         const Heads its = heads(head_share(shape_.kv_heads, numerics_.parts, part).count);
-        const ConstView parcel = ConstView::of(b_.received + part * bytes, to.type, to.rows,
-                                               columns == Columns::queries ? its.query : its.all());
+        const ConstView message =
+            ConstView::of(b_.received + part * bytes, to.type, to.rows,
+                          columns == Columns::queries ? its.query : its.all());
         for_heads(part, columns, [&](int64_t column, int64_t at, int64_t count) {
-            if (count > 0) ops_.copy_out(parcel.col_range(at, count), to.col_range(column, count));
+            if (count > 0) ops_.copy_out(message.col_range(at, count), to.col_range(column, count));
         });
     }
 }

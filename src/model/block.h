@@ -164,7 +164,7 @@ private:
     enum class Columns : uint8_t { queries_keys_values, queries };
     template <class Each>
     void for_heads(int part, Columns columns, const Each& each) const;
-    int64_t parcel_bytes(Columns columns) const;
+    int64_t message_bytes(Columns columns) const;
     bool slices() const { return numerics_.slices > 1; }
     bool exchanges() const { return numerics_.parts > 1 || slices(); }
     void cut_slices(Carver& carver, Buffers& b);

@@ -24,7 +24,7 @@ public:
 
     // Buffers of both passes, in which nothing stays from one call to the next.
     struct Room {
-        std::byte *to = nullptr, *from = nullptr;  // a parcel each
+        std::byte *to = nullptr, *from = nullptr;  // a message each
         // fp32: what is added up, what a pair gives, what comes back of another.
         float *sum = nullptr, *part = nullptr, *arrived = nullptr;
     };
@@ -52,7 +52,7 @@ private:
     struct Gradients {  // fp32
         ops::View dq{}, dk{}, dv{};
     };
-    // The matrices of a parcel lie behind each other, and log-sum-exps behind three.
+    // The matrices of a message lie behind each other, and log-sum-exps behind three.
     ops::View matrix_in(std::byte* memory, int index, int64_t columns) const;
     float* lse_behind(std::byte* memory) const;
     Keys keys_in(std::byte* memory) const;

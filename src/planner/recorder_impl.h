@@ -25,7 +25,7 @@ inline Place current(ObjectId object) { return {Place::Kind::current, object, 0}
 
 inline bool is_edge(const model::Layer& layer) { return layer.kind != model::LayerKind::block; }
 
-// An operand that is an object where it lives, or a buffer that it came to.
+// An operand: an object in the tier where it lives, or the buffer that it was copied to.
 template <Content content>
 struct Recorder::Part {
     Place place{};

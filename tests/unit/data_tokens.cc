@@ -204,7 +204,7 @@ TEST_F(Tokens, IsolatedDocumentsEndAtTheirBordersAndAtTheRows) {
     using Row = std::vector<int32_t>;
     EXPECT_EQ(batch.start, (Row{0, 0, 0, 3, 4, 4, 0, 0, 0, 3, 3, 3}));
     EXPECT_EQ(batch.end, (Row{3, 3, 3, 4, 6, 6, 3, 3, 3, 6, 6, 6}));
-    // The last token of a document foretells nothing; one that a row's end cuts still does.
+    // The last token of a document predicts nothing; one that a row's end cuts still does.
     EXPECT_EQ(batch.targets, (Row{1, 2, -1, -1, 5, 6, 7, 8, -1, 10, 11, 12}));
     EXPECT_EQ(loader.count_targets(1), 9);
 }

@@ -396,9 +396,10 @@ void add_data_command(CLI::App& app) {
     command->add_option(
         "--mask", options->mask,
         "One byte for each token, which of text is a byte: 1 where it is no target");
-    command->add_flag("--documents", options->documents,
-                      "Each file is a document: its first token, which nothing in it foretells, is "
-                      "no target, and data.isolate_documents keeps it to itself");
+    command->add_flag(
+        "--documents", options->documents,
+        "Each file is a document: its first token, which nothing before it predicts, is "
+        "no target, and data.isolate_documents keeps it to itself");
     command->add_option("--separator", options->separator,
                         "A document ends with each token of this id, of text a byte, and with each "
                         "file");

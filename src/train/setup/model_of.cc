@@ -119,14 +119,14 @@ int64_t mlp_tile_of(const Config& config) {
 Config without_idle_tiles(Config config, const model::Shape& shape) {
     const int64_t tokens =
         config.batch.sequence / config.parallel.sequence * config.batch.micro_batch;
-    const auto settle = [&](std::optional<int64_t>& asked, const auto& tile_of) {
+    const auto decide = [&](std::optional<int64_t>& asked, const auto& tile_of) {
         if (asked.value_or(0) < tokens) return;
         asked.reset();
         const int64_t chosen = tile_of(config);
         if (chosen > 0 && chosen < tokens) asked = tokens;
     };
-    settle(config.numerics.mlp_tile, [](const Config& all) { return mlp_tile_of(all); });
-    settle(config.numerics.head_tile, [&](const Config& all) { return head_tile_of(all, shape); });
+    decide(config.numerics.mlp_tile, [](const Config& all) { return mlp_tile_of(all); });
+    decide(config.numerics.head_tile, [&](const Config& all) { return head_tile_of(all, shape); });
     return config;
 }
 
