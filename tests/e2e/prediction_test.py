@@ -366,6 +366,17 @@ class PlanTest(PredictionTest):
         self.assertIn("more chunks than can be planned", run.err)
         self.assertIn("swap.chunk_elements", run.err)
 
+    def test_memory_is_looked_at_before_a_schedule_is_chosen(self):
+        """Simulations of many stages take seconds. What is measured for either schedule needs more than 1 TiB."""
+        staged = {"parallel__pipeline": 2, "model__layers": 3, "parallel__virtual_stages": 1, "batch__micro_batches": 4}
+        for micro_batch, sequence, code in ((1, 32, 0), (1 << 20, 1024, DOES_NOT_FIT)):
+            config = self.config(**staged, batch__micro_batch=micro_batch, batch__sequence=sequence)
+            with self.subTest(micro_batch=micro_batch):
+                done = self.ferry("plan", self.command(config)[1], "--ranks", "2", env={**os.environ, "FERRY_LOG": "debug"})
+                self.assertEqual(done.code, code, done.err)
+                self.assertEqual("this machine has less memory than the budgets allow" in done.err, code != 0, done.err)
+                self.assertEqual(re.search(r"simulates \d schedules of 2 stages", done.err) is None, code != 0, done.err)
+
 
 class SavedByAGpuTest(PredictionTest):
     """Plans by measurements that a machine with an H100 saved (the 3 B example, of this theta and epsilon), where there

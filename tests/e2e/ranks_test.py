@@ -7,6 +7,13 @@ from ranks import ENVIRONMENT, MPIRUN, Ranks
 
 
 class RanksTest(Ranks):
+    def test_what_all_ranks_would_warn_of_is_said_once(self):
+        """Each times updates in the little memory that it has left."""
+        words = [word for word in self.command(self.config(**self.tight(2))) if word != "--no-bound"]
+        run = self.ferry(*words, through=[*MPIRUN, "-n", "2"], env=ENVIRONMENT)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(run.err.count("updates are timed in"), 1, run.err)
+
     def test_stages_and_tiers_give_the_same_bits(self):
         for number in in_quick((2, 3), [1]):
             runs = []

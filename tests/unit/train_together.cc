@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "ferry/error.h"
 #include "tests/support/simulated_ranks.h"
 
@@ -178,6 +179,16 @@ TEST(OneAlone, GoesByWhatItFinds) {
     Measurements found{.dram_bytes_per_s = 3};
     agree_on_slowest(alone(), found);
     EXPECT_EQ(found.dram_bytes_per_s, 3);
+}
+
+// As the ranks of a run do.
+TEST(ThreadsOfOneProcess, SayOnceWhatAllWouldSay) {
+    testing::internal::CaptureStderr();
+    ThreadsTogether(3).each([](int, Together&) { log_warn_of_run("all of them would say so"); });
+    const std::string said = testing::internal::GetCapturedStderr();
+    const size_t first = said.find("all of them would say so");
+    ASSERT_NE(first, std::string::npos) << said;
+    EXPECT_EQ(said.find("all of them would say so", first + 1), std::string::npos) << said;
 }
 
 }  // namespace

@@ -75,6 +75,7 @@ private:
     void measure_links() {
         const train::RankCount count = on_hosts(options_.count);
         const auto predictor = train::Predictor::make(config_, count);
+        require_memory_to_measure(*predictor, {});
         cost::Measurements measurements = predictor->measure(
             predictor->plan(train::request_of(config_)), train::Predictor::Memory::of_machine);
         if (options_.config.empty()) measurements.kernels.seconds.clear();

@@ -281,6 +281,15 @@ FoundMeasurements measurements_for(const Config& config, train::Predictor& predi
     return Finder(config, plan, file).find(predictor);
 }
 
+void require_memory_to_measure(const train::Predictor& predictor,
+                               const std::optional<MachineFile>& file) {
+    if (!predictor.chooses() || !predictor.is_here()) return;
+    const cost::Measurements known = known_of(file, what_is_measured(predictor));
+    const bool links = known.dram_bytes_per_s > 0 && known.copy_bytes_per_s > 0;
+    if (links && !known.kernels.seconds.empty() && predictor.covers_all(known.kernels)) return;
+    predictor.require_memory_to_measure();
+}
+
 std::string plan_by(const std::optional<MachineFile>& file, const Config& config,
                     train::Predictor& predictor) {
     const std::string_view defaults = train::default_machine_name(config);

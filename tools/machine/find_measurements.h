@@ -41,6 +41,12 @@ FoundMeasurements measurements_for(const Config& config, train::Predictor& predi
                                    const planner::Plan& plan,
                                    const std::optional<MachineFile>& file);
 
+// Refuses what measurements_for() would refuse behind the choice of a schedule, which may take a
+// while: that this machine has not the memory to measure what the file does not know. Nothing where
+// there is no choice.
+void require_memory_to_measure(const train::Predictor& predictor,
+                               const std::optional<MachineFile>& file);
+
 // Plans from here on are weighed with what the file knows, as those of `ferry train --machine` are.
 // Returns by which, in words: without a file, or where it does not know, the defaults.
 std::string plan_by(const std::optional<MachineFile>& file, const Config& config,

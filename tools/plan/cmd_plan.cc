@@ -493,7 +493,8 @@ void run_plan(const PlanOptions& options) {
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto predictor = predictor_for(config, count, machine);
     answer.planned_by = plan_by(machine, config, *predictor);
-    if (network && !options.prediction && predictor->schedules().offers.empty())
+    if (options.prediction) require_memory_to_measure(*predictor, machine);
+    if (network && !options.prediction && !predictor->chooses())
         log_warn(
             "--network does nothing here: with --no-prediction only the choice of a "
             "pipeline's schedule goes by it");

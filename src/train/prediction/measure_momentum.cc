@@ -130,10 +130,9 @@ double time_momentum(const Bench& on, const Topology& machine, Together& togethe
     for (int64_t bytes = each; bytes <= std::min(wanted, left); bytes += each)
         turns.emplace_back(on, *chunk);
     if (together.least(static_cast<double>(turns.size())) == 0) {
-        if (together.speaks())
-            log_warn(
-                "how fast momentum is coded is not timed, for want of memory: it is taken to be "
-                "as fast as updates");
+        log_warn_of_run(
+            "how fast momentum is coded is not timed, for want of memory: it is taken to be "
+            "as fast as updates");
         return 0;
     }
     const auto round = [&] {

@@ -145,12 +145,14 @@ int64_t bytes_of_updates(const planner::Plan& plan, int64_t working_bytes,
     return bytes_to_time(working_bytes, 2 * plan.chunk_elements * bytes_of_element(plan), machine);
 }
 
-// A few per cent that weights take elsewhere are no matter.
+// A few per cent that weights take elsewhere are no matter. The slowest of several ranks counts, so
+// that one alone with little makes nothing faster.
 void warn_of_little(int64_t bytes, int64_t wanted) {
     if (bytes >= wanted - wanted / 4) return;
-    log_warn("updates are timed in " + format_bytes(bytes) + ", not in " + format_bytes(wanted) +
-             ", for want of memory: the caches may make them, and so the bound, faster than a "
-             "step's are");
+    log_warn_of_run(
+        "updates are timed in " + format_bytes(bytes) + ", not in " + format_bytes(wanted) +
+        ", for want of memory: the caches may make them, and so the bound, faster than a "
+        "step's are");
 }
 
 void clear(std::span<std::byte> memory, Team& team) {
@@ -187,7 +189,7 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
         own > std::ssize(buffers) ? pool.reserve("updates", own, teams) : buffers;
     const int64_t bytes = std::min(wanted, std::ssize(memory));
     const Stripes stripes(memory, bytes, plan);  // whole chunks of it
-    if (together.speaks()) warn_of_little(bytes, wanted);
+    warn_of_little(bytes, wanted);
     const int64_t large = stripes.elements();
     const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
     ColdUpdates updates(teams, scalars, plan, stripes);

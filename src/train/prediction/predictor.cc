@@ -31,6 +31,7 @@
 #include "train/setup/numerics_record.h"
 #include "train/setup/rank_share.h"
 #include "train/stack/device_needs.h"
+#include "train/stack/memory_left.h"
 #include "train/stack/threads.h"
 #include "train/step/step.h"
 #include "zero/zero.h"
@@ -39,24 +40,19 @@ namespace ferry::train {
 
 using planner::Plan;
 
-Predictor::Predictor(std::unique_ptr<ModelOnDevice> model)
-    : model_(std::move(model)), stages_(model_->stages) {}
+Predictor::Predictor(std::unique_ptr<ModelOnDevice> model) : model_(std::move(model)) {}
 
 Predictor::~Predictor() = default;
 
 std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount& count) {
-    std::unique_ptr<Predictor> found(
+    return std::unique_ptr<Predictor>(
         new Predictor(std::make_unique<ModelOnDevice>(config, count, std::nullopt)));
-    found->choose_schedule_by(found->planned_by());
-    return found;
 }
 
 std::unique_ptr<Predictor> Predictor::make(const Config& config, const RankCount& count,
                                            const AbsentDevice& device) {
-    std::unique_ptr<Predictor> found(
+    return std::unique_ptr<Predictor>(
         new Predictor(std::make_unique<ModelOnDevice>(config, count, device)));
-    found->choose_schedule_by(found->planned_by());
-    return found;
 }
 
 Plan Predictor::plan(const planner::PlanRequest& of_run) const {
@@ -74,7 +70,7 @@ namespace {
 }  // namespace
 
 std::vector<Plan> Predictor::plans(const planner::PlanRequest& of_run) const {
-    return plans_in(stages_, of_run);
+    return plans_in(chosen().stages, of_run);
 }
 
 // As RankPlanner does among ranks: by the chunks of the tightest.
@@ -121,7 +117,7 @@ Plan of_all_kinds(const Plan& plan) {
 void Predictor::plan_by(const cost::Measurements& known) {
     known_ = known;
     chosen_by_.reset();
-    choose_schedule_by(planned_by());
+    chosen_.reset();
 }
 
 namespace {
@@ -146,6 +142,21 @@ AtOnce how_many_at_once(const ModelOnDevice& model, int threads, const Plan& buf
 
 }  // namespace
 
+Plan Predictor::buffers_of(const Plan& plan) const {
+    return plan.partition.stage.all()
+               ? this->plan(request_of_buffers(request_of(model_->config), plan))
+               : with_all_layers(plan);
+}
+
+void Predictor::require_memory_to_measure() const {
+    for (const Plan& plan : plans_of_all()) {
+        Plan buffers = buffers_of(plan);
+        buffers.host_bytes = buffers.io_bytes;
+        require_memory(buffers, model_->config.budgets, model_->own_machine(), *model_->device,
+                       memory_to_save(model_->config));
+    }
+}
+
 cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
     if (model_->absent) {
         throw Error(Trouble::usage, {.what = "there is no such device here to measure",
@@ -153,9 +164,7 @@ cost::Measurements Predictor::measure(const Plan& plan, Memory memory) {
                                      .remedy = "measure on the machine that has it: ferry "
                                                "bench --all --config CONFIG --save FILE"});
     }
-    const Plan buffers = plan.partition.stage.all()
-                             ? this->plan(request_of_buffers(request_of(model_->config), plan))
-                             : with_all_layers(plan);
+    const Plan buffers = buffers_of(plan);
     const int64_t working = memory == Memory::of_plan ? footprint_of_updates(plan) : kUnlimited;
     const AtOnce at_once = how_many_at_once(*model_, threads(), buffers);
     measured_at_once_ = at_once.ranks;
@@ -249,7 +258,7 @@ Predictor::Length Predictor::length_of(int64_t sequence) const {
     try {
         Predictor other(std::make_unique<ModelOnDevice>(config, count(), absent));
         other.known_ = known_;
-        other.choose_schedule_by(chosen_by_ ? *chosen_by_ : other.planned_by());
+        other.chosen_by_ = chosen_by_;
         other.plan(request_of(config));
         return Length::fits;
     } catch (const ops::LengthRefused&) {

@@ -35,7 +35,9 @@ constexpr int64_t kSequenceUnit = 1024, kSequenceMost = int64_t{1} << 20;
 // take: with several ranks each of them. Touches neither tokens nor disks.
 class Predictor {
 public:
-    // Opens the device, and reserves nothing on it. Throws Error.
+    // Opens the device, and reserves nothing on it. Throws Error. A schedule that is ferry's choice
+    // is chosen when it is first asked for, by plan() or schedules(): that takes seconds of many
+    // stages.
     static std::unique_ptr<Predictor> make(const Config& config, const RankCount& count = {});
     // For a device that is not here: nothing is opened, and measure() throws usage. What the
     // kernels' scratch is not known to be is taken to be as much as the CPU's need.
@@ -46,7 +48,8 @@ public:
     Predictor& operator=(const Predictor&) = delete;
 
     // `known`: measurements of the machine, as far as there are any. Later plans are weighed with
-    // them, earlier ones were with the defaults; a schedule that is ferry's choice is chosen anew.
+    // them, earlier ones were with the defaults; a schedule that is ferry's choice is to be chosen
+    // anew.
     void plan_by(const cost::Measurements& known);
     // The same by measurements of one rank, for the schedule alone; longest_sequence() goes by
     // them, too, until plan_by() is called again.
@@ -54,8 +57,10 @@ public:
     // One rank's, by which plans are weighed.
     cost::Measurements planned_by() const;
     // How the schedule of a pipeline was chosen, for the budgets of the configuration; no offers
-    // where there was no choice.
-    const ScheduleChoice& schedules() const { return choice_; }
+    // where there was no choice. Until it is to be chosen anew.
+    const ScheduleChoice& schedules() const { return chosen().choice; }
+    // Whether there is a choice.
+    bool chooses() const;
     // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
     // knobs, state and micro-batches. Throws does_not_fit.
     planner::Plan plan(const planner::PlanRequest& request) const;
@@ -79,6 +84,12 @@ public:
     bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const;
     // And of the schedules that were chosen from.
     bool covers_choice(const planner::Plan& plan, const cost::KernelTimes& times) const;
+    // What is known of the same before anything is chosen: whether times cover all that the
+    // configuration's plan can be, and whether this machine has the memory that measure() takes.
+    // The latter throws does_not_fit, as measure() would. Both are silent where no plan fits the
+    // budgets.
+    bool covers_all(const cost::KernelTimes& times) const;
+    void require_memory_to_measure() const;
     // The things that the kernels' times depend on.
     cost::KernelsOf kernels_of() const;
     std::string device_text() const;
@@ -113,7 +124,17 @@ private:
     explicit Predictor(std::unique_ptr<ModelOnDevice> model);
     enum class Length : uint8_t { too_short, fits, too_long };
     Length length_of(int64_t sequence) const;
-    void choose_schedule_by(const cost::Measurements& of_a_rank);
+    // The choice, and the stages in its order; those of the configuration where there is none.
+    struct Chosen {
+        ScheduleChoice choice{};
+        std::vector<zero::Stage> stages{};
+    };
+    const Chosen& chosen() const;
+    std::vector<PlannedSchedule> planned_schedules() const;
+    // The first stage's, of all that fit.
+    std::vector<planner::Plan> plans_of_all() const;
+    // What measure() reserves for a plan: its buffers alone.
+    planner::Plan buffers_of(const planner::Plan& plan) const;
     std::vector<planner::Plan> plans_in(std::span<const zero::Stage> stages,
                                         const planner::PlanRequest& request) const;
     std::vector<zero::Stage> stages_in(const StageOrder& order) const;
@@ -134,8 +155,7 @@ private:
     const std::unique_ptr<ModelOnDevice> model_;
     std::optional<cost::Measurements> known_{};
     std::optional<cost::Measurements> chosen_by_{};  // where not by planned_by()
-    ScheduleChoice choice_{};
-    std::vector<zero::Stage> stages_;
+    mutable std::optional<Chosen> chosen_{};
     int measured_at_once_ = 1;
     Short short_at_once_ = Short::of_nothing;
 };

@@ -1,7 +1,11 @@
 // The schedule of a pipeline, where a predictor chooses it.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "cost/kernel_times.h"
 #include "model_on_device.h"
 #include "planning_measurements.h"
@@ -24,27 +28,57 @@ std::vector<zero::Stage> Predictor::stages_in(const StageOrder& order) const {
     return stages_of(with_order(config, order), model_of(config).shape, model_->decoder.layers());
 }
 
+bool Predictor::chooses() const { return chooses_schedule(model_->config); }
+
 void Predictor::choose_schedule(const cost::Measurements& of_a_rank) {
     chosen_by_ = of_a_rank;
-    choose_schedule_by(of_a_rank);
+    chosen_.reset();
 }
 
-void Predictor::choose_schedule_by(const cost::Measurements& of_a_rank) {
-    if (!chooses_schedule(model_->config)) return;
+std::vector<PlannedSchedule> Predictor::planned_schedules() const {
     std::vector<PlannedSchedule> planned;
     const int64_t blocks = std::ssize(model_->decoder.layers()) - 2;
     for (const StageOrder& order : orders_to_choose(model_->config, blocks))
         planned.push_back(plan_schedule(
             order, [&] { return plans_in(stages_in(order), request_of(model_->config)); }));
-    choice_ = train::choose_schedule(std::move(planned), model_->decoder, of_a_rank);
-    stages_ = stages_in(choice_.order());
+    return planned;
+}
+
+const Predictor::Chosen& Predictor::chosen() const {
+    if (chosen_) return *chosen_;
+    if (!chooses()) return chosen_.emplace(Chosen{.stages = model_->stages});
+    std::vector<PlannedSchedule> planned = planned_schedules();
+    log_debug(fmt::format("simulates {} schedules of {} stages, to choose one", planned.size(),
+                          model_->config.parallel.pipeline));
+    ScheduleChoice choice = train::choose_schedule(std::move(planned), model_->decoder,
+                                                   chosen_by_ ? *chosen_by_ : planned_by());
+    std::vector<zero::Stage> stages = stages_in(choice.order());
+    return chosen_.emplace(Chosen{.choice = std::move(choice), .stages = std::move(stages)});
+}
+
+std::vector<Plan> Predictor::plans_of_all() const {
+    std::vector<Plan> found;
+    if (!chooses()) {
+        PlannedSchedule only = plan_schedule({}, [&] { return plans(request_of(model_->config)); });
+        if (!only.refusal) found.push_back(std::move(only.plans.front()));
+        return found;
+    }
+    for (PlannedSchedule& one : planned_schedules())
+        if (!one.refusal) found.push_back(std::move(one.plans.front()));
+    return found;
+}
+
+bool Predictor::covers_all(const cost::KernelTimes& times) const {
+    return std::ranges::all_of(plans_of_all(),
+                               [&](const Plan& plan) { return covers(plan, times); });
 }
 
 std::vector<Plan> Predictor::plans_not_chosen() const {
     std::vector<Plan> found;
-    for (size_t i = 0; i < choice_.offers.size(); ++i) {
-        const ScheduleOffer& offer = choice_.offers[i];
-        if (i == choice_.chosen || offer.refusal) continue;
+    const ScheduleChoice& choice = schedules();
+    for (size_t i = 0; i < choice.offers.size(); ++i) {
+        const ScheduleOffer& offer = choice.offers[i];
+        if (i == choice.chosen || offer.refusal) continue;
         found.push_back(
             std::move(plans_in(stages_in(offer.order), request_of(model_->config)).front()));
     }

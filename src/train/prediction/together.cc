@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/of_rank.h"
 #include "base/process_limits.h"
 #include "ferry/error.h"
 
@@ -82,7 +83,6 @@ class ThreadsTogether::End final : public Together {
 public:
     End(ThreadsTogether& all, int index) : all_(all), index_(static_cast<size_t>(index)) {}
     int size() const noexcept override { return all_.size_; }
-    bool speaks() const noexcept override { return index_ == 0; }
 
     void run(const Work& work, const Work& load) override {
         {
@@ -137,6 +137,7 @@ void ThreadsTogether::fail(std::exception_ptr failure) noexcept {
 
 void ThreadsTogether::run_one(int index, const Body& body) noexcept {
     try {
+        const OfRank says_as(index);
         End end(*this, index);
         body(index, end);
     } catch (...) {

@@ -22,9 +22,6 @@ class Together {
 public:
     virtual ~Together() = default;
     virtual int size() const noexcept = 0;
-    // Whether this one logs what all of this process have to say.
-    virtual bool speaks() const noexcept { return true; }
-
     using Work = std::function<void()>;
     // All begin `work` at once. Who has ended its own goes on with `load`, which is short, until
     // all have. An empty one is nothing. Throws where another member failed, and never waits for
@@ -71,8 +68,9 @@ private:
 class ThreadsTogether {
 public:
     explicit ThreadsTogether(int size) : numbers_(static_cast<size_t>(size)), size_(size) {}
-    // Calls body(index, its end) on as many threads, the first of them the caller's; returns when
-    // all have ended. Throws the first failure. Where a thread cannot be started: does_not_fit.
+    // Calls body(index, its end) on as many threads, the first of them the caller's, each as a rank
+    // of its index (base/of_rank.h); returns when all have ended. Throws the first failure. Where a
+    // thread cannot be started: does_not_fit.
     using Body = std::function<void(int index, Together& end)>;
     void each(const Body& body);
 

@@ -6,6 +6,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "checkpoint/file_writer.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 
@@ -41,19 +42,25 @@ int64_t left_beside(const planner::Plan& plan, const BudgetConfig& budgets, cons
 
 planner::Plan within_memory(planner::Plan plan, const BudgetConfig& budgets,
                             const Topology& machine, const Device& device, int64_t beside) {
-    const int64_t on_device = on_device_in_memory(plan, device);
-    const int64_t on_tmpfs = stored_in_memory(budgets.nvme, plan);
     for (const NvmePath& path : budgets.nvme) {
         if (is_memory(path.path))
-            log_warn(path.path +
-                     " is memory (tmpfs): what is stored there is host memory, beside "
-                     "budgets.host");
+            log_warn_of_run(path.path +
+                            " is memory (tmpfs): what is stored there is host memory, beside "
+                            "budgets.host");
     }
+    require_memory(plan, budgets, machine, device, beside);
+    return plan;
+}
+
+void require_memory(const planner::Plan& plan, const BudgetConfig& budgets, const Topology& machine,
+                    const Device& device, int64_t beside) {
+    const int64_t on_device = on_device_in_memory(plan, device);
+    const int64_t on_tmpfs = stored_in_memory(budgets.nvme, plan);
     const int64_t bytes = on_device + plan.host_bytes + on_tmpfs;
     // The process is already counted as it is; what it is still to take beside its arenas is not.
     const int64_t to_come = kStillToCome + beside;
     const int64_t left = std::max<int64_t>(machine.memory_left_bytes - to_come, 0);
-    if (bytes <= left) return plan;
+    if (bytes <= left) return;
     throw Error(Trouble::does_not_fit,
                 {.what = "this machine has less memory than the budgets allow the run to take",
                  .where = "budgets.device, budgets.host",
@@ -67,6 +74,10 @@ planner::Plan within_memory(planner::Plan plan, const BudgetConfig& budgets,
                           (beside > 0 ? " and to write checkpoints" : ""),
                  .remedy = "lower budgets.device and budgets.host until their sum fits, with a "
                            "path in budgets.nvme for the rest; or end other processes"});
+}
+
+int64_t memory_to_save(const Config& config) {
+    return config.checkpoint.dir.empty() ? 0 : checkpoint::FileWriter::kLeastMemory;
 }
 
 int64_t memory_for_reading(const planner::Plan& plan, const BudgetConfig& budgets,

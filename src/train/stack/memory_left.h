@@ -13,6 +13,11 @@ namespace ferry::train {
 // beside the plan.
 planner::Plan within_memory(planner::Plan plan, const BudgetConfig& budgets,
                             const Topology& machine, const Device& device, int64_t beside = 0);
+// The same refusal, without a warning of paths that are memory themselves.
+void require_memory(const planner::Plan& plan, const BudgetConfig& budgets, const Topology& machine,
+                    const Device& device, int64_t beside = 0);
+// What checkpoints of this configuration take beside the plan while they are written.
+int64_t memory_to_save(const Config& config);
 // What is then still left, for what is read ahead before the first step.
 int64_t memory_for_reading(const planner::Plan& plan, const BudgetConfig& budgets,
                            const Topology& machine, const Device& device);

@@ -6,7 +6,6 @@
 
 #include "aio/published_run.h"
 #include "arenas.h"
-#include "checkpoint/file_writer.h"
 #include "device_needs.h"
 #include "memory_left.h"
 #include "threads.h"
@@ -43,9 +42,8 @@ void TierStack::stage(std::initializer_list<Stage> after, Stage next, const Work
 
 void TierStack::plan(planner::Plan plan) {
     stage({Stage::none}, Stage::planned, [&] {
-        const bool saves = !ground_.config.checkpoint.dir.empty();
         plan_ = within_memory(std::move(plan), ground_.share.budgets, ground_.machine,
-                              ground_.device, saves ? checkpoint::FileWriter::kLeastMemory : 0);
+                              ground_.device, memory_to_save(ground_.config));
     });
 }
 
