@@ -82,13 +82,25 @@ def times(ratio, digits=3):
     return f"{ratio:.{digits if ratio < 10 else digits - 2}f}x"
 
 
+def share_of(row):
+    """Whether its ratio is a part of a whole, which people read as a percentage: model FLOPs over the GPU's peak."""
+    return row["name"].endswith("MFU")
+
+
+def ratio_of(row, ratio):
+    return f"{100 * ratio:.3g} %" if share_of(row) else times(ratio)
+
+
 def number(value):
     return f"{value:,.0f}" if value is not None and value >= 1000 else common.number(value)
 
 
 def spread_of(row):
     found = common.spread_of(row)
-    return "" if found.low is None else f" ({times(found.low)[:-1]} to {times(found.high)[:-1]})"
+    if found.low is None:
+        return ""
+    low, high = (ratio_of(row, bound).removesuffix("x").removesuffix(" %") for bound in (found.low, found.high))
+    return f" ({low} to {high})"
 
 
 def outcome(row, result):
@@ -114,8 +126,8 @@ def figure(rows):
     """What was measured: of one row its ratio or its value, of several the range of their ratios."""
     ratios = [row["ratio"] for row in rows]
     if len(rows) == 1:
-        return times(ratios[0]) if ratios[0] is not None else f"{number(rows[0]['value'])} {rows[0]['unit']}"
-    return f"{times(min(ratios))} to {times(max(ratios))}"
+        return ratio_of(rows[0], ratios[0]) if ratios[0] is not None else f"{number(rows[0]['value'])} {rows[0]['unit']}"
+    return " to ".join(ratio_of(rows[0], ratio) for ratio in (min(ratios), max(ratios)))
 
 
 def counted(outcomes):
@@ -128,15 +140,17 @@ def outcome_of_rows(outcomes):
     return next(iter(found), "") if len(outcomes) == 1 else ", ".join(f"{count} {word}" for word, count in found.items())
 
 
-def asked_of(result):
+def asked_of(result, row):
     if result.get("least") is None:
         return ""
+    if share_of(row):
+        return ratio_of(row, result["least"])
     return f"{result['least']:g}x" + (f" to {result['most']:g}x" if "most" in result else "")
 
 
 def line_of(runs, result):
     rows = rows_of(runs, result)
-    cells = (result.get("label") or rows[0]["name"], asked_of(result), figure(rows), spread_of(rows[0]).strip(" ()") if len(rows) == 1 else
+    cells = (result.get("label") or rows[0]["name"], asked_of(result, rows[0]), figure(rows), spread_of(rows[0]).strip(" ()") if len(rows) == 1 else
              f"{len(rows)} rows", outcome_of_rows([outcome(row, result) for row in rows]), link(result["run"]))
     return f"| {' | '.join(cells)} |"
 
@@ -235,7 +249,7 @@ def section(name, run, results):
     lines += [note + "\n" for note in run.get("notes", [])]
     lines += ["| | value | unit | reference | ratio | outcome | |", "|---|---|---|---|---|---|---|"]
     lines += [f"| {row['name']} | {number(row['value'])} | {row['unit']} | {number(row['reference'])} | "
-              f"{times(row['ratio']) + spread_of(row) if row['ratio'] is not None else ''} | {word} | {row.get('note', '')} |"
+              f"{ratio_of(row, row['ratio']) + spread_of(row) if row['ratio'] is not None else ''} | {word} | {row.get('note', '')} |"
               for row, word in rows]
     return "\n".join(lines) + "\n"
 

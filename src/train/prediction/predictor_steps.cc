@@ -91,11 +91,12 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
 
 namespace {
 
-// Steps that follow each other take no less than any lane works for one, and no less than the lower
+// Steps that follow each other take no less than any link works for one, and no less than the lower
 // bound. Two simulated ones can: where a drive or a network binds, what it owes grows step by step.
-void hold_to_bounds(Prediction& found, const swap::Timeline& timeline) {
-    found.step_seconds = std::max({found.step_seconds, found.bound_seconds,
-                                   *std::ranges::max_element(timeline.busy_seconds)});
+void hold_to_bounds(Prediction& found, const std::vector<LinkPrediction>& links) {
+    found.step_seconds = std::max(found.step_seconds, found.bound_seconds);
+    for (const LinkPrediction& link : links)
+        found.step_seconds = std::max(found.step_seconds, link.seconds);
 }
 
 }  // namespace
@@ -123,13 +124,13 @@ Prediction Predictor::predict_one(const planner::PlanRequest& request, const Pla
     found.timeline = predict_steps(plan, first, found.schedule, measurements);
     found.step_seconds = found.timeline.step_seconds;
     found.links = links_of(found.schedule, plan, measurements);
-    hold_to_bounds(found, found.timeline);
+    hold_to_bounds(found, found.links);
     if (what == Exchanged::nothing) return found;  // it leaves the state as it is: no bound
     const cost::Bound bound = bound_of(model_->possible(request).budgets, plan,
                                        model_->decoder.shape(), found.schedule, measurements, what);
     found.bound_seconds = bound.seconds;
     found.bound_link = bound.binding;
-    hold_to_bounds(found, found.timeline);
+    hold_to_bounds(found, found.links);
     found.peak_bound_seconds = bound_by_peaks(model_->possible(request).budgets, plan,
                                               model_->decoder, found.schedule, measurements, what)
                                    .seconds;
@@ -287,7 +288,7 @@ Prediction Predictor::predict_together(const planner::PlanRequest& request,
         found.stages.push_back(stage_of(plan, std::move(steady[s]), std::move(timelines[s])));
         const StagePrediction& stage = found.stages.back();
         found.step_seconds = std::max(found.step_seconds, stage.timeline.step_seconds);
-        hold_to_bounds(found, stage.timeline);
+        hold_to_bounds(found, links);
         if (shown ? s != *shown : stage.compute_seconds <= most_s) continue;
         most_s = stage.compute_seconds;
         found.shown = s;
