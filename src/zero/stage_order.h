@@ -26,9 +26,9 @@ struct Action {
     bool operator==(const Action&) const = default;
 };
 
-// Each group of micro-batches forward and back in each virtual stage. What others send is asked for
-// beside the action before it is there, and every two stages pass in one order: all stages would
-// take their actions if each pass were made at both ends at once (decision 51).
+// Each group of micro-batches forward and back in each virtual stage. A stage asks for what others
+// send one action early, and every two stages pass in one order. So all stages could take their
+// actions even if each pass were made at both ends at once (decision 51).
 std::vector<Action> actions_of(const Stage& stage, int64_t groups);
 // Groups whose block inputs or gradients a stage holds between two of its actions, or at one, at
 // most.

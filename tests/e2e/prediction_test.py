@@ -602,6 +602,20 @@ class SavedByAGpuTest(PredictionTest):
             self.assertLessEqual(prediction["bound_seconds"], prediction["step_seconds"], stage)
             self.assertGreater(prediction["bound_seconds"], 0.5 * prediction["step_seconds"], stage)
 
+    def test_no_link_works_longer_than_its_step(self):
+        """A drive took 115 % of a step that two simulated ones gave: what it owes grows with each."""
+        small = self.path("drive.json")
+        with open(small, "w", encoding="utf-8") as file:
+            json.dump({"steps": 2, "device": "cuda", "precision": "bf16", "clip_norm": 1.0, "data": {"tokens": "none.bin"},
+                       "model": {"hidden": 1024, "layers": 4, "heads": 16, "kv_heads": 4, "intermediate": 8192, "vocab": 32000,
+                                 "tie_embeddings": True},
+                       "batch": {"sequence": 2048, "micro_batch": 1, "micro_batches": 8},
+                       "optimizer": {"method": "sgd"}, "zero": {"stage": 3}, "swap": {"speculate": "all", "state_on_nvme": 0.3},
+                       "budgets": {"device": "6000MiB", "host": "2000MiB", "nvme": [{"path": "/nvme0", "size": "2TB"},
+                                                                                    {"path": "/nvme1", "size": "2TB"}]}}, file)
+        _, prediction, _ = self.plan_by("--ranks", "4", "--ranks-per-host", "2", example=small)
+        self.assertLessEqual(prediction["plan_bound_seconds"], prediction["step_seconds"] * (1 + 1e-6))
+
 
 class MachineTest(PredictionTest):
     """One file for all of it, measured once."""
