@@ -5,7 +5,7 @@ from steps of GPUs that bench/results/ has; and how far plans of runs that fit t
 The first rows are arithmetic: nothing of that size was run. Beside each stands the step that it is where the arithmetic
 errs as it did for the recorded ones, which are of one to four GPUs. Of these GPUs every one has all tensors and layers, so
 nothing was held to what ranks of GPUs that share them send. Of CPU ranks that share them bench/results/ has steps over a slow
-network (bench/shared_tensors.py): the "divided" rows have these beside the arithmetic with default rates. They widen no spread.
+network (bench/shared_tensors.py): the "divided" rows have these beside the arithmetic with default rates. The spread has both.
 
 The last rows train a small model on CPU ranks in every way that so many ranks can divide tensors and layers: with the keys
 that `--layouts` gives for it. They compare a step with the one that `ferry plan` simulates, and with the arithmetic. That
@@ -80,7 +80,7 @@ def text_of(layout):
 
 
 def large(options, directory, ratios):
-    """`ratios`: of the recorded steps, arithmetic over measured."""
+    """`ratios`: of the steps that it is held to, arithmetic over measured."""
     rows, notes = [], []
     for name in options.models:
         for network in NETWORKS:
@@ -247,13 +247,12 @@ def main():
     parser.add_argument("--steps", type=common.at_least(2), default=6, help="of each run")
     options = parser.parse_args()
     with common.scratch() as directory:
-        known = recorded(options, directory)
+        known, shares = recorded(options, directory), divided(options)
         ratios = [row["ratio"] for row in known]
-        rows, notes = large(options, directory, ratios)
-        shares = divided(options)
+        rows, notes = large(options, directory, ratios + [row["ratio"] for row in shares])
         rows += known + shares + measured(options, directory)
     notes.append(f"the arithmetic was {min(ratios):.2f}x to {max(ratios):.2f}x of {len(ratios)} recorded steps; the spread of a "
-                 "large one is what it is where the arithmetic errs as much; none was run")
+                 "large one is what it is where the arithmetic errs as for these or for the divided ones; none was run")
     ratios = [row["ratio"] for row in shares]
     notes.append(f"by the default rates of a small machine it was {min(ratios):.2f}x to {max(ratios):.2f}x of {len(ratios)} recorded steps "
                  "of CPU ranks that share tensors or layers, whose machine's rates it did not have")
