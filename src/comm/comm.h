@@ -198,13 +198,10 @@ std::optional<int> launched_rank();
 // rank_lost on standard error and its exit code. So does one that MPI or NCCL keeps in a call for
 // 5 s longer than the timeout, or for 5 s once a rank is known to be lost.
 std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options);
-// The last words of a launched process that ends with `error`, by `say`; but not where another rank
-// says the same. The first rank says its own before it tells the others, and they end after that.
-// They wait only with usage and does_not_fit, which all ranks may find alike. Where it has come to
-// the ranks' start it has no such error of before it, and answers at once: of those that ask with
-// one error it has one say it. Later ranks that fail tell it by abandon(), and it ends too. They
-// say their own where the first one is not heard within 10 s, or 0.3 s where `hurried` (on any
-// thread) says so: one that is still before the start, or computes, may be about to say the same.
+// The last words of a launched process that ends with `error`, by `say`; but not where the first
+// rank has said the same. It says its own before it tells the others, and they end after that. They
+// wait only with usage and does_not_fit, which all ranks may find alike, and say their own where
+// the first one is not heard within 10 s, or 0.3 s where `hurried` (on any thread) says so.
 // Starts MPI where no rank has. Called once, when no communicator is left; never throws.
 void say_once(const Error& error, const std::function<void()>& say,
               const std::function<bool()>& hurried);

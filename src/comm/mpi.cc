@@ -284,50 +284,6 @@ public:
     }
 };
 
-// ---------------------------------------------------------------- before the ranks have met
-
-constexpr int kWordsTag = 1, kAsksTag = 2;  // of MPI_COMM_WORLD, which has no other messages
-
-// To a rank that ends with an error: which error another one has said, or that it is to say its
-// own.
-struct Words {
-    uint64_t digest = 0;  // 0: none
-    uint64_t later = 0;   // 1: by another one than the first rank, which may be about to
-};
-
-// The first rank's, which waits for the others at the start, and so has no error that they may find
-// before it. Of several that ask with one error the first is to say it.
-class Answers {
-public:
-    // Answers who has asked; never waits.
-    void give() {
-        int has_asked = 0;
-        MPI_Status from{};
-        MPI_Iprobe(MPI_ANY_SOURCE, kAsksTag, MPI_COMM_WORLD, &has_asked, &from);
-        if (!has_asked) return;
-        uint64_t digest = 0;
-        MPI_Recv(&digest, sizeof(digest), MPI_BYTE, from.MPI_SOURCE, kAsksTag, MPI_COMM_WORLD,
-                 MPI_STATUS_IGNORE);
-        const bool is_said = std::ranges::find(said_, digest) != said_.end();
-        if (!is_said) said_.push_back(digest);
-        const Words words = is_said ? Words{.digest = digest, .later = 1} : Words{};
-        MPI_Request request = MPI_REQUEST_NULL;
-        MPI_Isend(&given_.emplace_back(words), sizeof(Words), MPI_BYTE, from.MPI_SOURCE, kWordsTag,
-                  MPI_COMM_WORLD, &request);
-        MPI_Request_free(&request);
-    }
-
-private:
-    std::vector<uint64_t> said_{};
-    std::deque<Words> given_{};  // in which none moves
-};
-
-// Until the process ends: nobody waits for what it has sent.
-Answers& answers() {
-    static Answers* const kAnswers = new Answers;
-    return *kAnswers;
-}
-
 class Mpi final : public Messages, public Wire {
 public:
     Mpi(Executor& executor, const CommOptions& options)
@@ -432,7 +388,6 @@ private:
         for (int done = 0;;) {
             demand(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test while the ranks meet");
             if (done) return;
-            if (launched_rank() == 0) answers().give();
             const Nanos now = executor_.now();
             if (now > meet_until_) {
                 broken = true;
@@ -496,6 +451,7 @@ void check_world(const Mpi& mpi) {
 
 // ---------------------------------------------------------------- last words
 
+constexpr int kLastWordsTag = 1;  // of MPI_COMM_WORLD, which has no other messages
 // In a hurry the first rank may have spoken already: its end makes a launcher end the others.
 constexpr Nanos kFirstRankSpeaks = 10'000'000'000, kHurry = 300'000'000, kBetweenLooks = 1'000'000;
 
@@ -509,53 +465,39 @@ bool others_are_there() {
     return size > 1;
 }
 
-using Clock = std::chrono::steady_clock;
-Nanos since(Clock::time_point begin) {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
-}
-void nap(Nanos time) { std::this_thread::sleep_for(std::chrono::nanoseconds(time)); }
-
 uint64_t digest_of(const Error& error) {
     return checksum(std::as_bytes(std::span(std::string_view(error.what()))));
 }
 
 // To all others: it leaves at once where MPI is in order, and nobody needs it where it is not.
 void tell_others(uint64_t digest) {
-    const Words words{.digest = digest};
     int size = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     std::vector<MPI_Request> requests(static_cast<size_t>(size), MPI_REQUEST_NULL);
     for (int rank = 1; rank < size; ++rank)
-        MPI_Isend(&words, sizeof(words), MPI_BYTE, rank, kWordsTag, MPI_COMM_WORLD,
+        MPI_Isend(&digest, sizeof(digest), MPI_BYTE, rank, kLastWordsTag, MPI_COMM_WORLD,
                   &requests[static_cast<size_t>(rank)]);
     int sent = 0;
-    const Clock::time_point begin = Clock::now();
-    while (since(begin) < kFlush) {
+    for (Nanos waited = 0; waited < kFlush; waited += kBetweenLooks) {
         MPI_Testall(size, requests.data(), &sent, MPI_STATUSES_IGNORE);
         if (sent) return;
-        nap(kBetweenLooks);
+        std::this_thread::sleep_for(std::chrono::nanoseconds(kBetweenLooks));
     }
 }
 
-// Whether another rank says this.
-bool is_said_elsewhere(uint64_t digest, const std::function<bool()>& hurried) {
-    Words theirs;
-    MPI_Request heard = MPI_REQUEST_NULL, asked = MPI_REQUEST_NULL;
-    MPI_Irecv(&theirs, sizeof(theirs), MPI_BYTE, 0, kWordsTag, MPI_COMM_WORLD, &heard);
-    MPI_Isend(&digest, sizeof(digest), MPI_BYTE, 0, kAsksTag, MPI_COMM_WORLD, &asked);
-    const Clock::time_point begin = Clock::now();
-    while (since(begin) < (hurried() ? kHurry : kFirstRankSpeaks)) {
+// Whether the first rank has said this.
+bool first_rank_said(uint64_t digest, const std::function<bool()>& hurried) {
+    uint64_t theirs = 0;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Irecv(&theirs, sizeof(theirs), MPI_BYTE, 0, kLastWordsTag, MPI_COMM_WORLD, &request);
+    for (Nanos waited = 0; waited < (hurried() ? kHurry : kFirstRankSpeaks);
+         waited += kBetweenLooks) {
         int arrived = 0;
-        MPI_Test(&heard, &arrived, MPI_STATUS_IGNORE);
-        if (!arrived) {
-            nap(kBetweenLooks);
-            continue;
-        }
-        const bool is_said = theirs.digest == digest;
-        if (is_said && theirs.later != 0) nap(kHurry);  // who ends first may end the others
-        return is_said;
+        MPI_Test(&request, &arrived, MPI_STATUS_IGNORE);
+        if (arrived) return theirs == digest;
+        std::this_thread::sleep_for(std::chrono::nanoseconds(kBetweenLooks));
     }
-    return false;  // the process ends, and the requests with it
+    return false;  // the process ends, and the request with it
 }
 
 bool may_be_alike(const Error& error) {
@@ -580,7 +522,7 @@ void say_once(const Error& error, const std::function<void()>& say,
     if (others_are_there()) {
         const OneCall guard(one_call);
         if (first) tell_others(digest_of(error));
-        said = first || is_said_elsewhere(digest_of(error), hurried);
+        said = first || first_rank_said(digest_of(error), hurried);
     }
     watchdog.leave();
     if (!said) say();
