@@ -409,6 +409,7 @@ class ScriptsTest(FerryTest):
             self.assertLess(fast, slow)
         known = [row["ratio"] for name, row in rows.items() if name.startswith("recorded: ")]
         self.assertEqual(len(known), 10)
+        known += [row["ratio"] for name, row in rows.items() if name.startswith("divided: ")]
         large = rows["1T on 3072 h100, 400Gbit: a step"]
         self.assertAlmostEqual(large["value_low"] * max(known), large["value"], places=6)
         self.assertAlmostEqual(large["value_high"] * min(known), large["value"], places=6)
