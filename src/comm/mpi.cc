@@ -500,6 +500,20 @@ bool first_rank_said(uint64_t digest, const std::function<bool()>& hurried) {
     return false;  // the process ends, and the request with it
 }
 
+// Whoever has lost a rank ends behind it: a launcher ends with the first one's exit code, which is
+// to be that of the error and not of the loss.
+struct Lingering {
+    explicit Lingering(const Error& error)
+        : lost(launched_as_rank() && error.trouble() == Trouble::rank_lost) {}
+    Lingering(const Lingering&) = delete;
+    Lingering& operator=(const Lingering&) = delete;
+    ~Lingering() {
+        constexpr std::chrono::seconds kTime{1};
+        if (lost) std::this_thread::sleep_for(kTime);
+    }
+    const bool lost;
+};
+
 bool may_be_alike(const Error& error) {
     return error.trouble() == Trouble::usage || error.trouble() == Trouble::does_not_fit;
 }
@@ -510,6 +524,7 @@ void say_once(const Error& error, const std::function<void()>& say,
               const std::function<bool()>& hurried) {
     const bool first = launched_rank() == 0;
     if (!launched_as_rank() || first || !may_be_alike(error)) say();
+    const Lingering lingering(error);
     if (!launched_as_rank() || (!first && !may_be_alike(error))) return;
     // MPI may keep this rank: others may never come to its start, or be lost.
     if (first) on_stuck([](const Error& said) { std::_Exit(said.exit_code()); });
