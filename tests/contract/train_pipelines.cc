@@ -276,6 +276,19 @@ protected:
         config.steps = 3;
         return config;
     }
+    // So many micro-batches that it is predicted by shorter ones.
+    Config with_a_long_step() const {
+        Config config = this->config(false, 4);
+        config.model.hidden = 256;
+        config.model.head_dim = 64;
+        config.model.intermediate = 768;
+        config.batch.micro_batches = 1024;
+        config.budgets.device_bytes = config.budgets.host_bytes = kUnlimited;
+        return config;
+    }
+    static double bytes_of_gradients(const planner::Plan& plan) {
+        return static_cast<double>(4 * plan.chunks.size() * plan.chunk_elements);
+    }
     static std::unique_ptr<Predictor> predictor(const Config& config, const Cut& cut) {
         return Predictor::make(staged(config, cut), {.ranks = cut.ranks, .on_a_host = cut.ranks});
     }
@@ -516,13 +529,7 @@ TEST_F(Planned, ShortStepsAreAsFarAsTheySayFromTheWholeStep) {
 
 // A network among the replicas binds short steps, and kernels the long one.
 TEST_F(Planned, ShortStepsAreNoShorterThanTheKernels) {
-    Config config = this->config(false, 4);
-    config.model.hidden = 256;
-    config.model.head_dim = 64;
-    config.model.intermediate = 768;
-    config.batch.micro_batches = 1024;
-    config.zero.stage = 1;
-    config.budgets.device_bytes = config.budgets.host_bytes = kUnlimited;
+    const Config config = with_a_long_step();
     const Cut cut{4, 2, 1, PipelineSchedule::round_robin, 2};
     const auto planned = predictor(config, cut);
     const planner::PlanRequest request = request_of(staged(config, cut));
@@ -530,8 +537,7 @@ TEST_F(Planned, ShortStepsAreNoShorterThanTheKernels) {
     cost::Measurements slow = planned->assumed(plan);
     const double kernels_s = planned->predict(request, plan, slow).stages.front().compute_seconds;
     // As long as two fifths of the step's kernels.
-    slow.comm_bytes_per_s =
-        static_cast<double>(4 * plan.chunks.size() * plan.chunk_elements) / (0.4 * kernels_s);
+    slow.comm_bytes_per_s = bytes_of_gradients(plan) / (0.4 * kernels_s);
     const Prediction found = planned->predict(request, plan, slow);
     ASSERT_TRUE(found.by);
     for (const StagePrediction& stage : found.stages) {
@@ -549,13 +555,7 @@ TEST_F(Planned, ShortStepsAreNoShorterThanTheKernels) {
 
 // What stages wait for each other takes its time, whatever the short steps have to exchange.
 TEST_F(Planned, NoLongStepIsShorterOverASlowerNetwork) {
-    Config config = this->config(false, 4);
-    config.model.hidden = 256;
-    config.model.head_dim = 64;
-    config.model.intermediate = 768;
-    config.batch.micro_batches = 1024;
-    config.zero.stage = 1;
-    config.budgets.device_bytes = config.budgets.host_bytes = kUnlimited;
+    const Config config = with_a_long_step();
     const Cut cut{4, 2, 1, PipelineSchedule::round_robin, 1};
     const auto planned = predictor(config, cut);
     const planner::PlanRequest request = request_of(staged(config, cut));
@@ -570,8 +570,7 @@ TEST_F(Planned, NoLongStepIsShorterOverASlowerNetwork) {
     double before_s = at_once.step_seconds;
     for (const double part : {0.02, 0.05, 0.1, 0.2, 0.4}) {
         cost::Measurements slow = fast;
-        slow.comm_bytes_per_s =
-            static_cast<double>(4 * plan.chunks.size() * plan.chunk_elements) / (part * kernels_s);
+        slow.comm_bytes_per_s = bytes_of_gradients(plan) / (part * kernels_s);
         const double step_s = planned->predict(request, plan, slow).step_seconds;
         EXPECT_GE(step_s, 0.9 * before_s) << part;
         EXPECT_GE(step_s, 0.95 * at_once.step_seconds) << part;

@@ -432,9 +432,8 @@ std::string text_of(const LayoutsReport& report) {
     text += fmt::format(
         "\n  The arithmetic said {:.2f}x to {:.2f}x of what recorded steps of one to four GPUs "
         "took, which had all\n  tensors and layers. Of 16 steps of CPU ranks that share these it "
-        "said 0.50x to 1.18x, by default rates.\n  The brackets say what a step takes where it "
-        "errs "
-        "as much. The simulation of `ferry plan --network`\n  said 0.85x to 1.21x "
+        "said 0.50x to 1.18x, by default rates.\n  The brackets say what a step takes where "
+        "it errs as much. The simulation of `ferry plan --network`\n  said 0.85x to 1.21x "
         "(docs/parallelism.md).\n",
         cost::kOfGpusLeast, cost::kOfGpusMost);
     text += bounds_text(report);

@@ -87,10 +87,6 @@ std::vector<LinkPrediction> links_of(const swap::Schedule& step, const Plan& pla
     return links;
 }
 
-}  // namespace
-
-namespace {
-
 // Steps that follow each other take no less than any link works for one, and no less than the lower
 // bound. Two simulated ones can: where a drive or a network binds, what it owes grows step by step.
 void hold_to_bounds(Prediction& found, const std::vector<LinkPrediction>& links) {
@@ -124,8 +120,10 @@ Prediction Predictor::predict_one(const planner::PlanRequest& request, const Pla
     found.timeline = predict_steps(plan, first, found.schedule, measurements);
     found.step_seconds = found.timeline.step_seconds;
     found.links = links_of(found.schedule, plan, measurements);
-    hold_to_bounds(found, found.links);
-    if (what == Exchanged::nothing) return found;  // it leaves the state as it is: no bound
+    if (what == Exchanged::nothing) {  // it leaves the state as it is: no bound
+        hold_to_bounds(found, found.links);
+        return found;
+    }
     const cost::Bound bound = bound_of(model_->possible(request).budgets, plan,
                                        model_->decoder.shape(), found.schedule, measurements, what);
     found.bound_seconds = bound.seconds;
@@ -217,9 +215,9 @@ void lengthen(Prediction& to, const Prediction& from, const ShortSteps& steps, d
     line(to.peak_bound_seconds, from.peak_bound_seconds);
     for (size_t l = 0; l < to.links.size(); ++l) {
         line(to.links[l].seconds, from.links[l].seconds);
-        to.step_seconds = std::max(to.step_seconds, to.links[l].seconds);
         line_of_bytes(to.links[l].bytes, from.links[l].bytes);
     }
+    hold_to_bounds(to, to.links);
     for (size_t s = 0; s < to.stages.size(); ++s) {
         StagePrediction& stage = to.stages[s];
         const StagePrediction& before = from.stages[s];
@@ -261,7 +259,7 @@ Prediction Predictor::predict_together(const planner::PlanRequest& request,
                                        const cost::Measurements& measured,
                                        std::optional<size_t> shown) const {
     cost::Measurements measurements = cost::of_rank(measured, model_->world.local_ranks);
-    const bool speculative = std::ranges::all_of(plans, &Plan::speculative);
+    const bool speculative = speculate(plans);
     RecordedStages steps = record_stages(plans, speculative);
     add_assumed_kernels(plans, steps, model_->decoder, measurements);
     std::vector<swap::Timeline> timelines =

@@ -48,14 +48,10 @@ std::vector<int> numbers_to_choose(PipelineSchedule schedule, int64_t blocks, in
     return found;
 }
 
-bool speculates(const PlannedSchedule& planned) {
-    return std::ranges::all_of(planned.plans, &Plan::speculative);
-}
-
 ScheduleOffer offer_of(const PlannedSchedule& planned, const model::Decoder& decoder,
                        const cost::Measurements& measured) {
     const std::vector<StageStep> steps =
-        simulate_stages(planned.plans, speculates(planned), decoder, measured);
+        simulate_stages(planned.plans, speculate(planned.plans), decoder, measured);
     ScheduleOffer offer{.order = planned.order};
     for (size_t s = 0; s < planned.plans.size(); ++s) {
         const Plan& plan = planned.plans[s];
@@ -75,7 +71,7 @@ bool all_known(const PlannedSchedule& planned, const cost::Measurements& measure
     if (measured.kernels.seconds.empty()) return false;
     const std::vector<Plan> few =
         shortened(planned.plans, std::min(passing(planned.plans.front()), kGroupsOfAllKinds));
-    return covers(few, record_stages(few, speculates(planned)), measured.kernels);
+    return covers(few, record_stages(few, speculate(planned.plans)), measured.kernels);
 }
 
 }  // namespace

@@ -102,6 +102,10 @@ std::optional<ShortSteps> steady_steps_of(
     }
 }
 
+bool speculate(std::span<const Plan> plans) {
+    return std::ranges::all_of(plans, &Plan::speculative);
+}
+
 RecordedStages record_stages(std::span<const Plan> plans, bool speculative) {
     const Previous steady = speculative ? Previous::committed : Previous::not_speculative;
     RecordedStages found;
@@ -153,6 +157,13 @@ std::vector<StageStep> simulate_whole(std::span<const Plan> plans, bool speculat
     return found;
 }
 
+std::vector<StageStep> simulate_shortened(std::span<const Plan> plans, int64_t count,
+                                          bool speculative, const model::Decoder& decoder,
+                                          const cost::Measurements& measured) {
+    return simulate_whole(shortened({plans.begin(), plans.end()}, count), speculative, decoder,
+                          measured);
+}
+
 // A machine on which the stages wait for kernels and for each other alone.
 cost::Measurements without_what_comes_once(cost::Measurements measured) {
     constexpr double kAtOnce = 1e18;
@@ -175,8 +186,7 @@ std::vector<StageStep> simulate_stages(std::span<const Plan> plans, bool specula
                                        const cost::Measurements& measured, int64_t most_visits) {
     std::vector<StageStep> from, to;
     const auto of = [&](int64_t count) {
-        return simulate_whole(shortened({plans.begin(), plans.end()}, count), speculative, decoder,
-                              measured);
+        return simulate_shortened(plans, count, speculative, decoder, measured);
     };
     const std::optional<ShortSteps> steps =
         steady_steps_of(plans, most_visits, [&](const ShortSteps& these) {
@@ -205,8 +215,7 @@ double seconds_of_long_step(const ShortSteps& steps, std::span<const StageStep> 
     if (!steps.may_hide_waits(of_from, of_to)) return on_line_s;
     const cost::Measurements alone = without_what_comes_once(measured);
     const auto of = [&](int64_t count) {
-        return simulate_whole(shortened({plans.begin(), plans.end()}, count), speculative, decoder,
-                              alone);
+        return simulate_shortened(plans, count, speculative, decoder, alone);
     };
     return std::max(on_line_s, steps.seconds_at_all(of(steps.from), of(steps.to)));
 }

@@ -81,6 +81,7 @@ std::optional<ShortSteps> steady_steps_of(std::span<const planner::Plan> plans, 
 struct RecordedStages {
     std::vector<swap::Schedule> first{}, steady{};
 };
+bool speculate(std::span<const planner::Plan> plans);  // all of them
 RecordedStages record_stages(std::span<const planner::Plan> plans, bool speculative);
 // Whether these times have a kernel of every kind that the steps need.
 bool covers(std::span<const planner::Plan> plans, const RecordedStages& steps,

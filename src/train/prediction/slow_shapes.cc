@@ -1,6 +1,7 @@
 #include "slow_shapes.h"
 
-#include <cstdio>
+#include <spdlog/fmt/fmt.h>
+
 #include <string>
 #include <utility>
 
@@ -92,7 +93,6 @@ public:
         add_hidden();
         add_intermediate();
         add_queries_and_keys();
-        add_vocabulary();
     }
 
 private:
@@ -109,10 +109,8 @@ private:
         return std::string(width) + " " + std::to_string(columns);
     }
     static std::string why(const std::string& width, double factor) {
-        char times[16];
-        std::snprintf(times, sizeof times, "%.3g", factor);
-        return width + " is no multiple of " + std::to_string(kWidthUnit) + ": " + times +
-               " times as long, as measured on an H100";
+        return fmt::format("{} is no multiple of {}: {:.3g} times as long, as measured on an H100",
+                           width, kWidthUnit, factor);
     }
 
     // So many bytes an element of a row.
@@ -167,12 +165,6 @@ private:
         };
         add("queries, keys and values", columns_of_qkv());
         add("attention's output", query_columns());
-    }
-    void add_vocabulary() {
-        const std::string width = named("vocabulary", shape_.vocab);
-        if (!odd_hidden()) products(Width::vocabulary, width, shape_.vocab, shape_.hidden, 1);
-        rows(Width::vocabulary, WideOp::loss, "cross entropy", width, shape_.vocab, 4 + kCompute,
-             1);
     }
 
     Notes& notes_;

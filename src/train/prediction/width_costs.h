@@ -12,7 +12,7 @@ namespace ferry::train {
 // Elements of a row of 16 bytes: what tensor cores and whole loads want widths to be multiples of.
 constexpr int64_t kWidthUnit = 8;
 
-enum class Width { hidden, intermediate, vocabulary };
+enum class Width { hidden, intermediate };
 enum class WideOp {
     products,  // forward, and those of both gradients
     norm_forward,
@@ -21,7 +21,6 @@ enum class WideOp {
     embedding_backward,
     activation_forward,  // SwiGLU or GELU
     activation_backward,
-    loss,
 };
 
 // Times as long as with the next width that is a multiple. By how much a width misses one: rows
