@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles src/ops/cuda/sparse_attention.py for one architecture, and types and widths of heads, ahead of time; needs
+"""Compiles src/ops/cuda/attention/sparse_attention.py for one architecture, and types and widths of heads, ahead of time; needs
 the wheel `triton` and no GPU.
 
     compile_triton.py SOURCE FOLDER ARCHITECTURE TYPE_WIDTH...
@@ -107,7 +107,7 @@ extern "C" __attribute__((visibility("hidden"))) const unsigned char ferry_{labe
         table.append(f"    {{SparseKernel::{kernel}, {architecture}, DType::{name}, {width}, {own}, {step}, {warps}, "
                      f"{'true' if part else 'false'}, {found.metadata.shared}, \"{found.metadata.name}\", ferry_{label}}},\n")
     out.write_text(f"""// Written by cmake/compile_triton.py with Triton {triton.__version__}.
-#include "ops/cuda/sparse_images.h"
+#include "ops/cuda/attention/sparse_images.h"
 
 {"".join(images)}
 namespace ferry::ops::cuda {{

@@ -85,7 +85,7 @@ endif()
 set(FERRY_CUDA_OPTIONS -prec-div=true -prec-sqrt=true -ftz=false
     --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off)
 # Kernels with the CPU's bits (docs/numerics.md) must not contract a product and a sum.
-set(FERRY_CUDA_EXACT src/optim/cuda/update.cu src/optim/cuda/coded.cu src/optim/cuda/norms.cu src/ops/cuda/round.cu
+set(FERRY_CUDA_EXACT src/optim/cuda/update.cu src/optim/cuda/coded.cu src/optim/cuda/norms.cu src/ops/cuda/rows/round.cu
     src/zero/cuda/codec.cu)
 set_source_files_properties(${FERRY_CUDA_EXACT} PROPERTIES COMPILE_OPTIONS -fmad=false)
 if(FERRY_WERROR)

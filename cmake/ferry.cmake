@@ -11,7 +11,7 @@ function(ferry_compile_options target)
 endfunction()
 
 # ferry_module(NAME DIR [DEPENDS module...] [USES package...] [CUDA_USES package...]): from all of DIR
-# and the rooms in it, the folders that part a large module by subject; DIR/cuda only with CUDA.
+# and the rooms in it, the folders that part a large module by subject; DIR/cuda and its rooms only with CUDA.
 function(ferry_module name dir)
     cmake_parse_arguments(M "" "" "DEPENDS;USES;CUDA_USES" ${ARGN})
     file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cc
@@ -22,7 +22,8 @@ function(ferry_module name dir)
     endif()
     if(FERRY_CUDA)
         file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cu
-             ${PROJECT_SOURCE_DIR}/${dir}/cuda/*.cu ${PROJECT_SOURCE_DIR}/${dir}/cuda/*.cc)
+             ${PROJECT_SOURCE_DIR}/${dir}/cuda/*.cu ${PROJECT_SOURCE_DIR}/${dir}/cuda/*.cc
+             ${PROJECT_SOURCE_DIR}/${dir}/cuda/*/*.cu ${PROJECT_SOURCE_DIR}/${dir}/cuda/*/*.cc)
         list(APPEND sources ${cuda_sources})
     endif()
     add_library(ferry_${name} STATIC ${sources})

@@ -1,8 +1,8 @@
-# The images of src/ops/cuda/sparse_attention.py, one source for each architecture, type and width of
+# The images of src/ops/cuda/attention/sparse_attention.py, one source for each architecture, type and width of
 # heads; and the list of their tables. Hopper's kernels are machine code, those of every other GPU
 # from Ampere on are PTX. One process compiles those of an architecture: Triton starts, and takes the
 # sum of its own compiler, but once.
-set(kernels ${PROJECT_SOURCE_DIR}/src/ops/cuda/sparse_attention.py)
+set(kernels ${PROJECT_SOURCE_DIR}/src/ops/cuda/attention/sparse_attention.py)
 set(compile ${PROJECT_SOURCE_DIR}/cmake/compile_triton.py)
 set(folder ${CMAKE_BINARY_DIR}/triton)
 set(declared "")
@@ -29,7 +29,7 @@ file(CONFIGURE OUTPUT ${folder}/sparse_images.cc @ONLY CONTENT [[
 // Written by cmake/triton.cmake.
 #include <vector>
 
-#include "ops/cuda/sparse_images.h"
+#include "ops/cuda/attention/sparse_images.h"
 
 namespace ferry::ops::cuda {
 
@@ -45,5 +45,5 @@ std::span<const std::span<const SparseImage>> sparse_images() {
 target_sources(ferry_ops PRIVATE ${folder}/sparse_images.cc)
 execute_process(COMMAND ${FERRY_TRITON_PYTHON} -c "from importlib.metadata import version; print(version('triton'))"
                 OUTPUT_VARIABLE version OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-set_source_files_properties(src/ops/cuda/sparse_attention.cc src/ops/cuda/no_triton.cc
+set_source_files_properties(src/ops/cuda/attention/sparse_attention.cc src/ops/cuda/attention/no_triton.cc
                             PROPERTIES COMPILE_DEFINITIONS "FERRY_TRITON;FERRY_TRITON_VERSION=\"${version}\"")

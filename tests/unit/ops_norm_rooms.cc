@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "ops/cuda/norm_plan.h"
+#include "ops/cuda/norms/norm_plan.h"
 
 namespace ferry::ops::cuda {
 namespace {

@@ -4,15 +4,15 @@
 
 #include <algorithm>
 
-#include "cudnn_attention.h"
-#include "gemm.h"
-#include "kernels.h"
-#include "launch.h"
-#include "newton_schulz.h"
+#include "ops/cuda/attention/cudnn_attention.h"
+#include "ops/cuda/attention/sparse_attention.h"
+#include "ops/cuda/products/gemm.h"
+#include "ops/cuda/products/newton_schulz.h"
+#include "ops/cuda/shared/kernels.h"
+#include "ops/cuda/shared/launch.h"
+#include "ops/cuda/shared/slow_notes.h"
 #include "ops/part_attention.h"
 #include "ops/product_table.h"
-#include "slow_notes.h"
-#include "sparse_attention.h"
 
 namespace ferry::ops {
 namespace cuda {

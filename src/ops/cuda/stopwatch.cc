@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "ferry/error.h"
-#include "launch.h"
+#include "ops/cuda/shared/launch.h"
 
 namespace ferry::ops {
 namespace {

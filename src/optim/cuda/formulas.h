@@ -1,6 +1,6 @@
 // The formulas of ferry/optim.h for one element on the GPU, with exact division and square root.
 // Files that include this are compiled without contraction (cmake/cuda.cmake), and
-// tests/unit/cuda_flags_test.py looks at what the compiler made of them.
+// tests/tree/cuda_flags_test.py looks at what the compiler made of them.
 #pragma once
 
 #include "optim/internal.h"

@@ -8,10 +8,10 @@
 namespace ferry::train {
 namespace {
 
-// B/s of rows and FLOP/s of products, as src/ops/cuda/slow_notes.cc has them.
+// B/s of rows and FLOP/s of products, as src/ops/cuda/shared/slow_notes.cc has them.
 constexpr double kRows = 2.5e12, kProduct = 6e14;
-// The most elements of a row that a norm's threads hold (src/ops/cuda/norm_plan.h), and the heads
-// whose norm and RoPE are one kernel (rotation.h).
+// The most elements of a row that a norm's threads hold (src/ops/cuda/norms/norm_plan.h), and the
+// heads whose norm and RoPE are one kernel (rotation.h).
 constexpr int64_t kMostHeld = 8192, kRotatedHead = 128;
 
 class Notes {
