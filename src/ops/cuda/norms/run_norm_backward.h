@@ -27,16 +27,21 @@ struct SumsKernel {
 template <class Norm, class P>
 SumsKernel<Norm> sums_kernel(const Backward& a) {
     constexpr int kRow = P::kRow, kHeld = P::kHeld;
-    if constexpr (has_whole_form(kHeld, P::kLie)) {
-        if (whole_form_fits(kRow, kHeld, kLeastOptIn) ||
-            whole_form_fits(kRow, kHeld, opt_in_bytes()))
-            return {whole_sums_kernel<Norm, kRow, kHeld>, whole_room(kRow, kHeld)};
+    constexpr bool kWhole = has_whole_form(kHeld, P::kLie);
+    // Where every GPU has room for that form, the other is not compiled.
+    if constexpr (kWhole && whole_form_fits(kRow, kHeld, kLeastOptIn)) {
+        return {whole_sums_kernel<Norm, kRow, kHeld>, whole_room(kRow, kHeld)};
+    } else {
+        if constexpr (kWhole) {
+            if (whole_form_fits(kRow, kHeld, opt_in_bytes()))
+                return {whole_sums_kernel<Norm, kRow, kHeld>, whole_room(kRow, kHeld)};
+        }
+        if constexpr (kRow == kHeadRow && P::kLie == Lie::whole && !Norm::kBiased) {
+            if (a.addend.data == nullptr) return {heads_sums_kernel<Norm>, kRingRoom};
+        }
+        return {backward_sums_kernel<Norm, kRow, kHeld, P::kLie>,
+                Summing<kRow, kHeld, P::kLie>::room(Norm::kBiased)};
     }
-    if constexpr (kRow == kHeadRow && P::kLie == Lie::whole && !Norm::kBiased) {
-        if (a.addend.data == nullptr) return {heads_sums_kernel<Norm>, kRingRoom};
-    }
-    return {backward_sums_kernel<Norm, kRow, kHeld, P::kLie>,
-            Summing<kRow, kHeld, P::kLie>::room(Norm::kBiased)};
 }
 
 // Whether one kernel does both: fewer blocks would leave multiprocessors without work. Never by
