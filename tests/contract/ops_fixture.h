@@ -4,9 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "ops/ops.h"
 #include "tests/support/matrix.h"
@@ -52,5 +55,16 @@ inline std::string name_of_case(const testing::TestParamInfo<OpsContract::ParamT
     return std::string(std::get<0>(info.param).name) + "_" +
            std::string(name_of(std::get<1>(info.param)));
 }
+
+// Of a rotation: theta^(-2 i / head_dim), theta 10,000.
+inline std::vector<double> frequencies_of(int64_t head_dim) {
+    std::vector<double> f;
+    for (int64_t i = 0; i < head_dim / 2; ++i)
+        f.push_back(std::pow(1e4, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
+    return f;
+}
+
+// Two sequences of five tokens, of two documents and of one.
+inline const std::vector<int32_t> kDocumentStarts{0, 0, 2, 2, 2, 0, 0, 0, 0, 0};
 
 }  // namespace ferry::ops
