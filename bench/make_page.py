@@ -69,6 +69,13 @@ ratio and its spread; several have the least and the greatest ratio, and their n
 
 HEADING_OF_RESULTS = "| result | asked | measured | spread, or rows | outcome | run |\n|---|---|---|---|---|---|\n"
 
+EARLIER = """
+## Of earlier states
+
+What a change gave when it was made, beside the code before it. The code has changed since.
+
+"""
+
 RUNS = """
 ## Runs
 
@@ -306,7 +313,7 @@ def section(name, run, results):
 
 
 def named_in(targets):
-    return [one for target in targets["targets"] + targets["others"] for one in target["results"]]
+    return [one for target in targets["targets"] + targets["others"] + targets["earlier"] for one in target["results"]]
 
 
 def limits_of(runs, one):
@@ -348,7 +355,8 @@ def benchmarks(runs, targets):
 def measurements(runs, targets):
     """docs/measurements.md."""
     return (MEASUREMENTS + "".join(section_of(runs, target) for target in targets["targets"]) + "\n## Beside the targets\n\n" +
-            table_of_others(runs, targets["others"]) + "".join(profile_of(runs, one) for one in targets["profiles"]) +
+            table_of_others(runs, targets["others"]) + EARLIER + table_of_others(runs, targets["earlier"]) +
+            "".join(profile_of(runs, one) for one in targets["profiles"]) +
             "".join(limits_of(runs, one) for one in targets["limits"]) +
             RUNS + table_of_runs(runs))
 
