@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""docs/benchmarks.md and two tables of README.md, made of what was measured.
+"""docs/benchmarks.md, docs/measurements.md and two tables of README.md, made of what was measured.
 
-    bench/make_page.py              writes both
+    bench/make_page.py              writes them
     bench/make_page.py --check      says whether they are what would be written
     bench/make_page.py --run NAME   prints a run: where, when and how, and all of its rows
 
-bench/targets.json names each target, what was asked, and which rows answer it. A file of bench/results/ is one run: what
+docs/benchmarks.md has a row a target, docs/measurements.md all results of each and the runs.
+
+bench/targets.json names each target, what was asked, and which rows answer it. "line" is a target's row in
+docs/benchmarks.md: "shown" names the results in it and says what each is called there, "missed" why some are. "figures" is
+a table of what no run's rows have. A file of bench/results/ is one run: what
 `ferry bench ... --json` or a script in bench/ printed, {"machine", "command", "date", "rows"}. For a newer result replace
 the file, or add one and name it in targets.json. A run without a "date" has its machine's.
 "readme" and "gaps" of targets.json are the two tables of README.md: a gap is a row of a run, of several the least ratio, or
@@ -28,36 +32,49 @@ import common
 
 ROOT = Path(__file__).resolve().parents[1]
 
-INTRODUCTION = """# Benchmarks
+BENCHMARKS = """# Benchmarks
 
-`bench/make_page.py` writes this page from `bench/targets.json` and the runs in `bench/results/`; a test holds them together.
-`bench/make_page.py --run NAME` prints all rows of a run.
+What was asked of ferry, and what was measured: a row a target. [Measurements](measurements.md) has all results of each, with
+their spread and the notes.
 
-A ratio is ferry over the reference, larger is better: "1.52x" is half as fast again. It is the median of pairs that were
-measured in turns in one run. The spread behind it is the 95 % interval of six pairs or more, and the least and the most of
-fewer. **Met**: the median reaches the target. **Missed**: the whole spread falls short. **Open**: only the median does.
-
-Absolute figures are there for the size only. Machines of one kind differ by a third, and one machine differs by the hour.
-[The glossary](glossary.md) explains the words; `bench/compare.py OLD.json NEW.json` names the ratios that fell.
-
-"3B" is a Llama shape of 2.9 billion parameters: hidden 3072, 28 layers, vocabulary 32,000, tied embedding, bf16. A step has
-16,384 tokens unless the row says otherwise. "As expected" is a run with `swap.expect_clipped=0`: it was told that no step
-will be clipped.
-
-## Targets
-
-How many rows of a target's results have which outcome:
+- *A ratio* is ferry over the reference, larger is better: "1.52x" is half as fast again. It is the median of pairs that were
+  measured in turns in one run. Brackets have its 95 % interval, or of fewer than six pairs the least and the most.
+- *"0.8x to 1.0x"* is the range of several ratios, of one kind of result.
+- *Met*: the median reaches the target. *Missed*: the whole spread falls short. *Open*: only the median does.
+- *The machine* is named by its GPU, or by its cores. Machines of one kind differ by a third, and one machine differs by the hour.
+- *"3B"* is a Llama shape of 2.9 billion parameters: hidden 3072, 28 layers, vocabulary 32,000, tied embedding, bf16. A step
+  has 16,384 tokens unless the row says otherwise.
+- A figure leads to its run's file: machine, command, date and all rows. `bench/make_page.py --run NAME` prints it.
 
 """
 
-RESULTS = """
-## Results
+BELOW_BENCHMARKS = """
+`bench/make_page.py` writes this page from `bench/targets.json` and the runs in `bench/results/`; a test holds them together.
+`bench/compare.py OLD.json NEW.json` names the ratios that fell. [The glossary](glossary.md) explains the words.
+"""
+
+MEASUREMENTS = """# Measurements
+
+All results behind [benchmarks](benchmarks.md), which says how to read them. A section a target, then what was measured
+beside the targets, tables of kernels, and the runs. `bench/make_page.py` writes this page.
+
+"As expected" is a run with `swap.expect_clipped=0`: it was told that no step will be clipped. Absolute figures are there for
+the size only.
+
+## Results by target
 
 A line a result. "Asked" is the ratio that it was held to; results without one are there beside the others. One row has its
 ratio and its spread; several have the least and the greatest ratio, and their number.
 """
 
 HEADING_OF_RESULTS = "| result | asked | measured | spread, or rows | outcome | run |\n|---|---|---|---|---|---|\n"
+
+EARLIER = """
+## Of earlier states
+
+What a change gave when it was made, beside the code before it. The code has changed since.
+
+"""
 
 RUNS = """
 ## Runs
@@ -155,26 +172,67 @@ def line_of(runs, result):
     return f"| {' | '.join(cells)} |"
 
 
+def machine_in_short(machine):
+    """By what it is known: "H200", "2 x H100", "16 cores"."""
+    gpus = [gpu.split()[1] for gpu in machine.get("gpus", [])]
+    if gpus:
+        return f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0]
+    return f"{machine['cores']} cores"
+
+
+def shown_in(runs, target):
+    """The results that a target's row shows, each with what it is called there."""
+    for label, words in target["line"]["shown"].items():
+        found = [one for one in target["results"] if label in (one.get("label"), rows_of(runs, one)[0]["name"])]
+        if len(found) != 1:
+            raise SystemExit(f"{target['id']} shows {label!r}, which is the label of {len(found)} results")
+        yield words, found[0]
+
+
+def row_of_overview(runs, target):
+    """A target: what, asked, the results that decide, where, how many rows have which outcome, and why some are missed."""
+    line, measured, machines = target["line"], [], []
+    for words, one in shown_in(runs, target):
+        rows = rows_of(runs, one)
+        measured.append(f"{words} [{figure(rows)}](../bench/results/{one['run']}.json)" + (spread_of(rows[0]) if len(rows) == 1 else ""))
+        machines.append(machine_in_short(runs[one["run"]]["machine"]))
+    outcomes = [outcome(row, one) for one in target["results"] for row in rows_of(runs, one)]
+    counts = ", ".join(f"{count} {word}" for word, count in counted(outcomes).items())
+    if ("missed" in counts or not counts) and not line.get("missed"):
+        raise SystemExit(f"{target['id']} has rows that are missed, and does not say why")
+    cells = (f"[{target['id']}](measurements.md#{target['id'].lower()})", line.get("what", target["what"]), line["asked"], "; ".join(measured),
+             ", ".join(dict.fromkeys(machines)), counts or "not measured", line.get("missed", ""))
+    return f"| {' | '.join(cells)} |\n"
+
+
 def overview(runs, targets):
-    """A line a target: how many of its rows have which outcome."""
-    lines = ["| | what | met | open | missed |", "|---|---|---|---|---|"]
-    for target in targets:
-        found = counted([outcome(row, one) for one in target["results"] for row in rows_of(runs, one)])
-        counts = [str(found.get(word, "")) for word in ("met", "open", "missed")] if found else ["not measured", "", ""]
-        lines.append(f"| [{target['id']}](#{target['id'].lower()}) | {target['what']} | {' | '.join(counts)} |")
-    return "\n".join(lines) + "\n"
+    """A row a target."""
+    return ("| | what | asked | measured | on | all results | what falls short, and why |\n|---|---|---|---|---|---|---|\n" +
+            "".join(row_of_overview(runs, target) for target in targets))
 
 
 def paragraph(text):
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
+def bullet(text):
+    return textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 def section_of(runs, target):
-    """A target: what was asked, a line a result, and what limits it."""
+    """A target: what was asked, a line a result, figures beside them, and what limits it."""
     text = f"\n### {target['id']}\n\n" + paragraph(f"{capital(target['what'])}. Asked: {target['asked']}.")
     if target["results"]:
         text += "\n" + HEADING_OF_RESULTS + "".join(line_of(runs, one) + "\n" for one in target["results"])
-    return text + ("\n" + paragraph(target["why"]) if target.get("why") else "")
+    if target.get("figures"):
+        text += "\n" + table_of_figures(**target["figures"])
+    if target.get("notes"):
+        text += "\n" + "".join(bullet(note) for note in target["notes"])
+    return text
+
+
+def table_of_figures(columns, rows):
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, ["---"] * len(columns), *rows)).replace(" --- ", "---")
 
 
 def capital(text):
@@ -255,7 +313,7 @@ def section(name, run, results):
 
 
 def named_in(targets):
-    return [one for target in targets["targets"] + targets["others"] for one in target["results"]]
+    return [one for target in targets["targets"] + targets["others"] + targets["earlier"] for one in target["results"]]
 
 
 def limits_of(runs, one):
@@ -279,16 +337,26 @@ def profile_of(runs, one):
     return f"\n## {one['title']}\n\n{one['text']}\n\n{table_of_profiles(runs, one)}"
 
 
-def page(folder):
+def loaded(folder):
+    """The runs and the targets, which belong together."""
     runs, targets = load(folder)
-    named = named_in(targets)
-    unknown = sorted({one["run"] for one in named} - set(runs))
-    unused = sorted(set(runs) - {one["run"] for one in named})
+    named = {one["run"] for one in named_in(targets)}
+    unknown, unused = sorted(named - set(runs)), sorted(set(runs) - named)
     if unknown or unused:
         raise SystemExit(f"targets.json names runs that are not there: {unknown}; runs that it does not name: {unused}")
-    return (INTRODUCTION + overview(runs, targets["targets"]) + RESULTS +
-            "".join(section_of(runs, target) for target in targets["targets"]) + "\n## Beside the targets\n\n" +
-            table_of_others(runs, targets["others"]) + "".join(profile_of(runs, one) for one in targets["profiles"]) +
+    return runs, targets
+
+
+def benchmarks(runs, targets):
+    """docs/benchmarks.md."""
+    return BENCHMARKS + overview(runs, targets["targets"]) + BELOW_BENCHMARKS
+
+
+def measurements(runs, targets):
+    """docs/measurements.md."""
+    return (MEASUREMENTS + "".join(section_of(runs, target) for target in targets["targets"]) + "\n## Beside the targets\n\n" +
+            table_of_others(runs, targets["others"]) + EARLIER + table_of_others(runs, targets["earlier"]) +
+            "".join(profile_of(runs, one) for one in targets["profiles"]) +
             "".join(limits_of(runs, one) for one in targets["limits"]) +
             RUNS + table_of_runs(runs))
 
@@ -311,9 +379,8 @@ def table_of_gaps(runs, gaps):
     return lines
 
 
-def readme(folder, text):
+def readme(runs, targets, text):
     """README.md with its tables of results and of gaps anew."""
-    runs, targets = load(folder)
     for lines in (table_of_readme(runs, targets["readme"]), table_of_gaps(runs, targets["gaps"])):
         text = re.sub(re.escape(lines[0]) + r"\n(\|.*\n)*", lambda _, table="\n".join(lines) + "\n": table, text)
     return text
@@ -322,8 +389,9 @@ def readme(folder, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "bench", help="where targets.json and results/ lie; default: bench")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/benchmarks.md", help="default: docs/benchmarks.md")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the page is another one")
+    parser.add_argument("--benchmarks", type=Path, default=ROOT / "docs/benchmarks.md", help="default: docs/benchmarks.md")
+    parser.add_argument("--measurements", type=Path, default=ROOT / "docs/measurements.md", help="default: docs/measurements.md")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is another one")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="default: README.md")
     parser.add_argument("--run", metavar="NAME", help="print this run, and write nothing")
     options = parser.parse_args()
@@ -333,8 +401,9 @@ def main():
             parser.error(f"no run {options.run!r} in {options.folder / 'results'}")
         print(section(options.run, runs[options.run], [one for one in named_in(targets) if one["run"] == options.run]), end="")
         return
-    written = {options.page: page(options.folder),
-               options.readme: readme(options.folder, options.readme.read_text(encoding="utf-8"))}
+    runs, targets = loaded(options.folder)
+    written = {options.benchmarks: benchmarks(runs, targets), options.measurements: measurements(runs, targets),
+               options.readme: readme(runs, targets, options.readme.read_text(encoding="utf-8"))}
     for path, text in written.items():
         if not options.check:
             path.write_text(text, encoding="utf-8")

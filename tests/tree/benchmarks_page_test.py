@@ -1,4 +1,4 @@
-"""docs/benchmarks.md is what bench/make_page.py makes of bench/targets.json and bench/results/."""
+"""docs/benchmarks.md and docs/measurements.md are what bench/make_page.py makes of bench/targets.json and bench/results/."""
 
 import datetime
 import json
@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench" / "make_page.py"
 PAGE = ROOT / "docs" / "benchmarks.md"
+MEASUREMENTS = ROOT / "docs" / "measurements.md"
+CELL = 100  # characters: half a line of a screen
 
 
 def check(*options):
@@ -31,9 +33,14 @@ class BenchmarksPageTest(unittest.TestCase):
         shutil.copytree(ROOT / "bench" / "results", self.folder / "results")
         shutil.copy(ROOT / "bench" / "targets.json", self.folder)
 
-    def readme(self):
+    def pages(self):
+        """Options that make all pages in the test's folder, of its runs and targets."""
         shutil.copy(ROOT / "README.md", self.folder)
-        return self.folder / "README.md"
+        return ("--folder", self.folder, "--benchmarks", self.folder / "benchmarks.md", "--measurements", self.folder / "measurements.md",
+                "--readme", self.folder / "README.md")
+
+    def made(self):
+        subprocess.run([sys.executable, SCRIPT, *self.pages()], check=True)
 
     def change(self, name, change):
         path = self.folder / name
@@ -46,9 +53,7 @@ class BenchmarksPageTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_another_figure_is_another_readme(self):
-        page, readme = self.folder / "page.md", self.folder / "README.md"
-        shutil.copy(ROOT / "README.md", readme)
-        options = ("--folder", self.folder, "--page", page, "--readme", readme)
+        readme, options = self.folder / "README.md", self.pages()
         self.change("results/peers_llmq.json", lambda run: run["rows"][0].update(value=12345, ratio=1.4))
         subprocess.run([sys.executable, SCRIPT, *options], check=True)
         changed = set(readme.read_text(encoding="utf-8").splitlines()) ^ set((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
@@ -62,20 +67,34 @@ class BenchmarksPageTest(unittest.TestCase):
     def test_another_figure_is_another_page(self):
         self.assertEqual(check("--folder", self.folder).returncode, 0)
         self.change("results/peers_llmq.json", lambda run: run["rows"][0].update(ratio=1.4, ratio_low=1.39, ratio_high=1.41))
+        self.change("targets.json", lambda found: found["targets"][5]["line"].update(missed="It is made up."))
         done = check("--folder", self.folder)
         self.assertEqual(done.returncode, 1)
         self.assertIn("run it", done.stderr)
-        fresh = self.folder / "page.md"
-        subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh, "--readme", self.readme()], check=True)
-        self.assertIn("| LLMQ | 1.5x | 1.400x | 1.390 to 1.410 | missed | [peers_llmq]", section(fresh, "T6"))
+        self.made()
+        self.assertIn("| LLMQ | 1.5x | 1.400x | 1.390 to 1.410 | missed | [peers_llmq]", section(self.folder / "measurements.md", "T6"))
+        self.assertIn("| LLMQ [1.400x](../bench/results/peers_llmq.json) (1.390 to 1.410); DeepSpeed", self.row("T6"))
+        self.assertTrue(self.row("T6").endswith("| H200 | 2 met, 1 missed | It is made up. |"), self.row("T6"))
+
+    def row(self, target):
+        lines = (self.folder / "benchmarks.md").read_text(encoding="utf-8").splitlines()
+        return next(line for line in lines if line.startswith(f"| [{target}]"))
+
+    def test_what_is_missed_says_why(self):
+        self.change("targets.json", lambda found: found["targets"][6]["line"].pop("missed"))
+        self.assertIn("T7 has rows that are missed, and does not say why", check(*self.pages()).stderr)
+
+    def test_a_row_shows_results_that_there_are(self):
+        self.change("targets.json", lambda found: found["targets"][5]["line"]["shown"].update(nobody="x"))
+        self.assertIn("T6 shows 'nobody', which is the label of 0 results", check(*self.pages()).stderr)
 
     def test_outcomes_go_by_the_spread(self):
         def outcome(ratio, low, high):
             self.change("results/peers_llmq.json",
                         lambda run: run["rows"][0].update(ratio=ratio, ratio_low=low, ratio_high=high))
-            fresh = self.folder / "page.md"
-            subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh, "--readme", self.readme()], check=True)
-            return re.search(r"^\| LLMQ \|.* (\w+) \| \[peers_llmq\]", section(fresh, "T6"), re.M)[1]
+            self.made()
+            return re.search(r"^\| LLMQ \|.* (\w+) \| \[peers_llmq\]", section(self.folder / "measurements.md", "T6"), re.M)[1]
+        self.change("targets.json", lambda found: found["targets"][5]["line"].update(missed="It is made up."))
         self.assertEqual([outcome(1.5, 1.4, 1.6), outcome(1.49, 1.4, 1.6), outcome(1.49, 1.4, 1.4999)],
                          ["met", "open", "missed"])
 
@@ -91,27 +110,35 @@ class BenchmarksPageTest(unittest.TestCase):
         self.assertIn("swap_h200 has no row", check("--folder", self.folder).stderr)
 
     def test_every_target_has_a_row_and_a_section(self):
-        text = PAGE.read_text(encoding="utf-8")
-        for pattern in (r"^\| \[(T\d+)\]\(#t\d+\) \|", r"^### (T\d+)$"):
-            self.assertEqual(re.findall(pattern, text, re.M), [f"T{number}" for number in range(1, 25)])
+        targets = [f"T{number}" for number in range(1, 25)]
+        self.assertEqual(re.findall(r"^\| \[(T\d+)\]\(measurements\.md#t\d+\) \|", PAGE.read_text(encoding="utf-8"), re.M), targets)
+        self.assertEqual(re.findall(r"^### (T\d+)$", MEASUREMENTS.read_text(encoding="utf-8"), re.M), targets)
+
+    def test_the_page_is_one_page(self):
+        lines = PAGE.read_text(encoding="utf-8").splitlines()
+        self.assertLessEqual(len(lines), 100)
+        for line in lines:
+            if line.startswith("| [T"):
+                cells = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell) for cell in line.strip("| ").split(" | ")]
+                self.assertLessEqual(max(map(len, cells)), CELL, line)
 
     def test_a_result_has_a_line_of_its_own(self):
         targets = json.loads((ROOT / "bench" / "targets.json").read_text(encoding="utf-8"))
         for target in targets["targets"]:
-            lines = [line for line in section(PAGE, target["id"]).splitlines() if line.startswith("| ")][1:]
+            table = section(MEASUREMENTS, target["id"]).split("\n\n")[1:2] if target["results"] else []
+            lines = [line for part in table for line in part.splitlines() if line.startswith("| ")][1:]
             self.assertEqual(len(lines), len(target["results"]), target["id"])
             self.assertEqual(len({line.split(" | ")[0] for line in lines}), len(lines), f"{target['id']} has a label twice")
 
     def test_lines_can_be_read(self):
-        text = PAGE.read_text(encoding="utf-8")
-        self.assertNotIn("<br>", text)
+        text = MEASUREMENTS.read_text(encoding="utf-8")
+        self.assertNotIn("<br>", text + PAGE.read_text(encoding="utf-8"))
         shown = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in text.splitlines()]
         self.assertLessEqual(max(map(len, shown)), 180, max(shown, key=len))
 
     def test_a_gap_is_what_was_measured(self):
-        options = ("--folder", self.folder, "--page", self.folder / "page.md", "--readme", self.readme())
         self.change("results/weak_scaling_2.json", lambda run: [row.update(ratio=0.5) for row in run["rows"] if "share" in row["name"]])
-        subprocess.run([sys.executable, SCRIPT, *options], check=True)
+        self.made()
         self.assertIn("two GPUs at 0.95x of one's share of its bound | 0.50x |", (self.folder / "README.md").read_text(encoding="utf-8"))
 
     def test_the_readme_is_short(self):
@@ -120,7 +147,7 @@ class BenchmarksPageTest(unittest.TestCase):
         self.assertLessEqual(max(map(len, lines)), 135, max(lines, key=len))
 
     def test_every_run_is_listed_and_printed_whole(self):
-        text = PAGE.read_text(encoding="utf-8")
+        text = MEASUREMENTS.read_text(encoding="utf-8")
         runs = sorted((ROOT / "bench" / "results").glob("*.json"))
         for path in runs:
             self.assertIn(f"| [{path.stem}](../bench/results/{path.name}) |", text)
