@@ -38,6 +38,22 @@ protected:
         oracle().gemm(g, nullptr);
         expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
     }
+
+    // What a product is added to: nothing, a tensor of its own, `c` as the addend, or `c` in place.
+    enum class Adds { nothing, addend, itself, accumulates };
+    // The product `gemm`, of depth k, into `actual` beside the oracle's into the same elements.
+    void check_added(Gemm gemm, Adds adds, const Matrix& addend, Matrix& actual, int64_t k) {
+        Matrix expected = actual;
+        gemm.accumulate = adds == Adds::accumulates;
+        if (adds == Adds::addend) gemm.addend = addend.view();
+        if (adds == Adds::itself) gemm.addend = actual.view();
+        auto scratch = scratch_of(ops().gemm_scratch_bytes(gemm));
+        ops().gemm(gemm, aligned(scratch));
+        gemm.c = expected.view();
+        if (adds == Adds::itself) gemm.addend = expected.view();
+        oracle().gemm(gemm, nullptr);
+        expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
+    }
 };
 
 TEST_P(OpsProducts, gemm_of_every_form_and_odd_size) {
@@ -57,7 +73,6 @@ TEST_P(OpsProducts, gemm_of_every_form_and_odd_size) {
 // As a model asks for them: rows without gaps, larger sizes, an output of the compute type or fp32,
 // a bias wherever the tensor before it ends.
 TEST_P(OpsProducts, gemm_of_a_model_s_sizes_and_every_way_of_adding) {
-    enum class Adds { nothing, addend, itself, accumulates };
     const int64_t sizes[][3] = {{225, 96, 72}, {100, 301, 96}, {64, 96, 225}};
     enum class Bias { none, aligned, odd, in_depth };
     const auto check = [&](Form form, const int64_t* s, DType out, Adds adds, Bias biased) {
@@ -68,19 +83,11 @@ TEST_P(OpsProducts, gemm_of_a_model_s_sizes_and_every_way_of_adding) {
         const Matrix b = Matrix(type(), nt ? n : k, nt ? k : n, 0).random(2);
         const Matrix addend = Matrix(out, m, n, 0).random(4);
         const Matrix bias = Matrix(type(), 1, n, 0, biased == Bias::odd ? 1 : 0).random(3);
-        Matrix actual = Matrix(out, m, n, 0).random(5), expected = actual;
+        Matrix actual = Matrix(out, m, n, 0).random(5);
         Gemm g{.form = form, .a = a.view(), .b = b.view(), .c = actual.view()};
         if (biased != Bias::none) g.bias = bias.view();
         g.spare = spare;
-        g.accumulate = adds == Adds::accumulates;
-        if (adds == Adds::addend) g.addend = addend.view();
-        if (adds == Adds::itself) g.addend = actual.view();
-        auto scratch = scratch_of(ops().gemm_scratch_bytes(g));
-        ops().gemm(g, aligned(scratch));
-        g.c = expected.view();
-        if (adds == Adds::itself) g.addend = expected.view();
-        oracle().gemm(g, nullptr);
-        expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
+        check_added(g, adds, addend, actual, k);
     };
     Spread spread(5);
     for (const auto& s : sizes) {
@@ -133,7 +140,6 @@ TEST_P(OpsProducts, a_fresh_sum_counts_as_zeros) {
 // Sums of whole numbers and sixteenths are exact in fp32, in any order and split in any way. So one
 // rounding, and no two, gives the oracle's bits.
 TEST_P(OpsProducts, gemm_rounds_once) {
-    enum class Adds { nothing, addend, itself };
     const int64_t m = 384, n = 320, k = 128;
     const auto grid = [](Matrix matrix, uint32_t seed, int64_t steps, float unit) {
         uint64_t state = seed;
@@ -183,7 +189,6 @@ TEST_P(OpsProducts, gemm_rounds_once) {
 // The head of a model with an odd vocabulary: rows of logits begin at multiples of 64 elements, and
 // a GPU does what is behind the last multiple of 8 by itself.
 TEST_P(OpsProducts, gemm_of_an_odd_vocabulary) {
-    enum class Adds { nothing, addend, itself, accumulates };
     const int64_t tokens = 136, hidden = 72;
     const auto check = [&](Form form, int64_t vocab, DType out, Adds adds) {
         const int64_t gap = round_up(vocab, 64) - vocab;
@@ -193,17 +198,9 @@ TEST_P(OpsProducts, gemm_of_an_odd_vocabulary) {
         const Matrix a = Matrix(type(), tn ? k : m, tn ? m : k, nt ? 0 : gap).random(1);
         const Matrix b = Matrix(type(), nt ? n : k, nt ? k : n, 0).random(2);
         const Matrix addend = Matrix(out, m, n, c_gap).random(4);
-        Matrix actual = Matrix(out, m, n, c_gap).random(5), expected = actual;
+        Matrix actual = Matrix(out, m, n, c_gap).random(5);
         Gemm g{.form = form, .a = a.view(), .b = b.view(), .c = actual.view()};
-        g.accumulate = adds == Adds::accumulates;
-        if (adds == Adds::addend) g.addend = addend.view();
-        if (adds == Adds::itself) g.addend = actual.view();
-        auto scratch = scratch_of(ops().gemm_scratch_bytes(g));
-        ops().gemm(g, aligned(scratch));
-        g.c = expected.view();
-        if (adds == Adds::itself) g.addend = expected.view();
-        oracle().gemm(g, nullptr);
-        expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
+        check_added(g, adds, addend, actual, k);
     };
     Spread spread(5);
     for (const int64_t vocab : {257, 263, 300}) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ferry/optim.h"
+#include "tests/support/hashed.h"
 
 namespace ferry::optim {
 namespace {
@@ -74,17 +75,6 @@ Golden read(const std::string& name) {
             g.push_back(from_bf16(static_cast<uint16_t>(bytes[i] << 8 | bytes[i + 1])));
     }
     return golden;
-}
-
-// As make_int8_golden.py's.
-float hashed(int64_t step, int64_t i) {
-    uint32_t x = static_cast<uint32_t>(i) * 0x9E3779B1u + static_cast<uint32_t>(step) * 0x85EBCA77u;
-    x ^= x >> 15;
-    x *= 0x2C1B3C6Du;
-    x ^= x >> 12;
-    x *= 0x297A2D39u;
-    x ^= x >> 15;
-    return static_cast<float>(static_cast<int64_t>(x >> 8) - (1 << 23)) * 0x1p-23f;
 }
 
 std::vector<float> gradient_of(const Golden& golden, int64_t step) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/hashed.h"
 #include "train/kernels/muon.h"
 
 namespace ferry::train {
@@ -72,17 +73,6 @@ Golden read(const std::string& name) {
                 std::bit_cast<float>(static_cast<uint32_t>(std::stoul(word, nullptr, 16))));
     }
     return golden;
-}
-
-// As make_muon_golden.py's.
-float hashed(int64_t step, int64_t i) {
-    uint32_t x = static_cast<uint32_t>(i) * 0x9E3779B1u + static_cast<uint32_t>(step) * 0x85EBCA77u;
-    x ^= x >> 15;
-    x *= 0x2C1B3C6Du;
-    x ^= x >> 12;
-    x *= 0x297A2D39u;
-    x ^= x >> 15;
-    return static_cast<float>(static_cast<int64_t>(x >> 8) - (1 << 23)) * 0x1p-23f;
 }
 
 double distance(const std::vector<float>& a, const std::vector<float>& b, int64_t count) {

@@ -101,6 +101,17 @@ const MethodCase kCoded[] = {
      4 + 2 * kScale},
 };
 
+TinyOutcome in_memory(const Config& config) {
+    const auto executor = make_thread_executor();
+    return run_tiny(config, {.executor = executor.get()});
+}
+
+TinyOutcome on_simulated_disk(const Config& config) {
+    const auto executor = make_simulated_executor(5);
+    aio::SimulatedDisk disk({.seed = 5}, *executor);
+    return run_tiny(config, {.executor = executor.get(), .open_volume = volumes_on(disk)});
+}
+
 class Methods : public testing::TestWithParam<MethodCase> {
 protected:
     static Config with_method(Config config) {
@@ -111,15 +122,6 @@ protected:
             .kind = optim::Decay::wsd, .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
         config.steps = 10;
         return config;
-    }
-    static TinyOutcome in_memory(const Config& config) {
-        const auto executor = make_thread_executor();
-        return run_tiny(config, {.executor = executor.get()});
-    }
-    static TinyOutcome on_simulated_disk(const Config& config) {
-        const auto executor = make_simulated_executor(5);
-        aio::SimulatedDisk disk({.seed = 5}, *executor);
-        return run_tiny(config, {.executor = executor.get(), .open_volume = volumes_on(disk)});
     }
     const TinyData data_;
 };
@@ -255,15 +257,6 @@ protected:
             return std::stoll(needed.substr(needed.find('(') + 1));
         }
         return 0;
-    }
-    static TinyOutcome in_memory(const Config& config) {
-        const auto executor = make_thread_executor();
-        return run_tiny(config, {.executor = executor.get()});
-    }
-    static TinyOutcome on_simulated_disk(const Config& config) {
-        const auto executor = make_simulated_executor(5);
-        aio::SimulatedDisk disk({.seed = 5}, *executor);
-        return run_tiny(config, {.executor = executor.get(), .open_volume = volumes_on(disk)});
     }
     const TinyData data_;
 };
