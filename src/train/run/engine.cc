@@ -24,8 +24,8 @@ using planner::Plan;
 
 Engine::Run::Run(const Config& config, const Runtime& runtime,
                  std::shared_ptr<ComputeContext> context)
-    : ReadableRun(config, runtime, std::move(context)) {
-    go_on_from(found_);
+    : ReadableRun(config, runtime, std::move(context)), loss_scale_(setup_.scales_loss()) {
+    go_on();
     note_committed();
     drain();
     totals_ = {};
@@ -34,11 +34,12 @@ Engine::Run::Run(const Config& config, const Runtime& runtime,
 
 Engine::Run::~Run() {
     // An error of the caller's, who has not said which: the others would wait for this rank.
-    if (std::uncaught_exceptions() > exceptions_) context_->abandon("raised between its steps");
+    if (std::uncaught_exceptions() > exceptions_)
+        setup_.context->abandon("raised between its steps");
 }
 
 StepReport Engine::Run::step() {
-    load(step_ + 1);
+    load(now_.step + 1);
     return guarded([this] { return next_step(); });
 }
 
@@ -51,9 +52,10 @@ uint64_t Engine::Run::state_hash() {
     return guarded([this] {
         drain();
         uint64_t mine = state_->hash();
-        if (has_errors(moment_updates_)) mine = momentum_->hash(mine);
-        if (!ranks_) return mine;
-        const std::vector<uint64_t> all = gather(*ranks_, executor_, mine, "state hash");
+        if (has_errors(now_.moment_updates)) mine = momentum_->hash(mine);
+        if (!setup_.ranks) return mine;
+        const std::vector<uint64_t> all =
+            gather(*setup_.ranks, setup_.executor, mine, "state hash");
         return checksum(std::as_bytes(std::span(all)));
     });
 }
@@ -78,26 +80,27 @@ void Engine::Run::read_gradient(int64_t layer, const model::Tensor& tensor, cons
 }
 
 bool Engine::Run::any(bool mine) {
-    if (!ranks_) return mine;
+    if (!setup_.ranks) return mine;
     return guarded([&] {
-        const auto all = gather(*ranks_, executor_, static_cast<uint8_t>(mine), "wishes");
+        const auto all =
+            gather(*setup_.ranks, setup_.executor, static_cast<uint8_t>(mine), "wishes");
         return std::ranges::any_of(all, [](uint8_t wish) { return wish != 0; });
     });
 }
 
 std::optional<Error> Engine::Run::error_of_any(const std::optional<Error>& mine) {
-    if (!ranks_) return mine;
-    return guarded([&] { return train::error_of_any(*ranks_, executor_, mine); });
+    if (!setup_.ranks) return mine;
+    return guarded([&] { return train::error_of_any(*setup_.ranks, setup_.executor, mine); });
 }
 
 std::optional<Error> Engine::Run::on_first_rank(const std::function<void()>& body) {
     std::optional<Error> mine;
     try {
-        if (world_.rank == 0) body();
+        if (setup_.world.rank == 0) body();
     } catch (const Error& error) {
         mine = error;
     } catch (const std::exception& error) {
-        context_->abandon(error.what());
+        setup_.context->abandon(error.what());
         throw;
     }
     return error_of_any(mine);
@@ -115,16 +118,18 @@ RunReport Engine::Run::report() {
 // rank as it was. Of several the others could not go on.
 void Engine::Run::load(int64_t step) {
     try {
-        loader_->load(step);
+        setup_.loader->load(step);
     } catch (const std::exception& error) {
-        context_->abandon(error.what());
+        setup_.context->abandon(error.what());
         throw;
     } catch (...) {
-        context_->abandon("its program's batch failed");
+        setup_.context->abandon("its program's batch failed");
         throw;
     }
-    if (!ranks_ || loader_->info().count > 0) return;
-    guarded([&] { require_same_batch(*ranks_, executor_, step, loader_->loaded_sum()); });
+    if (!setup_.ranks || setup_.loader->info().count > 0) return;
+    guarded([&] {
+        require_same_batch(*setup_.ranks, setup_.executor, step, setup_.loader->loaded_sum());
+    });
 }
 
 Engine::Engine(std::unique_ptr<Run> run) : run_(std::move(run)) {}

@@ -34,12 +34,12 @@ public:
     ~Run();
     StepReport step();
 
-    int64_t last_step() const { return step_; }
+    int64_t last_step() const { return now_.step; }
     const StepReport* resumed_step() const { return resumed_.step > 0 ? &resumed_ : nullptr; }
     Evaluation evaluate(std::span<float> logits);
     void begin_save(const Saving& saving);
 
-    bool save_ended() const { return !save_ || save_->ended(); }
+    bool save_ended() const { return !checkpoint_.save || checkpoint_.save->ended(); }
     std::optional<Error> end_save();
     uint64_t state_hash();
     void read_tensor(int64_t layer, const model::Tensor& tensor, const ValueSink& sink);
@@ -48,11 +48,11 @@ public:
     std::optional<Error> error_of_any(const std::optional<Error>& mine);
     std::optional<Error> on_first_rank(const std::function<void()>& body);
     void measure_bound();
-    void abandon(const char* why) noexcept { context_->abandon(why); }
+    void abandon(const char* why) noexcept { setup_.context->abandon(why); }
 
-    const planner::Plan& plan() const { return plan_; }
-    const std::vector<model::Layer>& layers() const { return layers_; }
-    using ReadableRun::numerics_record;
+    using ReadableRun::plan;
+    const std::vector<model::Layer>& layers() const { return setup_.layers; }
+    const std::string& numerics_record() const { return numerics_.text; }
     RunReport report();
 
 private:
@@ -62,10 +62,10 @@ private:
         try {
             return work();
         } catch (const std::exception& error) {
-            context_->abandon(error.what());
+            setup_.context->abandon(error.what());
             if (volume() && is_of_storage(error)) volume()->note_lost();
-            throw_again_at(
-                {step_, last_good_, volume() != nullptr, plan_.durable, store().what_was_wrong()});
+            throw_again_at({now_.step, last_good_, volume() != nullptr, plan().durable,
+                            store().what_was_wrong()});
         }
     }
     void load(int64_t step);
@@ -96,7 +96,7 @@ private:
     bool hands_over() const;
     Team* copiers_or_none();
     void skip_or_stop(StepReport& report, const Outcome& outcome);
-    void go_on_from(const RunState& found);
+    void go_on();
     RunState run_state() const;
     void note_committed();
     void look_for_files();
@@ -104,25 +104,35 @@ private:
     void finish_last_step();
     void note(const StepReport& report);
 
-    StepKernels& kernels() { return stack_.kernels(); }
+    StepKernels& kernels() { return stack_->kernels(); }
 
     const int exceptions_ = std::uncaught_exceptions();
-    StepReport last_{};      // the last step's
+    // The last schedule, of a step or behind one.
+    struct Replayed {
+        int64_t sequence = 0;
+        Previous previous = Previous::none;          // what it has left to the next
+        Exchanged exchanged = Exchanged::gradients;  // between ranks, in the last step
+    };
+    // What outlives the process.
+    struct Published {
+        int64_t step = -1;
+        std::span<const std::byte> record{};  // of the last step, which may be still to come
+        std::string removed{};                // a file of it that was removed under the run
+    };
+    struct OnItsWay {
+        std::optional<Team> copiers{};           // of its state, while a step is taken
+        std::function<void(double)> waited{};    // what Saving gave
+        std::unique_ptr<BackgroundSave> save{};  // reads the plan, the room, the teams' threads
+    };
+
     StepReport resumed_{};   // that of the step after which the run was resumed
-    std::string removed_{};  // a file of the durable state that was removed under the run
-    int64_t last_good_ = 0, sequence_ = 0, durable_step_ = -1;
-    int64_t updates_ = 0, moment_updates_ = 0;  // of the weights, and what moments took in
-    std::span<const std::byte> committed_{};    // the record of the last step
-    Timelines planned_{};                       // once the bound is known
-    LossScale loss_scale_ = first_loss_scale();
-    int64_t skipped_in_a_row_ = 0;
-    uint64_t frozen_ = 0;  // hash of the frozen weights
-    Previous previous_ = Previous::none;
-    Exchanged exchanged_ = Exchanged::gradients;  // between ranks, in the last step
+    int64_t last_good_ = 0;  // the last step that was committed
+    LossScale loss_scale_;
+    Replayed replayed_{};
+    Published published_{};
+    Timelines planned_{};  // once the bound is known
     RunReport totals_{};
-    std::optional<Team> copiers_{};           // of a checkpoint's state, while a step is taken
-    std::function<void(double)> waited_{};    // of the checkpoint on its way
-    std::unique_ptr<BackgroundSave> save_{};  // reads the plan, the room and the teams' threads
+    OnItsWay checkpoint_{};
 };
 
 }  // namespace ferry::train

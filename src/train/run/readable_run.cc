@@ -15,31 +15,33 @@
 namespace ferry::train {
 
 comm::Communicator& ReadableRun::of_all_stages() const {
-    return context_->of_all_stages ? *context_->of_all_stages : *ranks_;
+    return setup_.context->of_all_stages ? *setup_.context->of_all_stages : *setup_.ranks;
 }
 
 int ReadableRun::first_rank_with(int64_t layer) const {
-    return world_.sharers() * stage_with(stages_, layer);
+    return setup_.world.sharers() * stage_with(plans_->cut().stages, layer);
 }
 
 void ReadableRun::read(int64_t layer, const model::Tensor& tensor, const ValueSink& sink,
                        const Source& mine) {
     const auto of_slice = [&](const zero::Run& run, const ValueSink& to) {
-        const model::Layer& shape = layers_[static_cast<size_t>(layer)];
-        if (world_.pipeline > 1)
-            return share_values(of_all_stages(), executor_, partition_, shape, run, mine, to,
-                                first_rank_with(layer));
-        if (!sharers_) return mine(run, to);
-        share_values(*sharers_, executor_, partition_, shape, run, mine, to);
+        const model::Layer& shape = setup_.layers[static_cast<size_t>(layer)];
+        if (setup_.world.pipeline > 1)
+            return share_values(of_all_stages(), setup_.executor, plans_->cut().partition, shape,
+                                run, mine, to, first_rank_with(layer));
+        if (!setup_.sharers) return mine(run, to);
+        share_values(*setup_.sharers, setup_.executor, plans_->cut().partition, shape, run, mine,
+                     to);
     };
     if (!tensor.is_slice()) return of_slice({tensor.offset, tensor.count}, sink);
-    join_slices(*ranks_, executor_, {shape_, world_.slicing()}, tensor, of_slice, sink);
+    join_slices(*setup_.ranks, setup_.executor, {setup_.shape(), setup_.world.slicing()}, tensor,
+                of_slice, sink);
 }
 
 std::vector<Width> ReadableRun::widths_of(int64_t layer, const model::Tensor& tensor) const {
     std::vector<Width> widths;
     for (const StateArray& array :
-         state_arrays_of(plan_, layers_[static_cast<size_t>(layer)], tensor))
+         state_arrays_of(plan(), setup_.layers[static_cast<size_t>(layer)], tensor))
         widths.push_back(array.width);
     return widths;
 }
@@ -49,18 +51,20 @@ void ReadableRun::read_arrays(int64_t layer, const model::Tensor& tensor, const 
     const auto mine = [&](const zero::Run& run, const ArraySink& to) {
         state_->read_arrays(layer, run.first, run.count, to);
     };
-    if (!ranks_) return mine(whole, sink);
-    const model::Layer& shape = layers_[static_cast<size_t>(layer)];
+    if (!setup_.ranks) return mine(whole, sink);
+    const model::Layer& shape = setup_.layers[static_cast<size_t>(layer)];
     const std::vector<Width> widths = widths_of(layer, tensor);
     const auto of_slice = [&](const zero::Run& run, const ArraySink& to) {
-        if (world_.pipeline > 1)
-            return share_arrays(of_all_stages(), executor_, partition_, shape, run, widths, mine,
-                                to, first_rank_with(layer));
-        if (!sharers_) return mine(run, to);
-        share_arrays(*sharers_, executor_, partition_, shape, run, widths, mine, to);
+        if (setup_.world.pipeline > 1)
+            return share_arrays(of_all_stages(), setup_.executor, plans_->cut().partition, shape,
+                                run, widths, mine, to, first_rank_with(layer));
+        if (!setup_.sharers) return mine(run, to);
+        share_arrays(*setup_.sharers, setup_.executor, plans_->cut().partition, shape, run, widths,
+                     mine, to);
     };
     if (!tensor.is_slice()) return of_slice(whole, sink);
-    join_arrays(*ranks_, executor_, {shape_, world_.slicing()}, tensor, widths, of_slice, sink);
+    join_arrays(*setup_.ranks, setup_.executor, {setup_.shape(), setup_.world.slicing()}, tensor,
+                widths, of_slice, sink);
 }
 
 ReadArrays ReadableRun::reader() {
@@ -72,19 +76,20 @@ ReadArrays ReadableRun::reader() {
 
 ReadArrays ReadableRun::own_reader() {
     return [this](int64_t layer, const model::Tensor& tensor, Kept, const ArraySink& sink) {
-        const zero::Run own = own_run(partition_, plan_.layers[static_cast<size_t>(layer)],
-                                      {tensor.offset, tensor.count});
+        const zero::Run own =
+            own_run(plans_->cut().partition, plan().layers[static_cast<size_t>(layer)],
+                    {tensor.offset, tensor.count});
         if (own.count > 0) state_->read_arrays(layer, own.first, own.count, sink);
     };
 }
 
 JoinParts ReadableRun::joiner() {
-    if (!ranks_ || !saves_beside()) return {};
+    if (!setup_.ranks || !saves_beside()) return {};
     return [this](int64_t layer, const model::Tensor& tensor, const ArraySource& mine,
                   const ArraySink& sink) {
-        share_arrays(*context_->saving, *context_->saving_executor, partition_,
-                     plan_.layers[static_cast<size_t>(layer)], {tensor.offset, tensor.count},
-                     widths_of(layer, tensor), mine, sink);
+        share_arrays(*setup_.context->saving, *setup_.context->saving_executor,
+                     plans_->cut().partition, plan().layers[static_cast<size_t>(layer)],
+                     {tensor.offset, tensor.count}, widths_of(layer, tensor), mine, sink);
     };
 }
 

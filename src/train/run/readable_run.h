@@ -43,7 +43,7 @@ protected:
 
     // Whether each rank reads its part alone, and a thread of it sends that to the first rank's: of
     // all ranks alike.
-    bool saves_beside() const { return context_->saving && reads_own_part(plan_); }
+    bool saves_beside() const { return setup_.context->saving && reads_own_part(plan()); }
     ReadArrays own_reader();
     JoinParts joiner();
 };

@@ -157,4 +157,10 @@ uint64_t numerics_hash(const Config& config, const model::Shape& shape, const st
     return checksum(std::as_bytes(std::span(text)));
 }
 
+NumericsRecord numerics_record_of(const Config& config, const model::Shape& shape,
+                                  const std::string& machine, int ranks) {
+    const uint64_t hash = numerics_hash(config, shape, machine, ranks);
+    return {hash, fmt::format("{:016x} ({})", hash, numerics_text(config, shape, machine, ranks))};
+}
+
 }  // namespace ferry::train

@@ -21,6 +21,13 @@ std::string shape_text(const model::Shape& shape);
 std::string model_text(const Config& config, const model::Shape& shape, int ranks);
 uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
                        int ranks);
+// Both, as a manifest has them.
+struct NumericsRecord {
+    uint64_t hash = 0;
+    std::string text{};  // the hash, and behind it in brackets numerics_text()
+};
+NumericsRecord numerics_record_of(const Config& config, const model::Shape& shape,
+                                  const std::string& machine, int ranks);
 // The device's part: its operations and libraries, and the same behind its name. `products`: the
 // table that its operations go by, null where there is none.
 std::string library_text(const Device& device, const Config& config,

@@ -37,6 +37,11 @@ void begin_without_errors(const zero::Feedback& feedback) {
 
 }  // namespace
 
+bool has_errors(const planner::Plan& plan, const MomentumSchedule& momentum,
+                int64_t moment_updates) {
+    return plan.has_feedback() && moment_updates >= momentum.first();
+}
+
 MomentumIo::MomentumIo(const planner::Plan& plan, swap::Store& store, comm::Communicator& ranks,
                        Executor& executor, std::span<std::byte> arena)
     : plan_(plan), store_(store), ranks_(ranks), executor_(executor) {

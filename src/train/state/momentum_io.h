@@ -15,9 +15,14 @@
 #include "state_io.h"
 #include "swap/store.h"
 #include "train/kernels/step_state.h"
+#include "train/step/momentum_schedule.h"
 #include "zero/feedback.h"
 
 namespace ferry::train {
+
+// Whether ranks have exchanged momentum after so many updates of it: codes then have left errors.
+bool has_errors(const planner::Plan& plan, const MomentumSchedule& momentum,
+                int64_t moment_updates);
 
 // Its calls block, and all ranks make the same ones. Nothing else moves state meanwhile.
 class MomentumIo {
