@@ -128,7 +128,7 @@ MeanState mean_state_of(const planner::Plan& plan) {
 double accumulator_bytes(const planner::Plan& plan) {
     int64_t elements = 0;
     for (const model::Layer& layer : plan.layers) elements += layer.trainable_elements;
-    return 4 * static_cast<double>(elements);
+    return cost::accumulator_bytes(static_cast<double>(elements));
 }
 
 }  // namespace
