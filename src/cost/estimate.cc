@@ -7,12 +7,16 @@ namespace ferry::cost {
 
 KernelSeconds timed_kernels(const KernelTimes& kernels, int64_t micro_batches, int64_t blocks) {
     using model::LayerKind;
+    double forward = 0, backward = 0, head = 0;  // of a block, and of the head
+    for (const Row& row : operations()) {
+        const double longest = kernels.longest(row.op, row.layer);
+        const bool block = row.layer == LayerKind::block;
+        if (block && row.pass == Pass::forward) forward += longest;
+        if (block && (row.pass == Pass::backward || row.pass == Pass::left)) backward += longest;
+        if (row.pass == Pass::both) head += longest;
+    }
     const auto passes = static_cast<double>(micro_batches), count = static_cast<double>(blocks);
-    return {
-        .forward = passes * count * kernels.longest(Op::forward, LayerKind::block),
-        .backward = passes * (count * (kernels.longest(Op::backward, LayerKind::block) +
-                                       kernels.longest(Op::weight_gradients, LayerKind::block)) +
-                              kernels.longest(Op::head, LayerKind::head))};
+    return {.forward = passes * count * forward, .backward = passes * (count * backward + head)};
 }
 
 double update_seconds(int64_t elements, const ElementBytes& element, const Measurements& measured) {

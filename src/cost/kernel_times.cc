@@ -43,8 +43,7 @@ bool is_update(const swap::Task& task) {
 }
 
 bool passes(const swap::Task& task) {
-    const auto op = static_cast<Op>(task.op);
-    return task.lane == swap::Lane::comm && (op == Op::pass_on || op == Op::take_over);
+    return task.lane == swap::Lane::comm && row_of(task).stage_end != StageEnd::none;
 }
 
 double bytes_of_update(const swap::Task& task, const WorkOf& work_of) {

@@ -8,6 +8,7 @@
 namespace ferry::cost {
 namespace {
 
+using model::LayerKind;
 using swap::Lane;
 
 template <template <class> class Operation>
@@ -101,15 +102,24 @@ constexpr std::array kRows{
     row<op::Embed>({.name = "embed",
                     .item = kMicroBatch,
                     .timed_by = TimedBy::layer,
+                    .pass = Pass::forward,
+                    .layer = LayerKind::embedding,
+                    .exchanges_within = true,
                     .bytes = [](const Work& w) { return w.tokens_bytes + 2 * w.input_bytes; }}),
     row<op::Forward>({.name = "forward",
                       .item = kMicroBatch,
                       .timed_by = TimedBy::layer,
+                      .pass = Pass::forward,
+                      .layer = LayerKind::block,
+                      .exchanges_within = true,
                       .bytes = [](const Work& w) { return weights(w) + 2 * w.input_bytes; },
                       .flops = forward}),
     row<op::Head>({.name = "head and loss",
                    .item = kMicroBatch,
                    .timed_by = TimedBy::layer,
+                   .pass = Pass::both,
+                   .layer = LayerKind::head,
+                   .exchanges_within = true,
                    .bytes =
                        [](const Work& w) {
                            return weights(w) + w.tokens_bytes +
@@ -120,11 +130,17 @@ constexpr std::array kRows{
         {.name = "loss",
          .item = kMicroBatch,
          .timed_by = TimedBy::layer,
+         .pass = Pass::evaluation,
+         .layer = LayerKind::head,
+         .exchanges_within = true,
          .bytes = [](const Work& w) { return weights(w) + w.tokens_bytes + w.input_bytes; },
          .flops = loss}),
     row<op::Backward>({.name = "backward",
                        .item = kMicroBatch,
                        .timed_by = TimedBy::flags,
+                       .pass = Pass::backward,
+                       .layer = LayerKind::block,
+                       .exchanges_within = true,
                        .bytes =
                            [](const Work& w) {
                                return weights(w) + 3 * w.input_bytes +
@@ -134,24 +150,31 @@ constexpr std::array kRows{
     row<op::WeightGradients>({.name = "weight gradients",
                               .item = kMicroBatch,
                               .timed_by = TimedBy::layer,
+                              .pass = Pass::left,
+                              .layer = LayerKind::block,
                               .bytes = gradients,
                               .flops = weight_gradients}),
     row<op::EmbedBackward>(
         {.name = "embed backward",
          .item = kMicroBatch,
          .timed_by = TimedBy::layer,
+         .pass = Pass::backward,
+         .layer = LayerKind::embedding,
+         .exchanges_within = true,
          .bytes = [](const Work& w) { return w.tokens_bytes + 3 * w.input_bytes; }}),
     row<op::Zero>({.name = "zero", .timed_by = TimedBy::bytes, .bytes = own}),
     row<op::Add>({.name = "add",
                   .timed_by = TimedBy::bytes,
                   .bytes = [](const Work& w) { return 3 * w.bytes; }}),
     row<op::Round>({.name = "round and norm",
+                    .spans_run = true,
                     .item = kChunk,
                     .timed_by = TimedBy::elements,
                     .bytes = [](const Work& w) { return w.elements * 4 + wire(w) + leaves(w); }}),
     row<op::Update>({.name = "update",
                      .lane = Lane::team,
                      .device_too = true,
+                     .spans_run = true,
                      .item = kChunk,
                      .timed_by = TimedBy::update,
                      .bytes = of_update}),
@@ -191,11 +214,15 @@ constexpr std::array kRows{
                                            w.ranks;
                                 }}),
     // Of an exchange the caller that records it knows the bytes that reach a rank from the others.
-    row<op::GatherCodes>(
-        {.name = "gather weight codes", .lane = Lane::comm, .of_codecs = true, .bytes = own}),
+    row<op::GatherCodes>({.name = "gather weight codes",
+                          .lane = Lane::comm,
+                          .gathers_weights = true,
+                          .of_codecs = true,
+                          .bytes = own}),
     row<op::GatherCodesInHost>({.name = "gather weight codes in host",
                                 .lane = Lane::comm,
                                 .among = Among::host,
+                                .gathers_weights = true,
                                 .of_codecs = true,
                                 .bytes = own}),
     row<op::DecodeWeights>(
@@ -240,21 +267,36 @@ constexpr std::array kRows{
          .item = kChunk,
          .timed_by = TimedBy::momentum,
          .bytes = [](const Work& w) { return w.ranks * (signs(w) + 2 * w.elements * 4); }}),
-    row<op::GatherWeights>({.name = "gather weights", .lane = Lane::comm, .bytes = own}),
-    row<op::GatherWeightsInHost>(
-        {.name = "gather weights in host", .lane = Lane::comm, .among = Among::host, .bytes = own}),
+    row<op::GatherWeights>(
+        {.name = "gather weights", .lane = Lane::comm, .gathers_weights = true, .bytes = own}),
+    row<op::GatherWeightsInHost>({.name = "gather weights in host",
+                                  .lane = Lane::comm,
+                                  .among = Among::host,
+                                  .gathers_weights = true,
+                                  .bytes = own}),
     row<op::ExchangeInHost>({.name = "exchange gradients in host",
                              .lane = Lane::comm,
                              .item = kChunk,
                              .among = Among::host,
                              .bytes = own}),
-    row<op::Exchange>(
-        {.name = "exchange gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),
+    row<op::Exchange>({.name = "exchange gradients",
+                       .lane = Lane::comm,
+                       .item = kChunk,
+                       .of_two_levels = true,
+                       .bytes = own}),
     row<op::GatherGradient>(
         {.name = "gather gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),
-    row<op::PassOn>({.name = "pass on", .lane = Lane::comm, .item = kMicroBatch, .bytes = own}),
-    row<op::TakeOver>({.name = "take over", .lane = Lane::comm, .item = kMicroBatch, .bytes = own}),
-    row<op::Agree>({.name = "agree", .lane = Lane::comm, .bytes = none}),
+    row<op::PassOn>({.name = "pass on",
+                     .lane = Lane::comm,
+                     .item = kMicroBatch,
+                     .stage_end = StageEnd::sends,
+                     .bytes = own}),
+    row<op::TakeOver>({.name = "take over",
+                       .lane = Lane::comm,
+                       .item = kMicroBatch,
+                       .stage_end = StageEnd::receives,
+                       .bytes = own}),
+    row<op::Agree>({.name = "agree", .lane = Lane::comm, .of_all_stages = true, .bytes = none}),
 };
 
 static_assert(kRows.size() == static_cast<size_t>(Op::end), "every operation has a row");
@@ -271,18 +313,7 @@ static_assert(in_order(), "the rows stand as the enumerators do");
 std::span<const Row> operations() { return kRows; }
 
 bool exchanges_within(const swap::Task& task) {
-    if (task.lane != swap::Lane::compute) return false;
-    switch (static_cast<Op>(task.op)) {
-        case Op::embed:
-        case Op::forward:
-        case Op::head:
-        case Op::head_loss:
-        case Op::backward:
-        case Op::embed_backward:
-            return true;
-        default:
-            return false;
-    }
+    return task.lane == swap::Lane::compute && row_of(task).exchanges_within;
 }
 
 const Row& row_of(Op op) {
@@ -292,9 +323,9 @@ const Row& row_of(Op op) {
 }
 
 Among among(const swap::Task& exchange) {
-    const bool second =
-        static_cast<Op>(exchange.op) == Op::exchange && (exchange.flags & kAcrossHosts) != 0;
-    return second ? Among::hosts : row_of(exchange).among;
+    const Row& row = row_of(exchange);
+    const bool second = row.of_two_levels && (exchange.flags & kAcrossHosts) != 0;
+    return second ? Among::hosts : row.among;
 }
 
 const char* name_of(const swap::Task& task) {

@@ -59,15 +59,35 @@ enum class TimedBy : uint8_t {
     elements,  // the chunk's elements
     bytes,
 };
+// The part of a layer's pass over a micro-batch that an operation is.
+enum class Pass : uint8_t {
+    none,        // of a pass it is no part
+    forward,     // of training, and of an evaluation
+    backward,    // with what of forward it computes again
+    both,        // in one visit
+    left,        // what a backward may leave to be done later
+    evaluation,  // forward of held-back text alone
+};
+// The end of what stages pass that an operation is.
+enum class StageEnd : uint8_t { none, sends, receives };
 struct Row {
     Op op{};
     const char* name = nullptr;
     swap::Lane lane = swap::Lane::compute;  // with a stream where the device has one for it
     bool device_too = false;  // on the compute lane where the chunk's state is the device's
+    bool spans_run = false;   // on the compute lane its task is of all chunks of a run
     ItemOf item = ItemOf::none;
     TimedBy timed_by = TimedBy::nothing;
-    Among among = Among::all;  // of an exchange: the ranks that it is among
-    bool of_codecs = false;    // its time is another where gradients or weights travel as codes
+    Pass pass = Pass::none;
+    model::LayerKind layer{};       // of a pass: over layers of this kind
+    bool exchanges_within = false;  // exchanges_within() where it is on the compute lane
+    // Of the comm lane: the ranks that it is among; with kAcrossHosts among its flags one of two
+    // levels is among those that stand alike in their hosts; the ranks of all stages meet at one.
+    Among among = Among::all;
+    bool of_two_levels = false, of_all_stages = false;
+    StageEnd stage_end = StageEnd::none;  // where neighbouring stages pass something
+    bool gathers_weights = false;         // or their codes
+    bool of_codecs = false;  // its time is another where gradients or weights travel as codes
     // Bytes of its operands, read and written, without scratch, report and what ranks agree on. A
     // table counts by the rows that occur, taken to be as large as the block input that they make.
     int64_t (*bytes)(const Work&) = nullptr;

@@ -55,9 +55,9 @@ Cost update_cost(double update_s, const Cost& checks) {
 // head goes both ways in one visit.
 double exchange_seconds(const Task& task, const WorkOf& work_of, const Measurements& measured) {
     if (!exchanges_within(task)) return 0;
-    const auto op = static_cast<Op>(task.op);
     const model::BlockExchanges its = work_of(task).exchanges;
-    const bool back = op == Op::backward || op == Op::head || op == Op::embed_backward;
+    const Pass pass = row_of(task).pass;
+    const bool back = pass == Pass::backward || pass == Pass::both;
     const auto seconds = [&](const model::BlockExchanges::Group& of, const GroupRate& rate) {
         return of.calls(back) == 0 ? 0
                                    : group_seconds(static_cast<double>(of.bytes(back)),

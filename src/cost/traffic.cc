@@ -52,10 +52,29 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
     return found;
 }
 
+MovedBytes moved_by(const HostUpdate& update) {
+    const double read = update.reads_weight ? update.weight : 0;
+    MovedBytes moved{.down = update.gradient};
+    if (update.gradient_stored) moved.stored += 2 * update.gradient;
+    if (update.state_stored) moved.stored += 2 * update.state;
+    if (update.weight_stored) moved.stored += update.weight + read;
+    if (update.weight_on_device) {
+        moved.up += update.weight;
+        moved.down += read;
+    }
+    return moved;
+}
+
+CommTraffic& CommTraffic::operator+=(const CommTraffic& more) {
+    among_all += more.among_all;
+    in_host += more.in_host;
+    across_hosts += more.across_hosts;
+    return *this;
+}
+
 namespace {
 
-// That reach a rank for an update of a shard.
-CommTraffic update_traffic(const zero::Partition& partition, int64_t shard, DType wire,
+CommTraffic update_traffic(const zero::Partition& partition, const ShardBytes& shard,
                            zero::Exchanged what) {
     const auto from_others = [&](int64_t part) {
         return static_cast<double>(zero::exchanged_bytes(partition, part));
@@ -64,29 +83,46 @@ CommTraffic update_traffic(const zero::Partition& partition, int64_t shard, DTyp
         case zero::Exchanged::nothing:
             return {};
         case zero::Exchanged::momentum:  // to the owner and back
-            return {.among_all = 2 * from_others(partition.codecs.momentum.bytes(shard))};
+            return {.among_all = 2 * from_others(shard.part)};
         case zero::Exchanged::gradients:
             break;
     }
     // Where all ranks update everything the sums come back to them.
-    CommTraffic found{.among_all =
-                          partition.sharding.state ? 0 : from_others(shard * size_of(wire))};
-    const int64_t part = partition.part_bytes(shard, wire);
+    CommTraffic found{.among_all = partition.sharding.state ? 0 : from_others(shard.sum)};
     if (partition.two_levels()) {
-        found.in_host = static_cast<double>(zero::exchanged_in_host_bytes(partition, part));
-        found.across_hosts = static_cast<double>(zero::exchanged_across_bytes(partition, part));
+        found.in_host = static_cast<double>(zero::exchanged_in_host_bytes(partition, shard.part));
+        found.across_hosts =
+            static_cast<double>(zero::exchanged_across_bytes(partition, shard.part));
     } else {
-        found.among_all += from_others(part);
+        found.among_all += from_others(shard.part);
     }
     return found;
 }
 
 }  // namespace
 
+SharedTraffic shared_traffic(const zero::Partition& partition, const ShardBytes& shard,
+                             zero::Exchanged what) {
+    SharedTraffic found{.update = update_traffic(partition, shard, what)};
+    const bool shards_weights = partition.sharding.weights;
+    const auto gathered = static_cast<double>(zero::exchanged_bytes(partition, shard.weights));
+    if (shards_weights || partition.shares_updates()) found.weights.among_all = gathered;
+    if (partition.keeps_second_shards())
+        found.again.in_host =
+            static_cast<double>(zero::exchanged_in_host_bytes(partition, shard.weights));
+    else if (shards_weights)
+        found.again.among_all = gathered;
+    return found;
+}
+
 CommTraffic comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
                          DType compute, DType wire, zero::Exchanged what) {
     CommTraffic found;
     if (partition.alone()) return found;
+    const auto part_bytes = [&](int64_t elements) {
+        return what == zero::Exchanged::momentum ? partition.codecs.momentum.bytes(elements)
+                                                 : partition.part_bytes(elements, wire);
+    };
     bool trains_below = partition.stage.trains_below;
     for (size_t l = 0; l < layers.size(); ++l) {
         const model::Layer& layer = layers[l];
@@ -94,20 +130,16 @@ CommTraffic comm_traffic(const std::vector<model::Layer>& layers, const zero::Pa
         trains_below = trains_below || partition.stage.trains_before(static_cast<int64_t>(l));
         const bool trains = layer.trainable_elements > 0;
         const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
-        const auto gathered = static_cast<double>(zero::gathered_bytes(partition, layer, compute));
-        if (partition.sharding.weights || partition.shares_updates()) found.among_all += gathered;
-        if (partition.sharding.weights && backward) {
-            if (partition.keeps_second_shards())
-                found.in_host +=
-                    static_cast<double>(zero::gathered_in_host_bytes(partition, layer, compute));
-            else
-                found.among_all += gathered;
-        }
-        const CommTraffic update =
-            update_traffic(partition, layer.trainable_elements / partition.ranks, wire, what);
-        found.among_all += update.among_all;
-        found.in_host += update.in_host;
-        found.across_hosts += update.across_hosts;
+        const int64_t shard = layer.trainable_elements / partition.ranks;
+        const SharedTraffic its =
+            shared_traffic(partition,
+                           {.weights = zero::shard_bytes(partition, layer, compute),
+                            .part = part_bytes(shard),
+                            .sum = shard * size_of(wire)},
+                           what);
+        found += its.weights;
+        if (backward) found += its.again;
+        found += its.update;
         trains_below = trains_below || trains;
     }
     return found;

@@ -26,6 +26,23 @@ ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire);
 inline double update_bytes(double elements, const ElementBytes& each) {
     return elements * each.updated();
 }
+// Of the gradients' accumulators, in fp32.
+inline double accumulator_bytes(double elements) { return elements * 4; }
+
+// An update by the host: the bytes of what it touches, and where these lie if not in its memory.
+struct HostUpdate {
+    double state = 0, gradient = 0, weight = 0;
+    bool reads_weight = false;  // beside writing it
+    bool state_stored = false, gradient_stored = false, weight_stored = false;
+    bool weight_on_device = false;
+};
+// Bytes that go to the device, from it, and to and from storage.
+struct MovedBytes {
+    double up = 0, down = 0, stored = 0;
+};
+// The gradient comes from the device. What is stored is read once and written once; a weight that
+// the update does not read is written alone.
+MovedBytes moved_by(const HostUpdate& update);
 
 // The weights in the compute type, frozen ones included.
 struct WeightTraffic {
@@ -50,10 +67,26 @@ enum class Among : uint8_t { all, host, hosts };
 struct CommTraffic {
     double among_all = 0, in_host = 0, across_hosts = 0;
     double bytes() const { return among_all + in_host + across_hosts; }
+    CommTraffic& operator+=(const CommTraffic& more);
     double& of(Among ranks) {
         return ranks == Among::all ? among_all : ranks == Among::host ? in_host : across_hosts;
     }
 };
+
+// Bytes of one rank's shard as they travel: its weights, as all gather them; its gradient or
+// momentum, from one rank to another; its gradient added, from its owner to the others.
+struct ShardBytes {
+    int64_t weights = 0, part = 0, sum = 0;
+};
+// Bytes that reach a rank because weights and updates are shared, by when they do.
+struct SharedTraffic {
+    // At stage 3 before each visit of a layer; at stages 1 and 2 once, what the others updated.
+    CommTraffic weights{};
+    CommTraffic again{};   // at stage 3 before backward's visit of a block
+    CommTraffic update{};  // of gradients, or of momentum to its owner and back
+};
+SharedTraffic shared_traffic(const zero::Partition& partition, const ShardBytes& shard,
+                             zero::Exchanged what);
 
 // Bytes that must reach a rank from the others in a step, wherever its state and weights lie. Stage
 // 3 sends a layer's weights at each visit, stages 1 and 2 those that were updated, once. Gradients

@@ -50,16 +50,18 @@ public:
         const auto bytes = [&](auto each) {
             return static_cast<double>(chunk.count) * static_cast<double>(each);
         };
-        const double gradient = bytes(element.wire), weight = bytes(element.weight);
-        const double read = element.split ? weight : 0;
-        all_.down_bytes += gradient;
-        if (homes.gradient == Tier::nvme) all_.stored_bytes += 2 * gradient;
-        if (homes.state == Tier::nvme)
-            all_.stored_bytes += 2 * static_cast<double>(state_bytes(chunk));
-        if (homes.weight == Tier::nvme) all_.stored_bytes += weight + read;
-        if (homes.weight != Tier::device) return;
-        all_.up_bytes += weight;
-        all_.down_bytes += read;
+        const cost::MovedBytes moved =
+            cost::moved_by({.state = static_cast<double>(state_bytes(chunk)),
+                            .gradient = bytes(element.wire),
+                            .weight = bytes(element.weight),
+                            .reads_weight = element.split,
+                            .state_stored = homes.state == Tier::nvme,
+                            .gradient_stored = homes.gradient == Tier::nvme,
+                            .weight_stored = homes.weight == Tier::nvme,
+                            .weight_on_device = homes.weight == Tier::device});
+        all_.up_bytes += moved.up;
+        all_.down_bytes += moved.down;
+        all_.stored_bytes += moved.stored;
     }
 
     // Counts bytes that leave for a while and come back.
@@ -71,8 +73,9 @@ public:
     void count_activations(const std::vector<AccumulatorSpill>& spills) {
         for (size_t i = 0; i < spills.size(); ++i) {
             const double copies = tied_ && spills[i].layer == 0 ? 2 : 1;
-            count_spilled(placement_.spills[i],
-                          (groups_ - 1) * copies * double(spills[i].count) * 4);
+            count_spilled(
+                placement_.spills[i],
+                (groups_ - 1) * copies * cost::accumulator_bytes(double(spills[i].count)));
         }
         for (const Tier home : placement_.inputs) {
             if (home != Tier::device)

@@ -26,10 +26,8 @@ int64_t bytes_checked_by_update(const Plan& plan, const swap::Task& task) {
     return checked;
 }
 
-// A task of the device is of a whole run, but for those of ranks.
 bool is_of_run(const swap::Task& task) {
-    return task.lane == swap::Lane::compute &&
-           (cost::is_update(task) || static_cast<cost::Op>(task.op) == cost::Op::round);
+    return task.lane == swap::Lane::compute && cost::row_of(task).spans_run;
 }
 
 void set_chunk(cost::Work& work, const Plan& plan, const swap::Task& task) {

@@ -56,15 +56,19 @@ int64_t coded_bytes(const Codec& codec, const model::Layer& layer, int ranks) {
     return bytes;
 }
 
-int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type) {
+int64_t shard_bytes(const Partition& partition, const model::Layer& layer, DType type) {
     const Codec& codec = partition.codecs.weights;
     int64_t bytes = 0;
     for (const model::Segment& segment : layer.segments) {
         if (!travels(partition, segment)) continue;
         const int64_t shard = partition.shard_elements(segment);
-        bytes += (partition.ranks - 1) * (codec.on() ? codec.bytes(shard) : shard * size_of(type));
+        bytes += codec.on() ? codec.bytes(shard) : shard * size_of(type);
     }
     return bytes;
+}
+
+int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type) {
+    return exchanged_bytes(partition, shard_bytes(partition, layer, type));
 }
 
 namespace {

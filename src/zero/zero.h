@@ -187,6 +187,8 @@ const model::Segment& segment_of(const model::Layer& layer, int64_t element);
 // which the part of rank r comes r-th.
 int64_t coded_bytes(const Codec& codec, const model::Layer& layer, int ranks);
 
+// Bytes of one rank's shard of a layer's weights, as all gather it.
+int64_t shard_bytes(const Partition& partition, const model::Layer& layer, DType type);
 // Bytes that reach this rank from the others.
 int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type);
 // The same of a gather of second shards, from the ranks of its host.

@@ -32,6 +32,16 @@ class Page(unittest.TestCase):
         for file in listed:
             self.assertTrue((ROOT / file).exists(), file)
 
+    def test_no_other_file_names_an_operation(self):
+        """But those of which the page says why."""
+        excepted = re.search(r"^Some code names one operation.*?\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL).group()
+        own = re.compile(r"src/cost/(operations\.h|operands\.h|operation_table\.cc)|src/planner/recorder.*|"
+                         r"src/train/(step/step\.cc|kernels/.*|run/rank_lane\..*)")
+        name = re.compile(r"\bOp::(?!end\b)[a-z]\w*|\bop::(?!run\b|fields\b|kOperands\b)[A-Za-z]\w*<|using enum cost::Op\b")
+        found = {str(file.relative_to(ROOT)) for folder in ("src", "tools") for file in sorted((ROOT / folder).rglob("*"))
+                 if file.suffix in (".h", ".cc", ".cu") and name.search(file.read_text())}
+        self.assertEqual({file for file in found if not own.fullmatch(file)}, set(re.findall(r"`(src/[^`]+)`", excepted)))
+
     def test_a_quote_is_found_with_its_file(self):
         self.assertEqual(quotes("# t\n## 1. It: `a.cc`\ntext\n```cpp\nint x;\n```\n"), [("a.cc", "int x;\n")])
 

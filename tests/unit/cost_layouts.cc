@@ -356,12 +356,14 @@ TEST(Layouts, MoveWeightsOnceAGroup) {
                           .weights_stay = stay})
             .copied_bytes;
     };
-    const double elements = 4.0 * (12 * 8192.0 * 8192 + 2 * 8192) + table_of(model) + 8192;
+    const double blocks = 4.0 * (12 * 8192.0 * 8192 + 2 * 8192),
+                 elements = blocks + table_of(model) + 8192;
     const Order plain = Order::one_f_one_b;
     EXPECT_DOUBLE_EQ(copied(plain, 1, 1, true), elements * (2 + 2));
     EXPECT_DOUBLE_EQ(copied(plain, 1, 16, true), elements * (2 + 2 + 15 * 8));
-    EXPECT_DOUBLE_EQ(copied(plain, 1, 16, false), elements * (2 + 16 * 2 * 2 + 15 * 8));
-    EXPECT_DOUBLE_EQ(copied(Order::round_robin, 4, 1, false), elements * (2 + 2 * 2));
+    EXPECT_DOUBLE_EQ(copied(plain, 1, 16, false),
+                     elements * (2 + 16 * 2 + 15 * 8) + blocks * 16 * 2);
+    EXPECT_DOUBLE_EQ(copied(Order::round_robin, 4, 1, false), elements * (2 + 2) + blocks * 2);
 }
 
 // Each group gathers the stage's weights forward, and its blocks' back.
@@ -570,6 +572,49 @@ TEST(Layouts, GoToTheTierThatHasRoom) {
     EXPECT_GT(stored.update_seconds, 0);  // the drive binds
     cluster = cluster_of(8, 8);
     EXPECT_EQ(best_of(model, cluster, 1).front().state, StateOn::device);
+}
+
+// Stored state is read and written once a step. Its gradients go to the drive where the host has no
+// room for them.
+TEST(Layouts, StoreStateAndTheGradientsThatTheHostHasNoRoomFor) {
+    ModelSizes model = model_of(4096, 8, 8);
+    Cluster cluster = cluster_of(2, 2);
+    cluster.nvme_bytes = kInfinite;
+    const Layout of{.replicas = 2, .micro_batches = 4, .state = StateOn::nvme};
+    const Layout roomy = layout_of(model, cluster, of);
+    const double elements = static_cast<double>(roomy.state_bytes) / 14;
+    EXPECT_DOUBLE_EQ(roomy.stored_bytes, 2 * 12 * elements);
+    EXPECT_DOUBLE_EQ(roomy.nvme_bytes, 12 * elements);
+    EXPECT_DOUBLE_EQ(roomy.host_bytes, 2 * elements);
+    cluster.host_bytes = 2 * roomy.host_bytes - 1;  // of two ranks
+    const Layout narrow = layout_of(model, cluster, of);
+    EXPECT_DOUBLE_EQ(narrow.stored_bytes, 2 * 14 * elements);
+    EXPECT_DOUBLE_EQ(narrow.nvme_bytes, 14 * elements);
+    EXPECT_EQ(narrow.host_bytes, 0);
+    // A weight that the state holds half of is read from the device before its update.
+    model.element.split = true;
+    EXPECT_DOUBLE_EQ(layout_of(model, cluster, of).copied_bytes - narrow.copied_bytes,
+                     2 * elements);
+}
+
+// A tied table is read on both sides of the blocks, all other weights of edges once.
+TEST(Layouts, ReadATiedTableTwice) {
+    ModelSizes model = model_of(4096, 8, 8);
+    const auto copied = [&](int64_t groups) {
+        return layout_of(model, cluster_of(1, 1),
+                         {.micro_batches = 8,
+                          .groups = groups,
+                          .state = StateOn::host,
+                          .weights_stay = false})
+            .copied_bytes;
+    };
+    const double accumulators = 2 * 4, blocks = 8 * (12 * 4096.0 * 4096 + 2 * 4096);
+    EXPECT_DOUBLE_EQ(copied(2) - copied(1),
+                     2 * (2 * blocks + 2 * table_of(model) + 4096) +
+                         accumulators * (blocks + 2 * table_of(model) + 4096));
+    model.tied = true;
+    EXPECT_DOUBLE_EQ(copied(2) - copied(1), 2 * (2 * blocks + 2 * table_of(model) + 4096) +
+                                                accumulators * (blocks + table_of(model) + 4096));
 }
 
 // Where a stage's weights have no room on its device they come as often as the order asks.

@@ -273,6 +273,44 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
     for (const Row& row : cost::operations()) EXPECT_TRUE(seen.contains(row.op)) << row.name;
 }
 
+// What the simulator, the estimate and the comm lane ask a row, against the tasks themselves.
+TEST(OperationRows, SayWhichPassAndWhichExchangeATaskIs) {
+    using cost::Pass;
+    for (const Case& of : kCases) {
+        const planner::Plan plan = plan_of(of);
+        for_kernels(plan, [&](const Task& task) {
+            const Row& row = cost::row_of(task);
+            SCOPED_TRACE(testing::Message() << row.name << ", case " << &of - kCases.data());
+            if (row.pass != Pass::none) {
+                EXPECT_EQ(task.lane, Lane::compute);
+                EXPECT_EQ(row.item, ItemOf::micro_batch);
+                EXPECT_EQ(plan.layers[static_cast<size_t>(task.layer)].kind, row.layer);
+            }
+            // Weights' gradients are products of what is there.
+            EXPECT_EQ(cost::exchanges_within(task),
+                      row.pass != Pass::none && row.pass != Pass::left);
+            const bool between_stages = row.stage_end != cost::StageEnd::none;
+            EXPECT_EQ(cost::passes(task), between_stages);
+            EXPECT_LE(between_stages + row.gathers_weights + row.of_all_stages + row.of_two_levels,
+                      task.lane == Lane::comm ? 1 : 0);
+            EXPECT_EQ(cost::among(task) == cost::Among::hosts,
+                      row.of_two_levels && task.flags == cost::kAcrossHosts);
+            // An operand says what a gather is of.
+            const bool of_weights = std::ranges::any_of(row.operands, [](const auto& operand) {
+                return operand.content == Content::weights || operand.content == Content::codes;
+            });
+            EXPECT_EQ(row.gathers_weights, task.lane == Lane::comm && of_weights);
+            const planner::Chunk* chunk =
+                row.item == ItemOf::chunk ? &plan.chunks[static_cast<size_t>(task.item)] : nullptr;
+            if (chunk) {
+                EXPECT_EQ(planner::work_of(plan, task).elements,
+                          row.spans_run && task.lane == Lane::compute ? plan.elements_of_run(*chunk)
+                                                                      : chunk->count);
+            }
+        });
+    }
+}
+
 bool is_given_a_gradient(const Task& task) {
     const auto& operands = cost::row_of(task).operands;
     for (size_t i = 0; i < operands.size(); ++i) {

@@ -156,7 +156,7 @@ private:
     // The buffers alone have no such runs, and the step has fewer roundings of a chunk.
     void count_rounds() {
         const auto rounds = [](const Kernel& kernel) {
-            return kernel.kind[0] == static_cast<int64_t>(cost::Op::round);
+            return cost::row_of(static_cast<cost::Op>(kernel.kind[0])).spans_run;
         };
         for (Kernel& kernel : kernels_of_step_) kernel.count *= rounds(kernel) ? 0 : 1;
         const swap::Schedule step = record_step(plan_, Previous::not_speculative, false);

@@ -103,9 +103,7 @@ planner::PlanRequest ModelOnDevice::possible(const planner::PlanRequest& of_run)
 
 std::vector<model::Layer> ModelOnDevice::layers_with(MomentType moments) const {
     if (moments == config.optimizer.moments) return decoder.layers();
-    Config others = config;
-    others.optimizer.moments = moments;
-    return layers_of(others, model_of(config).shape, world.ranks);
+    return layers_of(config, model_of(config).shape, world.ranks, 0, moments);
 }
 
 zero::Partition ModelOnDevice::partition_of(const zero::Stage& stage) const {

@@ -182,7 +182,7 @@ StagePrediction stage_of(const Plan& plan, swap::Schedule schedule, swap::Timeli
     for (const swap::Task& task : schedule.tasks) {
         if (task.lane != Lane::comm) continue;
         if (!cost::passes(task)) found.to_sharers += task.bytes;
-        if (static_cast<cost::Op>(task.op) != cost::Op::pass_on) continue;
+        if (cost::row_of(task).stage_end != cost::StageEnd::sends) continue;
         const auto link = static_cast<StageLink>(task.flags);
         (link == StageLink::next       ? found.to_next
          : link == StageLink::previous ? found.to_previous

@@ -228,10 +228,7 @@ int64_t weight_bytes(const Plan& plan, const swap::Schedule& step) {
         for (const swap::ObjectId shard : layer.second_shards)
             if (shard != swap::kNoObject) is_weight[shard] = true;
     const auto gathers = [](const swap::Task& task) {
-        if (task.lane != swap::Lane::comm) return false;
-        const auto op = static_cast<cost::Op>(task.op);
-        return op == cost::Op::gather_weights || op == cost::Op::gather_weights_in_host ||
-               op == cost::Op::gather_codes || op == cost::Op::gather_codes_in_host;
+        return task.lane == swap::Lane::comm && cost::row_of(task).gathers_weights;
     };
     int64_t bytes = 0;
     for (const swap::Task& task : step.tasks) {

@@ -39,8 +39,7 @@ public:
     }
     std::span<const std::vector<size_t>> all() const { return all_; }
     int of(size_t stage, const Task& task) const {
-        if (static_cast<cost::Op>(task.op) == cost::Op::agree)
-            return static_cast<int>(all_.size()) - 1;
+        if (cost::row_of(task).of_all_stages) return static_cast<int>(all_.size()) - 1;
         if (!cost::passes(task)) return swap::kAlone;
         switch (static_cast<cost::StageLink>(task.flags)) {
             case cost::StageLink::previous:
@@ -128,7 +127,7 @@ MeanState mean_state_of(const planner::Plan& plan) {
 double accumulator_bytes(const planner::Plan& plan) {
     int64_t elements = 0;
     for (const model::Layer& layer : plan.layers) elements += layer.trainable_elements;
-    return 4 * static_cast<double>(elements);
+    return cost::accumulator_bytes(static_cast<double>(elements));
 }
 
 }  // namespace

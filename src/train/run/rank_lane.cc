@@ -9,7 +9,7 @@ namespace {
 cost::StageLink link_of(const swap::Task& task) { return static_cast<cost::StageLink>(task.flags); }
 const char* what_passes(const swap::Task& task) {
     using cost::StageLink;
-    const bool leaves = static_cast<cost::Op>(task.op) == cost::Op::pass_on;
+    const bool leaves = cost::row_of(task).stage_end == cost::StageEnd::sends;
     if (link_of(task) == StageLink::table) return "table";
     return (link_of(task) == StageLink::next) == leaves ? "block input" : "block input's gradient";
 }
@@ -77,15 +77,9 @@ std::vector<CollectiveReport> RankLane::collectives() const {
 }
 
 size_t RankLane::on_of(const swap::Task& task) {
-    switch (static_cast<cost::Op>(task.op)) {
-        case cost::Op::pass_on:
-        case cost::Op::take_over:
-            return link + static_cast<size_t>(link_of(task));
-        case cost::Op::agree:
-            return run;
-        default:
-            break;
-    }
+    const cost::Row& row = cost::row_of(task);
+    if (row.stage_end != cost::StageEnd::none) return link + static_cast<size_t>(link_of(task));
+    if (row.of_all_stages) return run;
     switch (cost::among(task)) {
         case cost::Among::all:
             return slice;

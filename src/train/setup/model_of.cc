@@ -206,8 +206,9 @@ model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops) {
             layers_of(config, shape, ranks), ops};
 }
 
-model::CodedMoments coded_moments_of(const Config& config) {
-    const StateFormat format = format_of(config);
+model::CodedMoments coded_moments_of(const Config& config, std::optional<MomentType> moments) {
+    StateFormat format = format_of(config);
+    format.moment_type = moments.value_or(format.moment_type);
     const OptimizerConfig& o = config.optimizer;
     return {.coded = format.moments > 0 && format.moment_type == MomentType::int8,
             .fp32 = o.fp32_moments,
@@ -267,14 +268,14 @@ void require_rates(const Config& config) {
 }  // namespace
 
 std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks,
-                                    int slice) {
+                                    int slice, std::optional<MomentType> moments) {
     const int tensor = config.parallel.tensor;
     model::require_slices(shape, tensor);
     const bool muon = config.optimizer.method == optim::Method::muon;
     auto layers = model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases,
                                    std::max(1, ranks / tensor / config.parallel.pipeline),
-                                   coded_moments_of(config), {muon, config.optimizer.adamw_tensors},
-                                   {tensor, slice});
+                                   coded_moments_of(config, moments),
+                                   {muon, config.optimizer.adamw_tensors}, {tensor, slice});
     if (muon) require_few_zeros(layers, ranks);
     return layers;
 }

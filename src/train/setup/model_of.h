@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,12 @@ std::string description_of(const Config& config, DType type);  // reads it
 // Its decoder on these operations, as a run of so many ranks has it. Reads the same file, once.
 model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops);
 // Its layers' buffers, as a run of so many ranks has them; where they share tensors, with this
-// slice of those. `shape` is the whole model's, here as below. Throws usage where they cannot.
+// slice of those. `shape` is the whole model's, here as below. `moments`: in place of the
+// configuration's. Throws usage where they cannot.
 std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks,
-                                    int slice = 0);
+                                    int slice = 0, std::optional<MomentType> moments = {});
 // Which tensors keep fp32 moments beside coded ones. Refers to the configuration.
-model::CodedMoments coded_moments_of(const Config& config);
+model::CodedMoments coded_moments_of(const Config& config, std::optional<MomentType> moments = {});
 // Throws usage where the optimizer is one of several ranks, and there is one.
 void require_ranks(const Config& config, int ranks);
 struct TensorCount {

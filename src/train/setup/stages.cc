@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "cost/measurements.h"
-#include "cost/operations.h"
+#include "cost/operation_table.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 #include "model_of.h"
@@ -29,16 +29,16 @@ public:
           input_bytes_(numerics_.tokens() * shape.hidden * size_of(numerics_.residual)) {}
 
     double of(size_t layer) const {
-        switch (whole_[layer].kind) {
-            case model::LayerKind::embedding:
-                return of(layer, cost::Op::embed) + of(layer, cost::Op::embed_backward);
-            case model::LayerKind::block:
-                return of(layer, cost::Op::forward) +
-                       (trains_below(layer + 1) ? of(layer, cost::Op::backward) : 0);
-            case model::LayerKind::head:
-                return of(layer, cost::Op::head);
+        const model::LayerKind kind = whole_[layer].kind;
+        double seconds = 0;
+        for (const cost::Row& row : cost::operations()) {
+            if (row.layer != kind) continue;
+            const bool back = row.pass == cost::Pass::backward;
+            if (row.pass != cost::Pass::forward && row.pass != cost::Pass::both && !back) continue;
+            if (back && kind == model::LayerKind::block && !trains_below(layer + 1)) continue;
+            seconds += of(layer, row);
         }
-        bug("no such kind of layer");
+        return seconds;
     }
 
 private:
@@ -47,8 +47,7 @@ private:
                            [](const model::Layer& l) { return l.trainable_elements > 0; });
     }
     // Multiplying or moving, whichever takes longer.
-    double of(size_t layer, cost::Op op) const {
-        const cost::Row& row = cost::row_of(op);
+    double of(size_t layer, const cost::Row& row) const {
         cost::Work work{.layer = &whole_[layer],
                         .flags = trains_below(layer) ? cost::kNeedsDx : uint8_t{0},
                         .tokens = numerics_.tokens(),
@@ -57,7 +56,7 @@ private:
                         .compute = numerics_.compute,
                         .wire = numerics_.wire};
         const bool tied = whole_.back().find(model::Role::head_table) == nullptr;
-        if (tied && op == cost::Op::head) work.table = &whole_.front();
+        if (tied && row.layer == model::LayerKind::head) work.table = &whole_.front();
         work.saved_flops[model::at(model::Saved::attention)] = attention_flops_;
         const double moved = static_cast<double>(row.bytes(work)) / machine_.dram_bytes_per_s;
         const double flops = row.flops ? row.flops(work) : 0;

@@ -27,9 +27,9 @@ std::vector<Passed> passes_of(const swap::Schedule& schedule) {
     std::vector<Passed> found;
     for (const uint32_t index : schedule.lanes[static_cast<size_t>(swap::Lane::comm)]) {
         const swap::Task& task = schedule.tasks[index];
-        const auto op = static_cast<cost::Op>(task.op);
-        if (op != cost::Op::pass_on && op != cost::Op::take_over) continue;
-        found.push_back({static_cast<cost::StageLink>(task.flags), op == cost::Op::pass_on,
+        const cost::StageEnd end = cost::row_of(task).stage_end;
+        if (end == cost::StageEnd::none) continue;
+        found.push_back({static_cast<cost::StageLink>(task.flags), end == cost::StageEnd::sends,
                          task.layer, task.item, task.bytes});
     }
     return found;
