@@ -10,9 +10,14 @@
 #include <string_view>
 #include <vector>
 
-#include "ferry/swap.h"
+#include "swap/objects.h"
 
 namespace ferry::swap {
+
+// Tasks of a lane start in order: kernels, copies to the device and back, updates by the team,
+// checks, storage, exchanges of ranks.
+enum class Lane : uint8_t { compute, h2d, d2h, team, check, read, write, comm };
+std::string_view name_of(Lane lane);
 
 constexpr int kLanes = 8;
 // The lanes of a run: the last one is idle where there is one rank.

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "ferry/device.h"
-#include "ferry/swap.h"
 #include "swap/store.h"
 #include "tests/support/simulated_disk.h"
 

@@ -160,7 +160,7 @@ TEST_F(RanksSim, ExposedCommunicationIsThatOfTheTrace) {
                                                      std::max(slice.begin_ns, kernel.begin_ns));
             }
             const LinkReport& link = outcomes[rank].report.links.back();
-            EXPECT_EQ(link.lane, swap::Lane::comm);
+            EXPECT_EQ(link.lane, swap::name_of(swap::Lane::comm));
             EXPECT_NEAR(link.busy_seconds, static_cast<double>(busy) * 1e-9, 1e-12);
             EXPECT_NEAR(link.exposed_seconds, static_cast<double>(busy - beside) * 1e-9, 1e-12);
             EXPECT_GT(beside, 0);

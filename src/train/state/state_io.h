@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "ferry/optim.h"
-#include "ferry/swap.h"
 #include "ferry/team.h"
 #include "model/model.h"
 #include "passing_state.h"
