@@ -138,7 +138,7 @@ using Progress = std::function<void(const char* stage, int64_t bytes, int64_t of
 
 // src/train/inside.h, which is not installed: what ferry's own programs give an engine and ask of
 // it besides.
-struct Given;
+struct InsideOptions;
 class Inside;
 
 // What the engine stands on, and where its state comes from. Tests pass a simulated executor and
@@ -171,7 +171,7 @@ struct Runtime {
     pinned_mem::Allocator memory{};
     // Trains nothing: evaluates on the whole token file, with no state but the weights.
     bool only_evaluates = false;
-    std::shared_ptr<Given> given{};
+    std::shared_ptr<InsideOptions> given{};
 };
 
 class Engine {

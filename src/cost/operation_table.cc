@@ -23,7 +23,7 @@ template <template <class> class Operation>
 constexpr auto kDescribed = describe<Operation>();
 
 template <template <class> class Operation>
-constexpr Row row(Row of) {
+constexpr OperationRow row(OperationRow of) {
     of.op = Operation<Addressed>::kOp;
     of.operands = kDescribed<Operation>;
     return of;
@@ -268,7 +268,7 @@ static_assert(in_order(), "the rows stand as the enumerators do");
 
 }  // namespace
 
-std::span<const Row> operations() { return kRows; }
+std::span<const OperationRow> operations() { return kRows; }
 
 bool exchanges_within(const swap::Task& task) {
     if (task.lane != swap::Lane::compute) return false;
@@ -285,7 +285,7 @@ bool exchanges_within(const swap::Task& task) {
     }
 }
 
-const Row& row_of(Op op) {
+const OperationRow& row_of(Op op) {
     const auto index = static_cast<size_t>(op);
     FERRY_CHECK(index < kRows.size(), "unknown operation");
     return kRows[index];

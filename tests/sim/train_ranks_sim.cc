@@ -225,8 +225,8 @@ private:
     static constexpr std::byte kMade{7};
     static constexpr uint8_t kMake = 0, kLook = 1;
 
-    swap::Place buffer(int64_t i) const {
-        return {.kind = swap::Place::Kind::device, .offset = i * kBytes * ranks_.size()};
+    swap::OperandPlace buffer(int64_t i) const {
+        return {.kind = swap::OperandPlace::Kind::device, .offset = i * kBytes * ranks_.size()};
     }
     swap::Task gather(int64_t from, int64_t to) const {
         swap::Task task{.lane = swap::Lane::comm};

@@ -523,7 +523,7 @@ StateIo::Contents StartedRun::new_contents(const StateIo::Fill& fill,
                                            const StateIo::FirstMoment& moment) {
     StateIo::Contents contents{.master = fill, .first_moment = moment};
     if (!loaded_) return contents;
-    contents.begin = [this](std::span<const StateIo::Part> parts) {
+    contents.begin = [this](std::span<const StateIo::ChunkRun> parts) {
         loaded_->begin(plan_, parts, stack_.teams().all(), memory_for_reading());
     };
     contents.next = [this] { loaded_->next(); };

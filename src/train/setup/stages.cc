@@ -48,7 +48,7 @@ private:
     }
     // Multiplying or moving, whichever takes longer.
     double of(size_t layer, cost::Op op) const {
-        const cost::Row& row = cost::row_of(op);
+        const cost::OperationRow& row = cost::row_of(op);
         cost::Work work{.layer = &whole_[layer],
                         .flags = trains_below(layer) ? cost::kNeedsDx : uint8_t{0},
                         .tokens = numerics_.tokens(),
