@@ -11,7 +11,7 @@
 
 namespace ferry::aio {
 
-struct Place {
+struct SlotPlace {
     uint16_t path = 0, ring = 0, file = 0;  // the file is counted within the path
     uint16_t slot_class = 0;
     int64_t offset = 0;  // in the file
@@ -36,7 +36,7 @@ public:
     Extents(std::span<const SlotClass> classes, std::span<const PathShape> paths, int64_t alignment,
             double slack = 0, std::vector<PerPath> counts = {});
 
-    const Place& place(SlotId slot) const noexcept { return places_[slot]; }
+    const SlotPlace& place(SlotId slot) const noexcept { return places_[slot]; }
     size_t slots() const noexcept { return places_.size(); }
     int64_t slot_bytes(int slot_class) const noexcept {
         return slot_bytes_[static_cast<size_t>(slot_class)];
@@ -77,7 +77,7 @@ private:
     std::vector<int64_t> slot_bytes_, unused_;  // a class each; unused: how many may be allocated
     int64_t reserved_bytes_ = 0, used_bytes_ = 0, peak_bytes_ = 0;
     std::vector<double> speed_;
-    std::vector<Place> places_;
+    std::vector<SlotPlace> places_;
     std::vector<bool> used_;
     std::vector<Pool> pools_;
     std::vector<PerPath> file_bytes_, counts_;

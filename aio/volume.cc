@@ -289,7 +289,7 @@ bool VolumeOnPaths::try_submit(Operation& operation) noexcept {
     FERRY_CHECK(operation.slot < extents_->slots() && extents_->used(operation.slot),
                 "an operation on a slot that is not in use");
     if (in_flight_ == options_.operations_max) return false;
-    const Place& place = extents_->place(operation.slot);
+    const SlotPlace& place = extents_->place(operation.slot);
     FERRY_CHECK(size > 0 && operation.offset >= 0 &&
                     operation.offset + size <= slot_bytes(place.slot_class),
                 "an operation reaches outside its slot");
@@ -322,7 +322,7 @@ Operation* VolumeOnPaths::poll() noexcept {
             next_polled_ = at + 1 < queues_.size() ? at + 1 : 0;
             --in_flight_;
             if (operation->kind == Kind::write && operation->state == State::done) {
-                const Place& place = extents_->place(operation->slot);
+                const SlotPlace& place = extents_->place(operation->slot);
                 const int64_t begin = place.offset + operation->offset;
                 note_written(place.path, place.file, begin, begin + operation->done_bytes);
             }
@@ -338,7 +338,7 @@ void VolumeOnPaths::cancel_queued() noexcept {
 
 // ---------------------------------------------------------------- what it tells
 
-Queue& VolumeOnPaths::queue_of(const Place& place) const noexcept {
+Queue& VolumeOnPaths::queue_of(const SlotPlace& place) const noexcept {
     return *queues_[place.path * static_cast<size_t>(options_.rings) + place.ring];
 }
 
@@ -350,7 +350,7 @@ std::string VolumeOnPaths::file_name(int path, int file) const {
 
 std::string VolumeOnPaths::describe(SlotId slot) const {
     if (slot >= extents_->slots()) return "no slot";
-    const Place& place = extents_->place(slot);
+    const SlotPlace& place = extents_->place(slot);
     return file_name(place.path, place.file) + " at " + std::to_string(place.offset);
 }
 

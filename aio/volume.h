@@ -106,7 +106,7 @@ private:
 
     void refresh_speeds() noexcept;
     std::string file_name(int path, int file) const;
-    Queue& queue_of(const Place& place) const noexcept;
+    Queue& queue_of(const SlotPlace& place) const noexcept;
     Queue& queue_of(const OwnOp& own_op) const noexcept;
 
     const VolumeOptions options_;

@@ -17,8 +17,8 @@ VolumeOnPaths::OwnOp VolumeOnPaths::own_op_on(size_t path, int file, Verb verb) 
 
 // A file's flushes are all on one ring, which remembers those that failed.
 Queue& VolumeOnPaths::queue_of(const OwnOp& own_op) const noexcept {
-    return queue_of(Place{.path = static_cast<uint16_t>(own_op.path),
-                          .ring = static_cast<uint16_t>(own_op.request.file % options_.rings)});
+    return queue_of(SlotPlace{.path = static_cast<uint16_t>(own_op.path),
+                              .ring = static_cast<uint16_t>(own_op.request.file % options_.rings)});
 }
 
 // The first `count` of own_ops_. Blocks until all are done; throws the first error, after all have
@@ -174,7 +174,7 @@ bool VolumeOnPaths::next_discard(SlotId& slot, OwnOp& own_op) const noexcept {
     constexpr int64_t kMost = kGiB;  // so that none takes long
     int64_t bytes = 0;
     for (; slot < extents_->slots(); ++slot) {
-        const Place& place = extents_->place(slot);
+        const SlotPlace& place = extents_->place(slot);
         const bool adjoins = bytes > 0 && place.path == own_op.path &&
                              place.file == own_op.request.file &&
                              place.offset == own_op.request.file_offset + bytes;

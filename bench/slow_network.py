@@ -38,9 +38,9 @@ IN_HOSTS = {"combined in hosts": {"gradients": "int4"},
             "ZeRO++": {"gradients": "int4", "weights": "int8"}}
 # 1-bit Adam after its warm-up, which is the first step: what travels then instead of gradients.
 ONEBIT, FREEZE_STEP = "1-bit Adam", 1
-# 0/1 Adam, whose ranks go on alone between exchanges: at stage 0 alone. After SETTLED steps exchanges are
+# 0/1 Adam, whose ranks go on alone between exchanges: at stage 0 alone. After STEADY steps exchanges are
 # LOCAL_STEPS apart.
-ZEROONE, LOCAL_STEPS, SETTLED = "0/1 Adam", 4, 4
+ZEROONE, LOCAL_STEPS, STEADY = "0/1 Adam", 4, 4
 PREDICTED_WITHIN = 0.15  # of the measured step
 OF_MOMENTUM = ("exchange momentum", "gather momentum")
 OF_GRADIENTS = ("exchange gradients", "gather gradients")
@@ -216,8 +216,8 @@ def predicted(plan):
             for step in plan["network"]["steps"]}
 
 
-def settled(plan):
-    """Seconds of a step of 0/1 Adam that has settled: the mean of an exchange and of the local steps up to the next."""
+def steady(plan):
+    """Seconds of a step of 0/1 Adam once its intervals have stopped growing: the mean of an exchange and of the local steps up to the next."""
     seconds = {phase["exchanges"]: phase["seconds"] for phase in plan["phases"]}
     return (seconds["momentum"] + (LOCAL_STEPS - 1) * seconds["nothing"]) / LOCAL_STEPS
 
@@ -302,7 +302,7 @@ def main():
                 plans[mbit] = {**predicted(planned(options, {**settings, **of_momentum}, links[mbit])),
                                **predicted(planned(options, settings, links[mbit]))}
                 if options.stage == 0:
-                    plans[mbit][ZEROONE] = settled(planned(options, {**settings, **of_local_steps}, links[mbit]))
+                    plans[mbit][ZEROONE] = steady(planned(options, {**settings, **of_local_steps}, links[mbit]))
             except SideFailed as failure:
                 sys.exit(f"{mbit} Mbit/s: {failure}")
             sides = {name: lambda codec=codec: ferry(codec) for name, codec in codecs.items()}
@@ -310,7 +310,7 @@ def main():
                 sides[name] = lambda codec=codec: ferry(codec, of_hosts)
             sides[ONEBIT] = lambda: ferry({}, of_momentum)
             if options.stage == 0:
-                sides[ZEROONE] = lambda: ferry({}, of_local_steps, SETTLED)
+                sides[ZEROONE] = lambda: ferry({}, of_local_steps, STEADY)
             runs[mbit] = common.turns(sides, options.rounds, options.seconds)
     if options.picture:
         Path(options.picture).write_text(picture(runs, options, throttles), encoding="utf-8")
@@ -319,7 +319,7 @@ def main():
 
 def whole_rounds(options):
     """Steps of a run whose measured ones hold as many local steps as they should beside each exchange."""
-    return SETTLED + -(-(options.steps - options.warmup) // LOCAL_STEPS) * LOCAL_STEPS
+    return STEADY + -(-(options.steps - options.warmup) // LOCAL_STEPS) * LOCAL_STEPS
 
 
 def beside_the_wire(mbit, name, runs):
@@ -373,8 +373,8 @@ def report(options, runs, links, plans, throttles):
     if cores < options.ranks + 1:
         notes.append("fewer cores than ranks and network need: these are not figures of a network alone")
     if options.stage == 0:
-        notes.append(f"bytes of {ZEROONE} a step are of all updates after the first, with those before it has settled; "
-                     "its prediction is of settled ones")
+        notes.append(f"bytes of {ZEROONE} a step are of all updates after the first, with those before it is steady; "
+                     "its prediction is of steady ones")
     common.report(options, rows, notes)
 
 

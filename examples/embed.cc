@@ -54,9 +54,9 @@ int main(int argc, char** argv) try {
         {.paths = {{.path = argc > 1 ? argv[1] : "."}},
          .classes = {{.name = "blocks", .slot_bytes = kBytes, .slots = kBlocks + kBuffers}}},
         *executor);
-    const swap::Object block{.home = swap::Tier::nvme, .bytes = kBytes, .slot_class = 0};
+    const swap::LeasedObject block{.home = swap::Home::nvme, .bytes = kBytes, .slot_class = 0};
     auto store = swap::LeasedStore::make(
-        {.objects = std::vector<swap::Object>(kBlocks, block), .buffers = buffers}, *executor,
+        {.objects = std::vector<swap::LeasedObject>(kBlocks, block), .buffers = buffers}, *executor,
         volume.get());
 
     std::mt19937 random(1);

@@ -22,10 +22,11 @@ int main(int argc, char** argv) try {
         {.paths = {{.path = argc > 1 ? argv[1] : "."}},
          .classes = {{.name = "layers", .slot_bytes = kBytes, .slots = kLayers + kBuffers}}},
         *executor);
-    const swap::Object layer{.home = swap::Tier::nvme, .bytes = kBytes, .slot_class = 0};
-    auto store = swap::LeasedStore::make({.objects = std::vector<swap::Object>(kLayers, layer),
-                                          .buffers = {memory.get(), kBuffers * kBytes}},
-                                         *executor, volume.get());
+    const swap::LeasedObject layer{.home = swap::Home::nvme, .bytes = kBytes, .slot_class = 0};
+    auto store =
+        swap::LeasedStore::make({.objects = std::vector<swap::LeasedObject>(kLayers, layer),
+                                 .buffers = {memory.get(), kBuffers * kBytes}},
+                                *executor, volume.get());
     for (uint32_t id = 0; id < kLayers; ++id) {
         const swap::Lease lease = store->acquire(id, swap::Access::overwrite);
         std::ranges::fill(lease.bytes(), std::byte{0});

@@ -14,14 +14,10 @@ void refuse(Trouble trouble, std::string what, ObjectId id, int64_t measured, st
 }
 
 void check_home(const LeasedStoreOptions& options, ObjectId id, const aio::Volume* volume) {
-    const Object& object = options.objects[id];
+    const LeasedObject& object = options.objects[id];
     if (object.bytes <= 0)
         refuse(Trouble::usage, "an object has no bytes", id, object.bytes, "at least 1");
-    if (object.home == Tier::device)
-        throw Error(Trouble::usage, {.what = "leases are of host memory and of NVMe",
-                                     .where = object_name(id),
-                                     .measured = "home: device"});
-    if (object.home == Tier::host) {
+    if (object.home == Home::host) {
         const int64_t arena = std::ssize(options.host_arena);
         if (object.offset < 0 || object.offset > arena || object.bytes > arena - object.offset)
             refuse(Trouble::usage,
@@ -60,13 +56,13 @@ void check_buffers(const LeasedStoreOptions& options, int64_t largest, int64_t a
 
 // A slot for each object of a class and one for a version on its way: with these every write gets
 // its turn.
-void prove_slots(const std::vector<Object>& objects, aio::Volume& volume) {
+void prove_slots(const std::vector<LeasedObject>& objects, aio::Volume& volume) {
     int classes = 0;
-    for (const Object& object : objects) classes = std::max(classes, object.slot_class + 1);
+    for (const LeasedObject& object : objects) classes = std::max(classes, object.slot_class + 1);
     std::vector<aio::SlotId> slots;
     for (int c = 0; c < classes; ++c) {
         const auto mine = std::ranges::count_if(
-            objects, [&](const Object& o) { return on_nvme(o) && o.slot_class == c; });
+            objects, [&](const LeasedObject& o) { return on_nvme(o) && o.slot_class == c; });
         if (mine == 0) continue;
         while (std::ssize(slots) <= mine) {
             const aio::SlotId slot = volume.allocate(c);
@@ -92,7 +88,7 @@ void complete(LeasedStoreOptions& options, aio::Volume* volume) {
     int64_t largest = 0;
     for (size_t id = 0; id < options.objects.size(); ++id) {
         check_home(options, static_cast<ObjectId>(id), volume);
-        const Object& object = options.objects[id];
+        const LeasedObject& object = options.objects[id];
         if (on_nvme(object)) largest = std::max(largest, object.bytes);
     }
     if (largest == 0) return;

@@ -7,7 +7,7 @@
 
 namespace ferry::swap {
 
-inline bool on_nvme(const Object& object) { return object.home == Tier::nvme; }
+inline bool on_nvme(const LeasedObject& object) { return object.home == Home::nvme; }
 inline std::string object_name(ObjectId id) { return "object " + std::to_string(id); }
 
 // Fills in what was left to the store, and throws usage or does_not_fit where it could not keep

@@ -45,10 +45,17 @@ struct Entry {
     bool leased() const { return writer || readers > 0; }
 };
 
-// The table wants to know which objects get fresh slots.
+// Each write to NVMe goes to a fresh slot.
 Objects table_objects(LeasedStoreOptions& options) {
-    for (Object& object : options.objects) object.versioned = on_nvme(object);
-    return {.objects = std::move(options.objects),
+    std::vector<Object> objects;
+    for (const LeasedObject& object : options.objects) {
+        objects.push_back({.home = on_nvme(object) ? Tier::nvme : Tier::host,
+                           .bytes = object.bytes,
+                           .offset = object.offset,
+                           .slot_class = object.slot_class,
+                           .versioned = on_nvme(object)});
+    }
+    return {.objects = std::move(objects),
             .host_arena = options.host_arena,
             .parallel = std::move(options.parallel)};
 }
@@ -70,7 +77,7 @@ public:
           entries_(static_cast<size_t>(table_.size())) {
         for (int64_t id = 0; id < table_.size(); ++id) {
             const auto object = static_cast<ObjectId>(id);
-            if (!on_nvme(table_.object(object))) table_.place_initially(object);
+            if (!on_nvme(object)) table_.place_initially(object);
         }
         const int64_t count = buffer_bytes_ ? std::ssize(options.buffers) / buffer_bytes_ : 0;
         for (int64_t i = 0; i < count; ++i) {
@@ -94,7 +101,7 @@ public:
         refuse_conflict(id, access);
         const int64_t effort = effort_;
         std::span<std::byte> bytes;
-        if (!on_nvme(table_.object(id)))
+        if (!on_nvme(id))
             bytes = {table_.current_address(id), static_cast<size_t>(table_.object(id).bytes)};
         else if (access == Access::overwrite)
             bytes = lend_buffer(id, buffer_to_fill(id), Holds::changed);
@@ -122,7 +129,7 @@ public:
 
     void prefetch(ObjectId id) {
         Entry& entry = entry_of(id);
-        if (!on_nvme(table_.object(id))) return;
+        if (!on_nvme(id)) return;
         collect();
         if (!entry.buffer && entry.stored && !entry.failed) {
             Buffer* const buffer = takeable(/*despite_hint=*/false);
@@ -169,12 +176,14 @@ public:
                                          .where = object_name(id),
                                          .remedy = "give its leases back first"});
         forget_failure(entry);
-        return !on_nvme(table_.object(id)) || entry.stored || entry.buffer != nullptr;
+        return !on_nvme(id) || entry.stored || entry.buffer != nullptr;
     }
 
     LeaseReport report() const { return report_; }
 
 private:
+    bool on_nvme(ObjectId id) const { return table_.object(id).home == Tier::nvme; }
+
     // ---- what is refused
 
     Entry& entry_of(ObjectId id) {

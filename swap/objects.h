@@ -1,14 +1,30 @@
-// The objects of a store as data: what a plan says of them.
+// The objects of a store as data: what a plan says of them. Ids are those of ferry/lease.h.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "ferry/error.h"
-#include "ferry/swap.h"
+#include "ferry/lease.h"
 
 namespace ferry::swap {
+
+enum class Tier : uint8_t { device, host, nvme };
+std::string_view name_of(Tier tier);
+
+// State with a home, the tier it lives on: a chunk's p, m, v; its weights; its gradient; a block
+// input.
+struct Object {
+    Tier home = Tier::host;
+    int64_t bytes = 0;
+    int layer = -1;       // that it belongs to, for errors; -1: of none
+    int64_t offset = 0;   // where a fixed home begins in the device or host arena
+    int slot_class = -1;  // NVMe: the volume's; versioned in the host arena: of host_slots
+    // Written copy-on-write: a version becomes current when its step is committed.
+    bool versioned = false;
+};
 
 // A family of equally large host slots for versioned objects: a run of the host arena.
 struct HostSlots {

@@ -10,9 +10,14 @@
 #include <string_view>
 #include <vector>
 
-#include "ferry/swap.h"
+#include "swap/objects.h"
 
 namespace ferry::swap {
+
+// Tasks of a lane start in order: kernels, copies to the device and back, updates by the team,
+// checks, storage, exchanges of ranks.
+enum class Lane : uint8_t { compute, h2d, d2h, team, check, read, write, comm };
+std::string_view name_of(Lane lane);
 
 constexpr int kLanes = 8;
 // The lanes of a run: the last one is idle where there is one rank.
@@ -27,7 +32,7 @@ struct Wait {
 };
 
 // Where a task's operand lies; resolved to an address when the task is dispatched.
-struct Place {
+struct OperandPlace {
     enum class Kind : uint8_t { none, device, host, current, fresh };
     Kind kind = Kind::none;
     ObjectId object = kNoObject;  // current, fresh: this object's version in memory
@@ -58,7 +63,7 @@ struct Task {
     int32_t item = -1;     // micro-batch or chunk, by op or object; -1: of none
     ObjectId object = kNoObject;
     int64_t bytes = 0;  // moved; by a kernel read and written
-    std::array<Place, kPlaces> places{};
+    std::array<OperandPlace, kPlaces> places{};
     uint32_t index = 0;  // in its lane
     uint32_t first_wait = 0, waits = 0;
     uint32_t first_entry = 0, entries = 0;
@@ -66,7 +71,7 @@ struct Task {
 
 // A use of a resource (a planned buffer or an object) that nothing earlier in this schedule orders:
 // the replay makes it wait for what the schedules before left in flight.
-struct Entry {
+struct EntryUse {
     uint32_t resource = 0;
     bool writes = false;
 };
@@ -96,7 +101,7 @@ struct Schedule {
     std::vector<Task> tasks{};  // in program order: every wait points to an earlier task
     std::array<std::vector<uint32_t>, kLanes> lanes{};
     std::vector<Wait> waits{};
-    std::vector<Entry> entries{};
+    std::vector<EntryUse> entries{};
     std::vector<LastUse> last_uses{};
     // So many of its write lane's first tasks include all that the step before still has to write.
     int64_t committed_writes = 0;

@@ -35,7 +35,7 @@ Active& Scoreboard::append(const Schedule& schedule, int64_t sequence) {
     active.sequence = sequence;
     active.base = appended_;
     active.entry_waits.clear();
-    for (const Entry& entry : schedule.entries) {
+    for (const EntryUse& entry : schedule.entries) {
         Counters waits = resources_[entry.resource].writers;
         if (entry.writes) waits.raise(resources_[entry.resource].readers);
         active.entry_waits.push_back(waits);

@@ -365,21 +365,21 @@ private:
 
     bool resolve(const Task& task, Call& call) {
         for (size_t i = 0; i < kPlaces; ++i) {
-            const Place& place = task.places[i];
+            const OperandPlace& place = task.places[i];
             std::byte* base = nullptr;
             switch (place.kind) {
-                case Place::Kind::none:
+                case OperandPlace::Kind::none:
                     continue;
-                case Place::Kind::device:
+                case OperandPlace::Kind::device:
                     base = device_.memory().data();
                     break;
-                case Place::Kind::host:
+                case OperandPlace::Kind::host:
                     base = options_.host_arena.data();
                     break;
-                case Place::Kind::current:
+                case OperandPlace::Kind::current:
                     base = table_.current_address(place.object);
                     break;
-                case Place::Kind::fresh:
+                case OperandPlace::Kind::fresh:
                     if (!table_.reserve_fresh_address(place.object)) return false;
                     base = table_.fresh_address(place.object);
                     break;

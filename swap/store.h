@@ -15,7 +15,6 @@
 #include "ferry/device.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
-#include "ferry/swap.h"
 #include "swap/objects.h"
 #include "swap/schedule.h"
 #include "trace/trace.h"

@@ -55,14 +55,14 @@ public:
     };
     const std::vector<Companion>& companions() const { return companions_; }
     // Where the export goes by now.
-    struct Place {
+    struct Destination {
         std::string path{};
         std::optional<Error> instead_of{};  // why it is not path() that the files may go to
     };
     // path(), or a new directory beside it: where path() leads elsewhere by now, holds files of
     // another model, or takes none. What was trained must not end with its place. Throws io where
     // no directory can be made.
-    Place place() const;
+    Destination place() const;
 
 private:
     void claim();

@@ -1,7 +1,6 @@
 // Leases: the tiered store by demand, for programs that do not know beforehand in which order they
-// use their objects. (Whoever does records a schedule: swap.h.) A leased object of NVMe lies in one
-// of a fixed number of host buffers. It stays there until the buffer is needed.
-// examples/leases.cc shows it whole.
+// use their objects. A leased object of NVMe lies in one of a fixed number of host buffers. It
+// stays there until the buffer is needed. examples/leases.cc shows it whole.
 //
 // Threads: one owner thread, the executor's step thread, makes and calls the store and acquires,
 // moves and destroys leases. Any thread may use bytes() meanwhile.
@@ -9,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -16,9 +16,24 @@
 
 #include "ferry/aio.h"
 #include "ferry/executor.h"
-#include "ferry/swap.h"
 
 namespace ferry::swap {
+
+using ObjectId = uint32_t;
+constexpr ObjectId kNoObject = ~ObjectId{0};
+
+enum class Home : uint8_t { host, nvme };
+
+// State of the program's that the store keeps.
+struct LeasedObject {
+    Home home = Home::host;
+    int64_t bytes = 0;
+    int64_t offset = 0;   // in host memory: where it begins in host_arena
+    int slot_class = -1;  // on NVMe: which of VolumeOptions::classes its slots are of
+};
+
+// Calls body(0) to body(count - 1) on several threads; may itself be called by several.
+using Parallel = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
 
 enum class Access : uint8_t {
     read,       // several at a time; the bytes are not to be changed
@@ -65,10 +80,9 @@ private:
 };
 
 struct LeasedStoreOptions {
-    // An ObjectId is an index of these. Homes are host memory (`offset` in host_arena) or NVMe
-    // (`slot_class` of the volume). A class needs a slot for each of its objects and one more. With
-    // as many more as there are buffers no write waits for another. `versioned` is not looked at.
-    std::vector<Object> objects{};
+    // An ObjectId is an index of these. A class of slots needs one for each of its objects, and one
+    // more. With as many more as there are buffers no write waits for another.
+    std::vector<LeasedObject> objects{};
     std::span<std::byte> host_arena{};
     // The caller's memory, page-locked or not (pinned_mem), cut into buffers of buffer_bytes, each
     // for one object of NVMe. Address and buffer_bytes: multiples of the volume's alignment.

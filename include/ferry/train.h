@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ferry/aio.h"
@@ -18,7 +19,6 @@
 #include "ferry/error.h"
 #include "ferry/executor.h"
 #include "ferry/pinned_mem.h"
-#include "ferry/swap.h"
 
 namespace ferry::train {
 
@@ -40,7 +40,7 @@ struct Evaluation {
 };
 
 struct LinkReport {
-    swap::Lane lane = swap::Lane::compute;
+    std::string_view lane{};  // a row of --trace: "compute", "h2d", ...
     int64_t bytes = 0;
     double busy_seconds = 0;
     double exposed_seconds = 0;  // seconds of these in which nothing computed
@@ -69,6 +69,7 @@ struct RunReport {
     // rate of a product; 0: not known. A step's MFU is the first over its seconds and the second.
     double model_flops = 0, gemm_flops_per_s = 0;
     int64_t steps_committed = 0, steps_rolled_back = 0, clipped_steps = 0, skipped_steps = 0;
+    // Compute, h2d, d2h, team, check, read, write and, of several ranks, comm.
     std::vector<LinkReport> links{};
     std::vector<CollectiveReport> collectives{};  // of several ranks
     std::vector<aio::PathCounters> paths{};
@@ -137,7 +138,7 @@ using Progress = std::function<void(const char* stage, int64_t bytes, int64_t of
 
 // src/train/inside.h, which is not installed: what ferry's own programs give an engine and ask of
 // it besides.
-struct Given;
+struct InsideOptions;
 class Inside;
 
 // What the engine stands on, and where its state comes from. Tests pass a simulated executor and
@@ -170,7 +171,7 @@ struct Runtime {
     pinned_mem::Allocator memory{};
     // Trains nothing: evaluates on the whole token file, with no state but the weights.
     bool only_evaluates = false;
-    std::shared_ptr<Given> given{};
+    std::shared_ptr<InsideOptions> given{};
 };
 
 class Engine {

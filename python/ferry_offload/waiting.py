@@ -46,7 +46,7 @@ class _Reader:
 _readers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Reader]] = weakref.WeakKeyDictionary()
 
 
-def settle(futures: list[Future]) -> None:
+def resolve(futures: list[Future]) -> None:
     """Their transfers have ended. On any thread."""
     here = asyncio._get_running_loop()
     others: dict[asyncio.AbstractEventLoop, list[Future]] = {}
@@ -58,7 +58,7 @@ def settle(futures: list[Future]) -> None:
             future.set_result(None)
     for loop, its in others.items():
         with contextlib.suppress(RuntimeError):  # it is closed
-            loop.call_soon_threadsafe(settle, its)
+            loop.call_soon_threadsafe(resolve, its)
 
 
 def of(transfer: Transfer) -> Generator[Any, None, int]:

@@ -31,7 +31,7 @@ size_t Transfers::collect_some(int64_t wait_ms) {
         outcome->seconds = one.completion.seconds;
         finish(*outcome, one.completion.status, std::move(one.why), told);
     }
-    told.settle();
+    told.resolve();
     return ended.size();
 }
 
@@ -44,7 +44,7 @@ void Transfers::all_are_cancelled(const char* why) {
     Told told;
     for (auto& [tag, outcome] : std::exchange(pending_, {}))
         finish(*outcome, FERRY_CANCELLED, why, told);
-    told.settle();
+    told.resolve();
 }
 
 int32_t Transfers::priority_of(const std::string& word) {
@@ -63,12 +63,12 @@ void Transfers::finish(Outcome& outcome, ferry_status status, std::string why, T
     outcome.futures.clear();
 }
 
-void Transfers::Told::settle() {
+void Transfers::Told::resolve() {
     if (futures.empty()) return;
     try {
         nb::list list;
         for (const nb::object& future : futures) list.append(future);
-        nb::module_::import_("ferry_offload.waiting").attr("settle")(list);
+        nb::module_::import_("ferry_offload.waiting").attr("resolve")(list);
     } catch (nb::python_error& error) {
         error.discard_as_unraisable("an awaited transfer of ferry_offload's");
     }

@@ -54,7 +54,7 @@ private:
     struct Told {
         std::vector<nb::object> futures{};
         std::vector<Array> buffers{};
-        void settle();
+        void resolve();
     };
     static int32_t priority_of(const std::string& word);
     // How many, kAtOnce at most: there may be more.

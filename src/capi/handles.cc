@@ -18,7 +18,7 @@ constexpr size_t kPlaces = size_t{1} << 16;
 
 struct Place {
     uint32_t generation = 0;
-    std::shared_ptr<Entry> entry{};
+    std::shared_ptr<HandleEntry> entry{};
 };
 
 struct Table {
@@ -55,7 +55,7 @@ const char* name_of(HandleKind kind) {
 
 }  // namespace
 
-void* add_handle(std::shared_ptr<Entry> entry) {
+void* add_handle(std::shared_ptr<HandleEntry> entry) {
     Table& table = Table::table();
     // Before the lock, which a thread that the child has not got may have held.
     if (table.forked) refuse_handle("this process was forked after it had used ferry");
@@ -76,7 +76,7 @@ void* add_handle(std::shared_ptr<Entry> entry) {
     return ticket(index, ++place.generation);
 }
 
-std::shared_ptr<Entry> find_handle(const void* handle, HandleKind kind) {
+std::shared_ptr<HandleEntry> find_handle(const void* handle, HandleKind kind) {
     if (!handle) refuse_handle("the handle is NULL");
     Table& table = Table::table();
     if (table.forked) refuse_handle("a handle does not outlive fork() in the child");
@@ -85,7 +85,7 @@ std::shared_ptr<Entry> find_handle(const void* handle, HandleKind kind) {
     if (index >= table.places.size() || ticket(index, table.places[index].generation) != handle ||
         !table.places[index].entry)
         refuse_handle("no such handle: it was closed, or never was one");
-    const std::shared_ptr<Entry>& entry = table.places[index].entry;
+    const std::shared_ptr<HandleEntry>& entry = table.places[index].entry;
     if (entry->kind != kind)
         refuse_handle(std::string("the handle is a ") + name_of(entry->kind) + ", not a " +
                       name_of(kind));
@@ -100,7 +100,7 @@ void remove_handle(const void* handle) {
     table.free.push_back(index);
 }
 
-Call::Call(Entry& entry) : entry_(entry) {
+Call::Call(HandleEntry& entry) : entry_(entry) {
     if (entry_.caller.load(std::memory_order_relaxed) == std::this_thread::get_id() ||
         InCallback::of(entry_.identity))
         refuse_busy("a callback calls with the handle whose call it is within",
@@ -123,7 +123,7 @@ void abandon(std::shared_ptr<void> object) {
     table.abandoned.push_back(std::move(object));
 }
 
-void check_usable(const Entry& entry, bool also_poisoned) {
+void check_usable(const HandleEntry& entry, bool also_poisoned) {
     if (!entry.object) refuse_handle("the handle was closed meanwhile");
     if (!entry.poisoned || also_poisoned) return;
     throw Refused(FERRY_POISONED,

@@ -15,8 +15,8 @@ namespace ferry::capi {
 
 enum class HandleKind : uint8_t { aio, pool, store, team, engine, files };
 
-struct Entry {
-    explicit Entry(HandleKind entry_kind, std::shared_ptr<void> of)
+struct HandleEntry {
+    explicit HandleEntry(HandleKind entry_kind, std::shared_ptr<void> of)
         : kind(entry_kind), object(std::move(of)) {}
     const HandleKind kind;
     std::mutex mutex{};                     // one call at a time
@@ -27,9 +27,9 @@ struct Entry {
 };
 
 // The ticket of a new entry.
-void* add_handle(std::shared_ptr<Entry> entry);
+void* add_handle(std::shared_ptr<HandleEntry> entry);
 // Throws Refused: FERRY_BAD_HANDLE.
-std::shared_ptr<Entry> find_handle(const void* handle, HandleKind kind);
+std::shared_ptr<HandleEntry> find_handle(const void* handle, HandleKind kind);
 // No call finds it from now on.
 void remove_handle(const void* handle);
 // Kept until the process ends: nobody knows what its destructor would meet.
@@ -38,27 +38,28 @@ void abandon(std::shared_ptr<void> object);
 // the thread of that call, or in an InCallback of the object.
 class Call {
 public:
-    explicit Call(Entry& entry);
+    explicit Call(HandleEntry& entry);
     ~Call();
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
 private:
-    Entry& entry_;
+    HandleEntry& entry_;
 };
 // Throws Refused: closed since it was found, or poisoned.
-void check_usable(const Entry& entry, bool also_poisoned = false);
+void check_usable(const HandleEntry& entry, bool also_poisoned = false);
 
 template <class Object, class C>
 void hand_out(C** handle, std::unique_ptr<Object> object) {
-    auto entry = std::make_shared<Entry>(Object::kKind, std::shared_ptr<void>(std::move(object)));
+    auto entry =
+        std::make_shared<HandleEntry>(Object::kKind, std::shared_ptr<void>(std::move(object)));
     *handle = static_cast<C*>(add_handle(std::move(entry)));
 }
 
 // Runs body(object), and poisons the handle of one in which a bug was found. Errors of the
 // world leave the object as usable as its contract says.
 template <class Object, class Body>
-auto use(Entry& entry, const Body& body) {
+auto use(HandleEntry& entry, const Body& body) {
     check_usable(entry);
     try {
         return body(*static_cast<Object*>(entry.object.get()));
@@ -79,7 +80,7 @@ auto use(Entry& entry, const Body& body) {
 template <class Object, class Body>
 ferry_status with(const char* function, const void* handle, const Body& body) noexcept {
     return guarded(function, [&] {
-        const std::shared_ptr<Entry> entry = find_handle(handle, Object::kKind);
+        const std::shared_ptr<HandleEntry> entry = find_handle(handle, Object::kKind);
         const Call call(*entry);
         return use<Object>(*entry, body);
     });
@@ -88,7 +89,7 @@ ferry_status with(const char* function, const void* handle, const Body& body) no
 // Any number of calls at a time, for objects that allow it.
 template <class Object>
 std::shared_ptr<Object> shared_object(const void* handle) {
-    const std::shared_ptr<Entry> entry = find_handle(handle, Object::kKind);
+    const std::shared_ptr<HandleEntry> entry = find_handle(handle, Object::kKind);
     const Call call(*entry);
     check_usable(*entry);
     return std::static_pointer_cast<Object>(entry->object);
@@ -99,7 +100,7 @@ std::shared_ptr<Object> shared_object(const void* handle) {
 template <class Object, class Check>
 ferry_status close_handle(const char* function, const void* handle, const Check& check) noexcept {
     return guarded(function, [&] {
-        const std::shared_ptr<Entry> entry = find_handle(handle, Object::kKind);
+        const std::shared_ptr<HandleEntry> entry = find_handle(handle, Object::kKind);
         const Call call(*entry);
         check_usable(*entry, true);
         if (!entry->poisoned) use<Object>(*entry, check);

@@ -29,7 +29,7 @@ struct Store {
     aio::VolumeOptions volume_options{};
     int64_t host_bytes = 0, buffers_asked = 0, spare_buffers = 0;
     bool verify = true;
-    std::vector<swap::Object> objects{};
+    std::vector<swap::LeasedObject> objects{};
     // Once it is open; destroyed from below.
     int64_t buffers = 0;
     std::unique_ptr<HostMemory> memory{};
@@ -49,10 +49,10 @@ struct Layout {
     std::map<int64_t, int64_t> slots{};  // by their bytes
 };
 
-Layout lay_out(std::vector<swap::Object>& objects) {
+Layout lay_out(std::vector<swap::LeasedObject>& objects) {
     Layout layout;
-    for (swap::Object& object : objects) {
-        if (object.home == swap::Tier::host) {
+    for (swap::LeasedObject& object : objects) {
+        if (object.home == swap::Home::host) {
             object.offset = layout.host_bytes;
             layout.host_bytes += round_up(object.bytes, kHostAlignment);
             continue;
@@ -62,8 +62,8 @@ Layout lay_out(std::vector<swap::Object>& objects) {
         layout.buffer_bytes = std::max(layout.buffer_bytes, bytes);
         ++layout.slots[bytes];
     }
-    for (swap::Object& object : objects) {
-        if (object.home == swap::Tier::nvme)
+    for (swap::LeasedObject& object : objects) {
+        if (object.home == swap::Home::nvme)
             object.slot_class = static_cast<int>(std::distance(
                 layout.slots.begin(), layout.slots.find(round_up(object.bytes, kPage))));
     }
@@ -211,7 +211,7 @@ ferry_status ferry_store_register(ferry_store* store, int64_t bytes, int32_t hom
             refuse_argument("an object on NVMe, and the store has no path", "0 paths", "1 or more");
         check_range("objects", std::ssize(mine.objects) + 1, 1, kObjectsMax);
         mine.objects.push_back(
-            {.home = home == FERRY_NVME ? ferry::swap::Tier::nvme : ferry::swap::Tier::host,
+            {.home = home == FERRY_NVME ? ferry::swap::Home::nvme : ferry::swap::Home::host,
              .bytes = bytes});
         *object = static_cast<uint32_t>(mine.objects.size() - 1);
     });

@@ -18,9 +18,8 @@
 
 namespace ferry::checkpoint {
 
-// Spaces behind the header of a safetensors file, after whose length it stands: what follows begins
-// at a block. So stripes of it, of tensors of whole blocks, are read as they are and not with a
-// piece of a block more.
+// Adds spaces behind the header of a safetensors file, so that its tensors begin at a block. Where
+// they are whole blocks, their stripes are too, and reading one reads no part of another block.
 void pad_header(std::string& header);
 
 // The blocks and the ring that the files of one thread share.

@@ -23,8 +23,8 @@ uint64_t machine_id() {
     return checksum(std::as_bytes(std::span<const char>(machine)));
 }
 
-Place place_among(std::span<const uint64_t> machines, int rank) {
-    Place place{.rank = rank, .size = static_cast<int>(machines.size()), .local_size = 0};
+RankPlace place_among(std::span<const uint64_t> machines, int rank) {
+    RankPlace place{.rank = rank, .size = static_cast<int>(machines.size()), .local_size = 0};
     for (int other = 0; other < place.size; ++other) {
         if (machines[static_cast<size_t>(other)] != machines[static_cast<size_t>(rank)]) continue;
         if (place.local_size == 0) place.host = other;
@@ -34,8 +34,8 @@ Place place_among(std::span<const uint64_t> machines, int rank) {
     return place;
 }
 
-Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic,
-                      int place) {
+PartOfAlike part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen,
+                             Topic topic, int place) {
     struct View {
         int64_t host = 0;
         uint64_t seen = 0;
@@ -45,7 +45,7 @@ Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t s
     std::vector<View> all(static_cast<size_t>(communicator.size()));
     agree(communicator, executor, std::as_bytes(std::span(&mine, 1)),
           std::as_writable_bytes(std::span(all)), topic);
-    Part part{.index = 0, .of = 0};
+    PartOfAlike part{.index = 0, .of = 0};
     for (const View& other : all) {
         if (other.host != mine.host || other.seen != mine.seen) continue;
         ++part.of;

@@ -12,7 +12,7 @@ namespace ferry::comm {
 // One kernel, whatever containers run on it.
 uint64_t machine_id();
 // The place of `rank`, where these are the machines of all ranks.
-Place place_among(std::span<const uint64_t> machines, int rank);
+RankPlace place_among(std::span<const uint64_t> machines, int rank);
 
 // The id by which CUDA tells a GPU from all others (cudaUUID_t).
 using GpuId = std::array<char, 16>;

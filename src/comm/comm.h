@@ -168,11 +168,11 @@ void on_stuck(Stuck instead);
 // Ranks of one machine that see the same of something there (a hash of what they see) share it out.
 // Those to which the launcher gave different things do not. The parts go by `place`, ranks of the
 // same one in their order.
-struct Part {
+struct PartOfAlike {
     int index = 0, of = 1;
 };
-Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic,
-                      int place = 0);
+PartOfAlike part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen,
+                             Topic topic, int place = 0);
 // Which of the GPUs that this rank sees (CUDA_VISIBLE_DEVICES) is its own, where the ranks of a
 // host see the same. Every rank asks, before it opens a device.
 int gpu_of_rank(Communicator& communicator, Executor& executor);

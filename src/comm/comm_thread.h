@@ -30,7 +30,7 @@ public:
     int local_rank() const noexcept override { return place_.local_rank; }
     int local_size() const noexcept override { return place_.local_size; }
     int host() const noexcept override { return place_.host; }
-    const Place& place() const noexcept { return place_; }
+    const RankPlace& place() const noexcept { return place_; }
 
     void check() override;
     void abandon(std::string_view why) noexcept override;
@@ -99,7 +99,7 @@ private:
     const Nanos timeout_;
     std::unique_ptr<Transport> transport_;
     const Sources sources_;
-    Place place_;
+    RankPlace place_;
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;

@@ -118,7 +118,7 @@ public:
     Messages& operator=(const Messages&) = delete;
 
     std::string_view kind() const noexcept override { return "mpi"; }
-    Place place() const noexcept override { return place_; }
+    RankPlace place() const noexcept override { return place_; }
 
     void start(const Operation& operation, size_t slot) override {
         const OneCall guard(one_call);
@@ -187,7 +187,7 @@ protected:
 
     const int64_t message_bytes_;
     MPI_Comm world_ = MPI_COMM_NULL;
-    Place place_{};
+    RankPlace place_{};
     std::vector<int> members_{};  // of `world_`, by rank; empty: all of them
 
 private:
@@ -272,8 +272,8 @@ private:
 // anybody when it is made.
 class GroupMessages final : public Messages {
 public:
-    GroupMessages(MPI_Comm world, Place place, std::span<const int> members, int64_t message_bytes,
-                  int tag)
+    GroupMessages(MPI_Comm world, RankPlace place, std::span<const int> members,
+                  int64_t message_bytes, int tag)
         : Messages(message_bytes, tag) {
         world_ = world;
         place_ = place;

@@ -81,7 +81,7 @@ public:
     Nccl& operator=(const Nccl&) = delete;
 
     std::string_view kind() const noexcept override { return "nccl"; }
-    Place place() const noexcept override { return place_; }
+    RankPlace place() const noexcept override { return place_; }
     CommThread* watch() const override { return bootstrap_.get(); }
 
     std::unique_ptr<Transport> group(Communicator& of, std::span<const int> members) override {
@@ -267,7 +267,7 @@ private:
         await([this] { return is_idle(); });
     }
     // Without a bootstrap the ranks tell each other over NCCL itself.
-    Place introduce() {
+    RankPlace introduce() {
         const uint64_t own = machine_id();
         std::vector<uint64_t> machines(static_cast<size_t>(place_.size));
         const Gather all{reinterpret_cast<const std::byte*>(&own),
@@ -421,7 +421,7 @@ private:
     uint64_t host_posted_ = 0;
     std::unique_ptr<CommThread> bootstrap_;
     const Nanos until_;  // the ranks must have met
-    Place place_{};
+    RankPlace place_{};
     Flight* launching_ = nullptr;  // given to NCCL, which has not launched it yet
     Nanos failed_at_ = 0;
     // Each ends before what it uses.

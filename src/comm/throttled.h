@@ -42,7 +42,7 @@ public:
     Throttled(std::unique_ptr<Transport> real, const EmulatedNetwork& network, Clock now);
 
     std::string_view kind() const noexcept override { return real_->kind(); }
-    Place place() const noexcept override { return real_->place(); }
+    RankPlace place() const noexcept override { return real_->place(); }
     bool ready() override { return real_->ready(); }
     void start(const Operation& operation, size_t slot) override;
     bool finished(size_t slot) override;

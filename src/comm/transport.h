@@ -12,7 +12,7 @@
 
 namespace ferry::comm {
 
-struct Place {
+struct RankPlace {
     int rank = 0, size = 1, local_rank = 0, local_size = 1, host = 0;
 };
 
@@ -26,7 +26,7 @@ public:
 
     virtual ~Transport() = default;
     virtual std::string_view kind() const noexcept = 0;
-    virtual Place place() const noexcept = 0;
+    virtual RankPlace place() const noexcept = 0;
 
     // Whether start() may be called; asked again later where it may not.
     virtual bool ready() { return true; }

@@ -29,7 +29,7 @@ struct Rule {
     std::string limit{};
 };
 
-void demand(const Given& given, std::initializer_list<Rule> rules) {
+void demand(const GivenKeys& given, std::initializer_list<Rule> rules) {
     for (const Rule& rule : rules) {
         if (rule.holds) continue;
         throw Error(Trouble::usage, {.what = rule.what,
@@ -61,7 +61,7 @@ int64_t nearest_divisor(int64_t whole, int64_t wish) {
 }
 
 // A directory says all of the shape, so that keys of it beside the path contradict it.
-void check_directory(const Given& given) {
+void check_directory(const GivenKeys& given) {
     constexpr std::array<std::string_view, 3> kOfDirectory{"model.path", "model.load",
                                                            "model.dropout"};
     for (const auto& [key, place] : given.keys) {
@@ -73,7 +73,7 @@ void check_directory(const Given& given) {
     }
 }
 
-void resolve_model(ModelConfig& m, const Given& given) {
+void resolve_model(ModelConfig& m, const GivenKeys& given) {
     if (!m.path.empty()) return check_directory(given);
     if (m.kv_heads == 0) m.kv_heads = m.heads;
     demand(given, {{m.head_dim != 0 || m.hidden % m.heads == 0, "model.heads",
@@ -99,14 +99,14 @@ struct Use {
 };
 
 void warn_of_unused(std::string_view key, const std::string& choice, const std::string& users,
-                    const Given& given) {
+                    const GivenKeys& given) {
     log_warn_of_run(given.place_of(key) + " does nothing with " + choice + "; it is for " + users);
 }
 
 // `of` stands before each choice.
 template <class Choice, size_t count>
 void warn_of_unused(const Use<Choice>& use, Choice choice, const Words<Choice, count>& words,
-                    const Given& given, const std::string& of = "") {
+                    const GivenKeys& given, const std::string& of = "") {
     if (!given.contains(use.key) || std::ranges::count(use.choices, choice) > 0) return;
     std::string users;
     for (const Choice each : use.choices)
@@ -114,7 +114,7 @@ void warn_of_unused(const Use<Choice>& use, Choice choice, const Words<Choice, c
     warn_of_unused(use.key, of + std::string(word_of(words, choice)), users, given);
 }
 
-void warn_of_method(const OptimizerConfig& o, const Given& given) {
+void warn_of_method(const OptimizerConfig& o, const GivenKeys& given) {
     using enum optim::Method;
     const std::array<Use<optim::Method>, 5> uses{
         {{"optimizer.betas", {adamw, adam, lion, muon, onebit_adam, zeroone_adam}},
@@ -126,7 +126,7 @@ void warn_of_method(const OptimizerConfig& o, const Given& given) {
 }
 
 // Another method with keys of Muon's alone was meant to be Muon.
-void check_muon(const OptimizerConfig& o, const Given& given) {
+void check_muon(const OptimizerConfig& o, const GivenKeys& given) {
     constexpr std::array<std::string_view, 6> kOfMuon{
         "optimizer.ns_steps",  "optimizer.ns_coefficients", "optimizer.ns_products",
         "optimizer.adjust_lr", "optimizer.adamw_lr",        "optimizer.adamw_tensors"};
@@ -150,7 +150,7 @@ void check_muon(const OptimizerConfig& o, const Given& given) {
                     "[1.5, -0.5, 0]"}});
 }
 
-void warn_of_pattern(const AttentionConfig& a, const Given& given) {
+void warn_of_pattern(const AttentionConfig& a, const GivenKeys& given) {
     using enum AttentionPattern;
     using Uses = Use<AttentionPattern>;
     const std::array<Uses, 14> uses{
@@ -178,7 +178,7 @@ void warn_of_pattern(const AttentionConfig& a, const Given& given) {
                         " is bidirectional: cut by the causal mask, no token sees a later one");
 }
 
-void resolve_attention(AttentionConfig& a, const Given& given) {
+void resolve_attention(AttentionConfig& a, const GivenKeys& given) {
     using enum AttentionPattern;
     const bool known = a.block == 16 || a.block == 32 || a.block == 64 || a.block == 128;
     demand(
@@ -194,7 +194,7 @@ void resolve_attention(AttentionConfig& a, const Given& given) {
     warn_of_pattern(a, given);
 }
 
-void warn_of_speculation(const Config& c, const Given& given) {
+void warn_of_speculation(const Config& c, const GivenKeys& given) {
     const std::string key = "swap.expect_clipped";
     const bool unlimited = c.clip_norm == 0;
     if (unlimited && given.contains(key)) {
@@ -214,7 +214,7 @@ Rule below_one_in_fp32(std::string key, double decay) {
 
 // Warns of an eps below the least that the update can use (ferry/optim.h): a gradient too small to
 // leave a trace in the second moment would be divided by less.
-void warn_of_eps(const OptimizerConfig& o, const Given& given) {
+void warn_of_eps(const OptimizerConfig& o, const GivenKeys& given) {
     const double least =
         0x1p-50 / (o.method == optim::Method::adagrad ? 1 : std::sqrt(1 - o.beta2));
     using enum optim::Method;
@@ -227,7 +227,7 @@ void warn_of_eps(const OptimizerConfig& o, const Given& given) {
     log_warn_of_run(text.str());
 }
 
-void resolve_optimizer(OptimizerConfig& o, const Given& given) {
+void resolve_optimizer(OptimizerConfig& o, const GivenKeys& given) {
     // Chen et al. 2023; torch.optim.Adagrad.
     using enum optim::Method;
     if (o.method == lion && !given.contains("optimizer.betas")) o.beta2 = 0.99;
@@ -256,7 +256,7 @@ void resolve_optimizer(OptimizerConfig& o, const Given& given) {
                    below_one_in_fp32("optimizer.momentum", o.momentum)});
 }
 
-void resolve_schedule(Config& c, const Given& given) {
+void resolve_schedule(Config& c, const GivenKeys& given) {
     ScheduleConfig& s = c.schedule;
     // A trial run of a few steps (--set steps=5) may end inside the warm-up.
     if (s.total_steps == 0) s.total_steps = std::max(c.steps, s.warmup_steps);
@@ -265,7 +265,7 @@ void resolve_schedule(Config& c, const Given& given) {
     warn_of_unused({"schedule.decay_steps", {optim::Decay::wsd}}, s.kind, kSchedules, given);
 }
 
-void check_steps(const Config& c, const Given& given) {
+void check_steps(const Config& c, const GivenKeys& given) {
     const ScheduleConfig& s = c.schedule;
     const EvaluateConfig& e = c.evaluate;
     const int64_t groups = c.swap.groups.value_or(1);
@@ -291,7 +291,7 @@ void check_steps(const Config& c, const Given& given) {
                  ", or \"auto\""}});
 }
 
-void check_paths(const Config& c, const Given& given) {
+void check_paths(const Config& c, const GivenKeys& given) {
     constexpr size_t kMostPaths = 1024;  // that a volume takes
     const size_t paths = c.budgets.nvme.size();
     demand(given,
@@ -306,7 +306,7 @@ void check_paths(const Config& c, const Given& given) {
     }
 }
 
-void check_tiers(const Config& c, const Given& given) {
+void check_tiers(const Config& c, const GivenKeys& given) {
     constexpr int64_t kLeaf = 4096;
     const int64_t chunk = c.swap.chunk_elements.value_or(kLeaf);
     const std::optional<DType> residual = c.numerics.residual;
@@ -335,7 +335,7 @@ void check_tiers(const Config& c, const Given& given) {
     check_paths(c, given);
 }
 
-void check_compression(const Config& c, const Given& given) {
+void check_compression(const Config& c, const GivenKeys& given) {
     const CompressConfig& k = c.zero.compress;
     const std::string key = "zero.compress.";
     const std::string stage = show("zero.stage", c.zero.stage);
@@ -353,7 +353,7 @@ void check_compression(const Config& c, const Given& given) {
 }
 
 // What the ranks of a host exchange among themselves.
-void check_hosts(const Config& c, const Given& given) {
+void check_hosts(const Config& c, const GivenKeys& given) {
     const ZeroConfig& z = c.zero;
     const std::string key = "zero.ranks_per_host", second = "zero.secondary_shard";
     const std::string each = show("zero.ranks_per_host", int64_t{z.ranks_per_host});
@@ -379,7 +379,7 @@ void check_hosts(const Config& c, const Given& given) {
 }
 
 // Methods that need more than an element's own gradient. `ranks`: who has a part of the model.
-void check_method_of_groups(const Config& c, const Given& given, const std::string& ranks,
+void check_method_of_groups(const Config& c, const GivenKeys& given, const std::string& ranks,
                             const char* key, int groups) {
     const optim::Method method = c.optimizer.method;
     const std::string measured =
@@ -397,7 +397,7 @@ void check_method_of_groups(const Config& c, const Given& given, const std::stri
 }
 
 // What ranks with slices of the same tensors do not do.
-void check_tensor(const Config& c, const Given& given) {
+void check_tensor(const Config& c, const GivenKeys& given) {
     if (c.parallel.tensor == 1) return;
     const std::string tensor = show("parallel.tensor", int64_t{c.parallel.tensor});
     check_method_of_groups(c, given, "ranks that have slices", "parallel.tensor",
@@ -413,7 +413,7 @@ void check_tensor(const Config& c, const Given& given) {
 }
 
 // What the stages of a pipeline do not do.
-void check_pipeline(const Config& c, const Given& given) {
+void check_pipeline(const Config& c, const GivenKeys& given) {
     if (c.parallel.pipeline == 1) return;
     const std::string pipeline = show("parallel.pipeline", int64_t{c.parallel.pipeline});
     check_method_of_groups(c, given, "stages of a pipeline", "parallel.pipeline",
@@ -437,7 +437,7 @@ void check_pipeline(const Config& c, const Given& given) {
              "set it to \"auto\" or to 2 or more, or parallel.schedule to \"1f1b\""}});
 }
 
-void check_parallel(const Config& c, const Given& given) {
+void check_parallel(const Config& c, const GivenKeys& given) {
     const int parts = c.parallel.sequence;
     demand(given, {{c.batch.sequence % parts == 0, "parallel.sequence",
                     "a sequence cannot be cut into equal parts, one a rank",
@@ -464,7 +464,7 @@ void check_parallel(const Config& c, const Given& given) {
 }
 
 // Keys of one method alone, with another.
-void refuse_of_another(const OptimizerConfig& o, const Given& given, optim::Method method,
+void refuse_of_another(const OptimizerConfig& o, const GivenKeys& given, optim::Method method,
                        const std::string& who, std::span<const std::string_view> keys) {
     const std::string its(word_of(kMethods, method));
     for (const std::string_view key : keys)
@@ -475,7 +475,7 @@ void refuse_of_another(const OptimizerConfig& o, const Given& given, optim::Meth
 }
 
 // The second moment that stays is one of small steps: later updates divide by too little.
-void warn_of_warm_up(const Config& c, const Given& given, const std::string& freeze,
+void warn_of_warm_up(const Config& c, const GivenKeys& given, const std::string& freeze,
                      int64_t last_change) {
     if (last_change >= c.schedule.warmup_steps) return;
     log_warn_of_run(
@@ -484,7 +484,7 @@ void warn_of_warm_up(const Config& c, const Given& given, const std::string& fre
         ": the second moment stays before the learning rate is at its peak; set it to no less");
 }
 
-void check_onebit_adam(const Config& c, const Given& given) {
+void check_onebit_adam(const Config& c, const GivenKeys& given) {
     constexpr std::array<std::string_view, 1> kKeys{"optimizer.freeze_step"};
     const OptimizerConfig& o = c.optimizer;
     const std::string freeze(kKeys[0]);
@@ -504,7 +504,7 @@ void check_onebit_adam(const Config& c, const Given& given) {
     warn_of_warm_up(c, given, freeze, o.freeze_step);
 }
 
-void check_local_steps(const Config& c, const Given& given) {
+void check_local_steps(const Config& c, const GivenKeys& given) {
     const OptimizerConfig& o = c.optimizer;
     const std::string clipper = "optimizer.local_step_clipper",
                       scaler = "optimizer.local_step_scaler";
@@ -538,7 +538,7 @@ void check_local_steps(const Config& c, const Given& given) {
                         "steps - var_freeze_step, or local_step_clipper to 1");
 }
 
-void check_zeroone_adam(const Config& c, const Given& given) {
+void check_zeroone_adam(const Config& c, const GivenKeys& given) {
     constexpr std::array<std::string_view, 4> kKeys{
         "optimizer.var_freeze_step", "optimizer.var_update_scaler", "optimizer.local_step_scaler",
         "optimizer.local_step_clipper"};
@@ -563,7 +563,7 @@ void check_zeroone_adam(const Config& c, const Given& given) {
 }
 
 // What both need.
-void check_momentum(const Config& c, const Given& given) {
+void check_momentum(const Config& c, const GivenKeys& given) {
     const OptimizerConfig& o = c.optimizer;
     if (!optim::sends_momentum(o.method)) return;
     const std::string key = "optimizer.method";
@@ -585,7 +585,7 @@ void check_momentum(const Config& c, const Given& given) {
           "set it to false and save with checkpoint.dir, or optimizer.method to \"adamw\""}});
 }
 
-void check_checkpoint(const Config& c, const Given& given) {
+void check_checkpoint(const Config& c, const GivenKeys& given) {
     const CheckpointConfig& k = c.checkpoint;
     for (const auto& [key, place] : given.keys) {
         const bool of_dir = key.starts_with("checkpoint.") && key != "checkpoint.durable_steps";
@@ -615,13 +615,13 @@ void check_checkpoint(const Config& c, const Given& given) {
 
 }  // namespace
 
-std::string Given::place_of(std::string_view key) const {
+std::string GivenKeys::place_of(std::string_view key) const {
     const auto found = keys.find(key.substr(0, key.find('[')));
     std::string place = found == keys.end() ? file : found->second;
     return place.append(": ").append(key);
 }
 
-void resolve_defaults(Config& config, const Given& given) {
+void resolve_defaults(Config& config, const GivenKeys& given) {
     resolve_model(config.model, given);
     resolve_attention(config.attention, given);
     resolve_optimizer(config.optimizer, given);

@@ -10,7 +10,7 @@
 namespace ferry::config {
 
 // The keys that the user gave, by their paths, and where: in the file, or as "--set key=value".
-struct Given {
+struct GivenKeys {
     std::string file{};
     std::map<std::string_view, std::string> keys{};
 
@@ -22,6 +22,6 @@ struct Given {
 
 // Fills in what depends on other keys (kv_heads, head_dim, total_steps, the method's own defaults),
 // then checks the values against each other.
-void resolve_defaults(Config& config, const Given& given);
+void resolve_defaults(Config& config, const GivenKeys& given);
 
 }  // namespace ferry::config

@@ -90,7 +90,7 @@ std::string nearest_keys(std::string_view path) {
 // Reads a value, or a section's values, into the configuration and notes the keys it gave.
 class Reader {
 public:
-    Reader(Config& config, config::Given& given) : config_(config), given_(given) {}
+    Reader(Config& config, config::GivenKeys& given) : config_(config), given_(given) {}
 
     // Values read from here on may give keys that were given before, once each.
     void begin_layer() { seen_.clear(); }
@@ -116,7 +116,7 @@ public:
 
 private:
     Config& config_;
-    config::Given& given_;
+    config::GivenKeys& given_;
     std::set<std::string> seen_{};  // keys, of the file or of all overrides
 };
 
@@ -145,7 +145,7 @@ void read_override(Reader& reader, const std::string& text) {
     reader.read(where, path, override_value(path, text.substr(equals + 1)));
 }
 
-void demand_required(const Config& config, const config::Given& given) {
+void demand_required(const Config& config, const config::GivenKeys& given) {
     for (const Key& key : config::schema()) {
         const bool of_shape = key.path.starts_with("model.");
         if (!key.required || given.contains(key.path)) continue;
@@ -160,9 +160,9 @@ void demand_required(const Config& config, const config::Given& given) {
 
 namespace {
 
-config::Given read_all(Config& into, std::string_view text, const std::string& where,
-                       std::span<const std::string> overrides) {
-    config::Given given{.file = where};
+config::GivenKeys read_all(Config& into, std::string_view text, const std::string& where,
+                           std::span<const std::string> overrides) {
+    config::GivenKeys given{.file = where};
     Reader reader(into, given);
     reader.read(where, "",
                 parse_json(text, {.where = where,
@@ -183,14 +183,14 @@ std::string file_text(const std::string& path) {
 Config parse_config(std::string_view text, const std::string& where,
                     std::span<const std::string> overrides) {
     Config result;
-    const config::Given given = read_all(result, text, where, overrides);
+    const config::GivenKeys given = read_all(result, text, where, overrides);
     demand_required(result, given);
     config::resolve_defaults(result, given);
     return result;
 }
 
 void set_value(Config& config, const std::string& override) {
-    config::Given given;
+    config::GivenKeys given;
     Reader reader(config, given);
     read_override(reader, override);
 }

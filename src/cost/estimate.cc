@@ -8,7 +8,7 @@ namespace ferry::cost {
 KernelSeconds timed_kernels(const KernelTimes& kernels, int64_t micro_batches, int64_t blocks) {
     using model::LayerKind;
     double forward = 0, backward = 0, head = 0;  // of a block, and of the head
-    for (const Row& row : operations()) {
+    for (const OperationRow& row : operations()) {
         const double longest = kernels.longest(row.op, row.layer);
         const bool block = row.layer == LayerKind::block;
         if (block && row.pass == Pass::forward) forward += longest;

@@ -185,7 +185,7 @@ namespace {
 
 // Bytes that take time beside the products. An operation with products reads its operands while it
 // multiplies; a micro-batch's residual stream, read and written, stands for the rest.
-double bytes_beside(const Row& row, const Work& work) {
+double bytes_beside(const OperationRow& row, const Work& work) {
     return static_cast<double>(row.flops ? 2 * work.input_bytes : row.bytes(work));
 }
 
@@ -198,7 +198,7 @@ KernelTimes assumed_times(const swap::Schedule& step, const WorkOf& work_of, int
         found.saved_s[at(what)] = saved_flops[at(what)] / rates.flops_per_s;
     for (const swap::Task& task : step.tasks) {
         if (!is_timed(task)) continue;
-        const Row& row = row_of(task);
+        const OperationRow& row = row_of(task);
         Work work = work_of(task);
         work.tokens = tokens;
         work.saved_flops = saved_flops;

@@ -24,7 +24,7 @@ template <template <class> class Operation>
 constexpr auto kDescribed = describe<Operation>();
 
 template <template <class> class Operation>
-constexpr Row row(Row of) {
+constexpr OperationRow row(OperationRow of) {
     of.op = Operation<Addressed>::kOp;
     of.operands = kDescribed<Operation>;
     return of;
@@ -310,20 +310,20 @@ static_assert(in_order(), "the rows stand as the enumerators do");
 
 }  // namespace
 
-std::span<const Row> operations() { return kRows; }
+std::span<const OperationRow> operations() { return kRows; }
 
 bool exchanges_within(const swap::Task& task) {
     return task.lane == swap::Lane::compute && row_of(task).exchanges_within;
 }
 
-const Row& row_of(Op op) {
+const OperationRow& row_of(Op op) {
     const auto index = static_cast<size_t>(op);
     FERRY_CHECK(index < kRows.size(), "unknown operation");
     return kRows[index];
 }
 
 Among among(const swap::Task& exchange) {
-    const Row& row = row_of(exchange);
+    const OperationRow& row = row_of(exchange);
     const bool second = row.of_two_levels && (exchange.flags & kAcrossHosts) != 0;
     return second ? Among::hosts : row.among;
 }

@@ -70,7 +70,7 @@ enum class Pass : uint8_t {
 };
 // The end of what stages pass that an operation is.
 enum class StageEnd : uint8_t { none, sends, receives };
-struct Row {
+struct OperationRow {
     Op op{};
     const char* name = nullptr;
     swap::Lane lane = swap::Lane::compute;  // with a stream where the device has one for it
@@ -95,9 +95,11 @@ struct Row {
     std::span<const OperandOf> operands{};   // as the places of a task
 };
 
-std::span<const Row> operations();  // by Op
-const Row& row_of(Op op);
-inline const Row& row_of(const swap::Task& kernel) { return row_of(static_cast<Op>(kernel.op)); }
+std::span<const OperationRow> operations();  // by Op
+const OperationRow& row_of(Op op);
+inline const OperationRow& row_of(const swap::Task& kernel) {
+    return row_of(static_cast<Op>(kernel.op));
+}
 // Whether its kernel exchanges with the ranks that share sequences or tensors, where some do.
 bool exchanges_within(const swap::Task& task);
 // The ranks that a task of the comm lane exchanges among, but for what stages pass.

@@ -5,7 +5,7 @@
 namespace ferry::model {
 
 using ops::ConstView;
-using ops::Part;
+using ops::SequencePart;
 using ops::View;
 
 namespace {
@@ -112,10 +112,10 @@ RingAttention::Gradients RingAttention::gradients_in(float* memory) const {
 
 // In the last step of an even number both ranks make the pair: that of the keys takes the first of
 // them.
-Part RingAttention::keys_of(int step) const {
+SequencePart RingAttention::keys_of(int step) const {
     const int64_t all = numerics_.sequence, half = all / 2;
     if (2 * step < numerics_.parts) return {0, all};
-    return gets_keys(step) ? Part{half, all - half} : Part{0, half};
+    return gets_keys(step) ? SequencePart{half, all - half} : SequencePart{0, half};
 }
 
 void RingAttention::shift(int by, const void* to, int64_t to_bytes, void* from,
@@ -147,9 +147,10 @@ void RingAttention::give(int step, const Keys& keys, const Queries& queries, boo
 
 // each(the sequence's shape, its queries and keys as parts, their first rows, its number).
 template <class Each>
-void RingAttention::for_sequences(int queries, int keys, Part of_keys, const Each& each) const {
+void RingAttention::for_sequences(int queries, int keys, SequencePart of_keys,
+                                  const Each& each) const {
     const int64_t rows = numerics_.sequence;
-    const Part q{queries * rows, rows}, k{keys * rows + of_keys.first, of_keys.count};
+    const SequencePart q{queries * rows, rows}, k{keys * rows + of_keys.first, of_keys.count};
     for (int64_t i = 0; i < numerics_.micro_batch; ++i) {
         ops::Attention one = whole_;
         one.sequences = 1;
@@ -161,11 +162,11 @@ void RingAttention::for_sequences(int queries, int keys, Part of_keys, const Eac
     }
 }
 
-void RingAttention::attend(int queries, int keys, Part of_keys, const Queries& q, const Keys& k,
-                           View out, float* lse, std::byte* scratch) {
+void RingAttention::attend(int queries, int keys, SequencePart of_keys, const Queries& q,
+                           const Keys& k, View out, float* lse, std::byte* scratch) {
     for_sequences(queries, keys, of_keys,
-                  [&](const ops::Attention& one, Part of_q, Part of_k, int64_t row, int64_t key_row,
-                      int64_t i) {
+                  [&](const ops::Attention& one, SequencePart of_q, SequencePart of_k, int64_t row,
+                      int64_t key_row, int64_t i) {
                       parts_->part_forward(one, of_q, of_k, q.q.row_range(row, of_q.count),
                                            k.k.row_range(key_row, of_k.count),
                                            k.v.row_range(key_row, of_k.count),
@@ -174,14 +175,14 @@ void RingAttention::attend(int queries, int keys, Part of_keys, const Queries& q
                   });
 }
 
-void RingAttention::attend_back(int queries, int keys, Part of_keys, const Queries& q,
+void RingAttention::attend_back(int queries, int keys, SequencePart of_keys, const Queries& q,
                                 const Keys& k, const Gradients& to, std::byte* scratch) {
     if (of_keys.count < numerics_.sequence)  // the other rows' are none
         ops_.fill_zero(to.dk.data, float_bytes(2 * tokens() * key_));
     for_sequences(
         queries, keys, of_keys,
-        [&](const ops::Attention& one, Part of_q, Part of_k, int64_t row, int64_t key_row,
-            int64_t i) {
+        [&](const ops::Attention& one, SequencePart of_q, SequencePart of_k, int64_t row,
+            int64_t key_row, int64_t i) {
             const auto of_query = [&](const auto& x) { return x.row_range(row, of_q.count); };
             const auto of_key = [&](const auto& x) { return x.row_range(key_row, of_k.count); };
             parts_->part_backward(one, of_q, of_k, of_query(q.q), of_key(k.k), of_key(k.v),

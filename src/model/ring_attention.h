@@ -71,17 +71,17 @@ private:
     bool gets_keys(int step) const { return numerics_.part >= step; }
     bool gives_keys(int step) const { return numerics_.part + step < numerics_.parts; }
     // The keys of a pair of the step that this rank takes, within their part.
-    ops::Part keys_of(int step) const;
+    ops::SequencePart keys_of(int step) const;
     void shift(int by, const void* to, int64_t to_bytes, void* from, int64_t from_bytes);
     void give(int step, const Keys& keys, const Queries& queries, bool backward);
 
     // One sequence of a pair at a time. Parts by number; `of_keys` within theirs.
     template <class Each>
-    void for_sequences(int queries, int keys, ops::Part of_keys, const Each& each) const;
-    void attend(int queries, int keys, ops::Part of_keys, const Queries& q, const Keys& k,
+    void for_sequences(int queries, int keys, ops::SequencePart of_keys, const Each& each) const;
+    void attend(int queries, int keys, ops::SequencePart of_keys, const Queries& q, const Keys& k,
                 ops::View out, float* lse, std::byte* scratch);
-    void attend_back(int queries, int keys, ops::Part of_keys, const Queries& q, const Keys& k,
-                     const Gradients& to, std::byte* scratch);
+    void attend_back(int queries, int keys, ops::SequencePart of_keys, const Queries& q,
+                     const Keys& k, const Gradients& to, std::byte* scratch);
 
     const Numerics& numerics_;
     const ops::Attention whole_;

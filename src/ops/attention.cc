@@ -35,7 +35,7 @@ struct Rows {
     int64_t at(int64_t r) const { return first + r - begin; }
     bool has(int64_t r) const { return r >= begin && r < end; }
 };
-inline Rows rows_of(const Part& part, int64_t sequence, int64_t tile) {
+inline Rows rows_of(const SequencePart& part, int64_t sequence, int64_t tile) {
     const int64_t at = tile * kTile, begin = std::max<int64_t>(0, part.first - at);
     return {sequence * part.count + at + begin - part.first, begin,
             std::min(kTile, part.end() - at)};

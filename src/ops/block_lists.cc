@@ -25,18 +25,20 @@ bool BlockLists::sees(int64_t layout, int64_t query_block, int64_t key_block) co
                                       static_cast<int32_t>(key_block));
 }
 
-double BlockLists::visible_pairs(const Part& queries, const Part& keys, int64_t window) const {
+double BlockLists::visible_pairs(const SequencePart& queries, const SequencePart& keys,
+                                 int64_t window) const {
     // What of a block lies in a part.
-    const auto inside = [this](const Part& part, int64_t at) {
+    const auto inside = [this](const SequencePart& part, int64_t at) {
         const int64_t first = std::max(at * block, part.first);
-        return Part{first, std::max<int64_t>(0, std::min((at + 1) * block, part.end()) - first)};
+        return SequencePart{first,
+                            std::max<int64_t>(0, std::min((at + 1) * block, part.end()) - first)};
     };
     double pairs = 0;
     for (int64_t layout = 0; layout < layouts; ++layout) {
         for (int64_t row = queries.first / block; row * block < queries.end(); ++row) {
-            const Part q = inside(queries, row);
+            const SequencePart q = inside(queries, row);
             for (const int64_t column : keys_of(layout, row)) {
-                const Part k = inside(keys, column);
+                const SequencePart k = inside(keys, column);
                 pairs += pairs_of_block(q.first, q.count, k.first, k.count, window);
             }
         }

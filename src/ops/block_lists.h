@@ -11,7 +11,7 @@
 namespace ferry::ops {
 
 // Tokens of a sequence.
-struct Part {
+struct SequencePart {
     int64_t first = 0, count = 0;
     constexpr int64_t end() const { return first + count; }
 };
@@ -66,7 +66,8 @@ struct BlockLists {
     double visible_pairs(int64_t sequence, int64_t window = 0) const {
         return visible_pairs({0, sequence}, {0, sequence}, window);
     }
-    double visible_pairs(const Part& queries, const Part& keys, int64_t window) const;
+    double visible_pairs(const SequencePart& queries, const SequencePart& keys,
+                         int64_t window) const;
 
     // column_starts and rows, from row_starts and columns.
     void transpose();

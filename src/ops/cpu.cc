@@ -178,8 +178,8 @@ public:
         return (3 * size(keys, shape.kv_heads) + size(queries, shape.heads)) * 4;
     }
 
-    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                      ConstView v, View out, float* lse, std::byte* scratch) override {
+    void part_forward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                      ConstView k, ConstView v, View out, float* lse, std::byte* scratch) override {
         FERRY_CHECK(shape.sequences == 1);
         AttentionCall call{.shape = shape, .q = q, .k = k, .v = v};
         call.queries = queries;
@@ -187,9 +187,9 @@ public:
         forward(call, out, lse, scratch);
     }
 
-    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
-                       View dk, View dv, std::byte* scratch) override {
+    void part_backward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                       ConstView k, ConstView v, ConstView out, ConstView dout, const float* lse,
+                       View dq, View dk, View dv, std::byte* scratch) override {
         FERRY_CHECK(shape.sequences == 1);
         AttentionCall call{.shape = shape, .q = q, .k = k, .v = v, .out = out, .dout = dout};
         call.lse = lse;

@@ -77,7 +77,7 @@ struct AttentionCall {
     View dq{}, dk{}, dv{};
     // Which of a sequence's tokens the rows of q, and those of k and v, are. Tiles are cut from the
     // sequence's first token on, so that a tile lies in one block of a pattern.
-    Part queries{0, shape.sequence}, keys{0, shape.sequence};
+    SequencePart queries{0, shape.sequence}, keys{0, shape.sequence};
     // Scratch. S: the tiles of the part's tokens, D: head_dim rounded up to kHeadUnit.
     float* k_transposed = nullptr;  // [sequences, kv_heads, S / tile, D, tile]
     float* v_transposed = nullptr;  // the same; backward only
@@ -85,11 +85,11 @@ struct AttentionCall {
     float* v_rows = nullptr;        // the same; forward only
     float* dq_sum = nullptr;        // [sequences, heads, S, D]; backward only
     int64_t padded_head() const { return round_up(shape.head_dim, kHeadUnit); }
-    static int64_t first_tile(const Part& part) { return part.first / kAttentionTile; }
-    static int64_t end_tile(const Part& part) {
+    static int64_t first_tile(const SequencePart& part) { return part.first / kAttentionTile; }
+    static int64_t end_tile(const SequencePart& part) {
         return part.count == 0 ? first_tile(part) : ceil_div(part.end(), kAttentionTile);
     }
-    static int64_t tiles(const Part& part) { return end_tile(part) - first_tile(part); }
+    static int64_t tiles(const SequencePart& part) { return end_tile(part) - first_tile(part); }
     // Where the log-sum-exp of a row of q stands.
     int64_t lse_index(int64_t row, int64_t head) const {
         return (row / queries.count * shape.heads + head) * queries.count + row % queries.count;

@@ -19,12 +19,12 @@ public:
                                        int64_t keys) const = 0;
     // out: fp32, the softmax over the part's keys; lse: [heads, queries.count], -infinity for a
     // query that sees none of them, whose output is 0.
-    virtual void part_forward(const Attention& shape, Part queries, Part keys, ConstView q,
-                              ConstView k, ConstView v, View out, float* lse,
+    virtual void part_forward(const Attention& shape, SequencePart queries, SequencePart keys,
+                              ConstView q, ConstView k, ConstView v, View out, float* lse,
                               std::byte* scratch) = 0;
     // What the part's keys give. out, lse: over all keys that the queries see. dq, dk, dv: fp32.
-    virtual void part_backward(const Attention& shape, Part queries, Part keys, ConstView q,
-                               ConstView k, ConstView v, ConstView out, ConstView dout,
+    virtual void part_backward(const Attention& shape, SequencePart queries, SequencePart keys,
+                               ConstView q, ConstView k, ConstView v, ConstView out, ConstView dout,
                                const float* lse, View dq, View dk, View dv, std::byte* scratch) = 0;
     // Outputs over two sets of keys, fp32 [rows, heads * head_dim], become the one over both: in
     // `sum` and `sum_lse`. The log-sum-exps are [heads, rows].

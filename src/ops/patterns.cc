@@ -159,7 +159,7 @@ private:
 
     template <class Mark>
     void drawn(int64_t row, const Mark& mark) const {
-        const Layout& layout = *p_.layout;
+        const PatternLayout& layout = *p_.layout;
         const int64_t layer = layout.layers == 1 ? 0 : layer_;
         for (int64_t column = 0; column <= row; ++column) {
             if (layout.at(layer, head_, row, column)) mark(column, column + 1);
@@ -198,7 +198,7 @@ void check_side(const Pattern& p, int64_t side) {
     if (bigbird) require("num_global_blocks", "global", p.num_global_blocks);
 }
 
-void check_layout(const Layout& l, int64_t sequence, int64_t heads, int64_t layer) {
+void check_layout(const PatternLayout& l, int64_t sequence, int64_t heads, int64_t layer) {
     if (l.side * l.block < sequence)
         throw LengthRefused({.what = "the layout is too small for a sequence",
                              .where = "attention.layout: " + l.where,

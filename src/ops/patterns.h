@@ -17,7 +17,7 @@ namespace ferry::ops {
 enum class PatternKind : uint8_t { dense, window, fixed, bigbird, longformer, variable, layout };
 
 // A layout that somebody drew: [layers, heads, side, side] cells, 1 where a block is there.
-struct Layout {
+struct PatternLayout {
     std::string where{};  // the file, for errors
     int64_t block = 0, layers = 0, heads = 0, side = 0;
     std::vector<uint8_t> cells{};
@@ -41,7 +41,7 @@ struct Pattern {
     std::vector<int64_t> global_block_indices{0}, global_block_end_indices{};
     bool allow_empty_rows = false;
     uint32_t seed = 0;
-    std::shared_ptr<const Layout> layout{};
+    std::shared_ptr<const PatternLayout> layout{};
 };
 
 // The block that the lists of a pattern have.

@@ -250,8 +250,8 @@ public:
 
     int64_t part_scratch_bytes(const Attention&, int64_t, int64_t) const override { return 0; }
 
-    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                      ConstView v, View out, float* lse, std::byte*) override {
+    void part_forward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                      ConstView k, ConstView v, View out, float* lse, std::byte*) override {
         const int64_t d = shape.head_dim;
         for (int64_t h = 0; h < shape.heads; ++h) {
             const int64_t kv = h / (shape.heads / shape.kv_heads);
@@ -271,9 +271,9 @@ public:
         }
     }
 
-    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
-                       View dk, View dv, std::byte*) override {
+    void part_backward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                       ConstView k, ConstView v, ConstView out, ConstView dout, const float* lse,
+                       View dq, View dk, View dv, std::byte*) override {
         const int64_t d = shape.head_dim;
         const auto size = [&](const View& x) { return static_cast<size_t>(x.rows * x.cols); };
         std::vector<double> q_sum(size(dq)), k_sum(size(dk)), v_sum(size(dv));
@@ -538,9 +538,9 @@ private:
         double of;
     };
     // Of all keys of a part that the t-th query of a part sees.
-    static std::vector<Score> scores(const Attention& shape, Part queries, Part keys,
-                                     const ConstView& q, const ConstView& k, int64_t head,
-                                     int64_t t) {
+    static std::vector<Score> scores(const Attention& shape, SequencePart queries,
+                                     SequencePart keys, const ConstView& q, const ConstView& k,
+                                     int64_t head, int64_t t) {
         const int64_t d = shape.head_dim, kv = head / (shape.heads / shape.kv_heads);
         std::vector<Score> found;
         for (int64_t s = 0; s < keys.count; ++s) {

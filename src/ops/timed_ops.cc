@@ -71,7 +71,7 @@ double visible_pairs(const Attention& s) {
 }
 
 // The same of a part's queries and a part's keys.
-double visible_pairs(const Attention& s, const Part& queries, const Part& keys) {
+double visible_pairs(const Attention& s, const SequencePart& queries, const SequencePart& keys) {
     const auto heads = static_cast<double>(s.heads);
     if (s.pattern != nullptr)
         return s.pattern->visible_pairs(queries, keys, s.window) * heads / s.pattern->layouts;
@@ -232,14 +232,14 @@ public:
                                int64_t keys) const override {
         return parts().part_scratch_bytes(shape, queries, keys);
     }
-    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                      ConstView v, View out, float* lse, std::byte* scratch) override {
+    void part_forward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                      ConstView k, ConstView v, View out, float* lse, std::byte* scratch) override {
         note(part_call("forward", shape, queries, keys, 1),
              [&] { parts().part_forward(shape, queries, keys, q, k, v, out, lse, scratch); });
     }
-    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
-                       View dk, View dv, std::byte* scratch) override {
+    void part_backward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                       ConstView k, ConstView v, ConstView out, ConstView dout, const float* lse,
+                       View dq, View dk, View dv, std::byte* scratch) override {
         note(part_call("backward", shape, queries, keys, 2.5), [&] {
             parts().part_backward(shape, queries, keys, q, k, v, out, dout, lse, dq, dk, dv,
                                   scratch);
@@ -377,8 +377,8 @@ private:
         FERRY_CHECK(parts, "these operations have no attention of parts");
         return *parts;
     }
-    static OpCall part_call(const char* pass, const Attention& shape, Part queries, Part keys,
-                            double passes) {
+    static OpCall part_call(const char* pass, const Attention& shape, SequencePart queries,
+                            SequencePart keys, double passes) {
         const auto tokens = static_cast<double>(queries.count);
         const auto width = static_cast<double>(shape.heads * shape.head_dim);
         return {.name = std::string("attention of a part, ") + pass,

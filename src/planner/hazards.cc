@@ -25,7 +25,7 @@ void Hazards::begin_generation(State& state) {
 
 void Hazards::order(swap::Schedule& schedule, swap::Task& task, std::span<const Use> uses) {
     swap::Counters waits;
-    // An entry: a use that nothing in this schedule orders (swap::Entry).
+    // An entry: a use that nothing in this schedule orders (swap::EntryUse).
     task.first_entry = static_cast<uint32_t>(schedule.entries.size());
     const auto enter = [&](uint32_t resource, bool writes) {
         schedule.entries.push_back({resource, writes});

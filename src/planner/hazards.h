@@ -4,7 +4,6 @@
 #include <span>
 #include <vector>
 
-#include "ferry/swap.h"
 #include "swap/schedule.h"
 
 namespace ferry::planner {

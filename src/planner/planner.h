@@ -14,7 +14,6 @@
 #include "ferry/aio.h"
 #include "ferry/dtype.h"
 #include "ferry/error.h"
-#include "ferry/swap.h"
 #include "ferry/units.h"
 #include "model/model.h"
 #include "planner/request.h"

@@ -20,8 +20,8 @@ AssignedBuffer& AssignedBuffer::operator=(AssignedBuffer&& other) noexcept {
     return *this;
 }
 
-Place AssignedBuffer::place(int64_t offset) const {
-    Place moved = place_;
+OperandPlace AssignedBuffer::place(int64_t offset) const {
+    OperandPlace moved = place_;
     moved.offset += offset;
     return moved;
 }
@@ -51,7 +51,8 @@ AssignedBuffer Recorder::acquire(Class buffers) {
     buffer.class_ = buffers;
     buffer.index_ = free.front();
     free.pop_front();
-    const auto kind = b.tier == Tier::device ? Place::Kind::device : Place::Kind::host;
+    const auto kind =
+        b.tier == Tier::device ? OperandPlace::Kind::device : OperandPlace::Kind::host;
     buffer.place_ = {kind, swap::kNoObject, b.offset + buffer.index_ * b.bytes};
     buffer.resources_ = {b.first_resource + static_cast<uint32_t>(buffer.index_)};
     return buffer;
@@ -182,7 +183,7 @@ void Recorder::send_leaves(const Chunk& chunk, int64_t elements, const AssignedB
                .item = static_cast<int32_t>(&chunk - plan_.chunks.data()),
                .bytes = elements / kLeafElements * 4};
     norms.places[0] = leaves_in(wire, chunk).place;
-    norms.places[1] = {Place::Kind::host, swap::kNoObject,
+    norms.places[1] = {OperandPlace::Kind::host, swap::kNoObject,
                        plan_.leaves_offset + chunk.first_leaf * 4};
     impl_->emit(norms,
                 {{wire.resources()[0], Effect::read}, {plan_.leaves_resource, Effect::join}});
@@ -209,7 +210,7 @@ BufferOf<Content::tokens> Recorder::load_tokens(int64_t micro_batch, bool evalua
 void Recorder::send_report(const BufferOf<Content::report>& report) {
     Task copy{.verb = Verb::copy, .lane = Lane::d2h, .bytes = plan_.report_bytes()};
     copy.places[0] = report.place();
-    copy.places[1] = {Place::Kind::host, swap::kNoObject, plan_.report_offset};
+    copy.places[1] = {OperandPlace::Kind::host, swap::kNoObject, plan_.report_offset};
     impl_->emit(copy,
                 {{report.resources()[0], Effect::read}, {plan_.report_resource, Effect::write}});
 }
@@ -237,8 +238,9 @@ void Recorder::prefetch_input(int64_t layer, int64_t i) {
 }
 
 void Recorder::record_kernel(Op op, int64_t layer, int64_t item,
-                             std::span<const Assigned::Given> operands, const Detail& detail) {
-    const cost::Row& row = cost::row_of(op);
+                             std::span<const Assigned::GivenOperand> operands,
+                             const Detail& detail) {
+    const cost::OperationRow& row = cost::row_of(op);
     FERRY_CHECK(!detail.on_device || row.device_too, row.name);
     Task task{.verb = Verb::kernel,
               .lane = detail.on_device ? Lane::compute : row.lane,
@@ -251,7 +253,7 @@ void Recorder::record_kernel(Op op, int64_t layer, int64_t item,
     for (const uint32_t resource : detail.overwrites) uses.push_back({resource, Effect::write});
     size_t position = 0;
     for (const auto& [at, role, optional] : operands) {
-        const bool given = at.place.kind != Place::Kind::none || !at.resources.empty();
+        const bool given = at.place.kind != OperandPlace::Kind::none || !at.resources.empty();
         FERRY_CHECK(given || optional, row.name);
         const bool writes = role == Role::out || role == Role::in_out;
         for (const uint32_t resource : at.resources)
@@ -264,20 +266,21 @@ void Recorder::record_kernel(Op op, int64_t layer, int64_t item,
 // ---------------------------------------------------------------- updates
 
 template <template <class> class Operation>
-void Recorder::record_update(int64_t index, const Part<Content::state>& state,
-                             const Part<Content::wire>& gradient,
-                             const Part<Content::weight>& weight, const Detail& detail) {
+void Recorder::record_update(int64_t index, const ChunkPart<Content::state>& state,
+                             const ChunkPart<Content::wire>& gradient,
+                             const ChunkPart<Content::weight>& weight, const Detail& detail) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     const bool speculative = Operation<Assigned>::kOp == Op::update_speculative;
     const LocatedOf<Content::state> before{{state.place}};
-    const LocatedOf<Content::weight> weight_before{{plan_.state.split ? weight.place : Place{}}};
+    const LocatedOf<Content::weight> weight_before{
+        {plan_.state.split ? weight.place : OperandPlace{}}};
     WrittenOf<Content::state> after = state.written();
     WrittenOf<Content::weight> weight_after = weight.written();
     // In memory the old version stays until the outcome; what was staged is written to a fresh
     // slot.
-    if (speculative && state.is_home) after.place = {Place::Kind::fresh, chunk.state, 0};
+    if (speculative && state.is_home) after.place = {OperandPlace::Kind::fresh, chunk.state, 0};
     if (speculative && plan_.state.split && weight.is_home)
-        weight_after.place = {Place::Kind::fresh, chunk.weight, 0};
+        weight_after.place = {OperandPlace::Kind::fresh, chunk.weight, 0};
     record<Operation>(chunk.layer, index,
                       {.before = before,
                        .state = after,
@@ -290,9 +293,9 @@ void Recorder::record_update(int64_t index, const Part<Content::state>& state,
 void Recorder::update_chunk(int64_t index, Op op, const ByMomentum* by) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     const Tier state_home = plan_.objects[chunk.state].home;
-    auto state = Part<Content::state>::of(chunk.state);
-    auto gradient = Part<Content::wire>::of(chunk.gradient);
-    auto weight = Part<Content::weight>::of(chunk.weight);
+    auto state = ChunkPart<Content::state>::of(chunk.state);
+    auto gradient = ChunkPart<Content::wire>::of(chunk.gradient);
+    auto weight = ChunkPart<Content::weight>::of(chunk.weight);
     if (plan_.updates_on_device(chunk)) {
         FERRY_CHECK(op == Op::update, "what the device updates does not speculate");
         if (chunk.run == 0) return;  // an earlier chunk's task updates it

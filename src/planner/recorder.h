@@ -69,7 +69,7 @@ public:
     AssignedBuffer& operator=(AssignedBuffer&& other) noexcept;
     ~AssignedBuffer() { release(); }
     void release();
-    swap::Place place(int64_t offset = 0) const;
+    swap::OperandPlace place(int64_t offset = 0) const;
     std::span<const uint32_t> resources() const { return resources_; }
 
 private:
@@ -77,7 +77,7 @@ private:
     Recorder* recorder_ = nullptr;
     Class class_ = Class::state_staging;
     int64_t index_ = -1;  // the buffer's number; -1: nothing to give back
-    swap::Place place_{};
+    swap::OperandPlace place_{};
     std::vector<uint32_t> resources_{};
 };
 
@@ -92,7 +92,7 @@ public:
 // A place, and the resources whose earlier users its own waits for: of something that is no buffer
 // of its own, an object or a part of a buffer. They must outlive the record.
 struct Located {
-    swap::Place place{};
+    swap::OperandPlace place{};
     std::span<const uint32_t> resources{};
 };
 // One that is known to hold this, for an operation to read; and one for it to write, which is
@@ -106,7 +106,7 @@ struct WrittenOf : Located {};
 // writes is no const buffer, or a place that is to be written; what it cannot do without has no
 // default.
 struct Assigned {
-    struct Given {
+    struct GivenOperand {
         Located at{};
         Role role = Role::in;
         bool optional = false;
@@ -126,7 +126,7 @@ struct Assigned {
         Operand(const WrittenOf<content>& at) requires kWrites : at_(at) {}
         Operand(BufferOf<content>&&) = delete;  // it would be given back before it is used
         // NOLINTEND(google-explicit-constructor)
-        Given given() const { return {at_, role, optional}; }
+        GivenOperand given() const { return {at_, role, optional}; }
 
     private:
         static Located located(const AssignedBuffer& buffer) {
@@ -240,9 +240,9 @@ private:
     friend class AssignedBuffer;
     struct Impl;
     template <Content content>
-    struct Part;
+    struct ChunkPart;
     void record_kernel(Op op, int64_t layer, int64_t item,
-                       std::span<const Assigned::Given> operands, const Detail& detail);
+                       std::span<const Assigned::GivenOperand> operands, const Detail& detail);
     Weights acquire_for_weights(int64_t layer);
     Weights gather_shards(int64_t layer, Visit visit, BufferOf<Content::codes>& codes);
     Weights gather_in_host(int64_t layer, BufferOf<Content::codes>& codes);
@@ -256,9 +256,9 @@ private:
     template <Content content>
     void spill_accumulator(int64_t layer, const BufferOf<content>& gradient);
     template <template <class> class Operation>
-    void record_update(int64_t chunk, const Part<Content::state>& state,
-                       const Part<Content::wire>& gradient, const Part<Content::weight>& weight,
-                       const Detail& detail);
+    void record_update(int64_t chunk, const ChunkPart<Content::state>& state,
+                       const ChunkPart<Content::wire>& gradient,
+                       const ChunkPart<Content::weight>& weight, const Detail& detail);
     void exchange(int64_t chunk, const Gradient& gradient);
     void combine_oldest();
     void receive_oldest();

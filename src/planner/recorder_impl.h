@@ -16,23 +16,25 @@ namespace ferry::planner {
 
 using swap::Lane;
 using swap::ObjectId;
-using swap::Place;
+using swap::OperandPlace;
 using swap::Task;
 using swap::Tier;
 using swap::Verb;
 
-inline Place current(ObjectId object) { return {Place::Kind::current, object, 0}; }
+inline OperandPlace current(ObjectId object) { return {OperandPlace::Kind::current, object, 0}; }
 
 inline bool is_edge(const model::Layer& layer) { return layer.kind != model::LayerKind::block; }
 
 // An operand: an object in the tier where it lives, or the buffer that it was copied to.
 template <Content content>
-struct Recorder::Part {
-    Place place{};
+struct Recorder::ChunkPart {
+    OperandPlace place{};
     std::vector<uint32_t> resources{};
     bool is_home = true;
 
-    static Part of(ObjectId object) { return {.place = current(object), .resources = {object}}; }
+    static ChunkPart of(ObjectId object) {
+        return {.place = current(object), .resources = {object}};
+    }
     void move_to(const AssignedBuffer& buffer) {
         place = buffer.place();
         resources.insert(resources.begin(), buffer.resources()[0]);
@@ -163,7 +165,7 @@ struct Recorder::Impl {
     // A layer's weights where they live on the device.
     Weights resident(int64_t layer) const {
         Weights buffer;
-        buffer.place_ = {Place::Kind::device, swap::kNoObject,
+        buffer.place_ = {OperandPlace::Kind::device, swap::kNoObject,
                          plan.layer_plans[static_cast<size_t>(layer)].device_offset};
         for (const Chunk& chunk : plan.chunks_of(layer)) buffer.resources_.push_back(chunk.weight);
         return buffer;
@@ -195,8 +197,8 @@ struct Recorder::Impl {
 
     // Where a rounded chunk goes. What the device updates stays there; of the wire buffer only the
     // leaves are used then.
-    Part<Content::wire> rounded(const Chunk& chunk, const AssignedBuffer& wire) const {
-        Part<Content::wire> part{.place = wire.place(), .resources = {wire.resources()[0]}};
+    ChunkPart<Content::wire> rounded(const Chunk& chunk, const AssignedBuffer& wire) const {
+        ChunkPart<Content::wire> part{.place = wire.place(), .resources = {wire.resources()[0]}};
         if (!plan.updates_on_device(chunk)) return part;
         part.place = current(chunk.gradient);
         part.resources.push_back(chunk.gradient);

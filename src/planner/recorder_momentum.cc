@@ -9,8 +9,8 @@ namespace ferry::planner {
 
 struct Recorder::Turn {
     int64_t chunk = 0;
-    Part<Content::feedback> feedback{};
-    Part<Content::kept> gradient{};
+    ChunkPart<Content::feedback> feedback{};
+    ChunkPart<Content::kept> gradient{};
     // They came here from NVMe.
     AssignedBuffer staging{}, gradient_staging{};
     // What this rank sends and, later, what the owners have merged; what comes in between. Where
@@ -78,8 +78,8 @@ void Recorder::keep_gradient(int64_t layer, const Gradient& gradient) {
 Recorder::Turn Recorder::fetch_turn(int64_t index) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     Turn turn{.chunk = index,
-              .feedback = Part<Content::feedback>::of(chunk.feedback),
-              .gradient = Part<Content::kept>::of(chunk.kept)};
+              .feedback = ChunkPart<Content::feedback>::of(chunk.feedback),
+              .gradient = ChunkPart<Content::kept>::of(chunk.kept)};
     if (plan_.objects[chunk.feedback].home == Tier::nvme) {
         turn.staging = acquire(Class::feedback_staging);
         impl_->read(chunk.feedback, turn.staging);

@@ -21,7 +21,7 @@ struct Saving;  // train/state/saving.h
 // Takes values in order, at most a chunk of them at a time.
 using ValueSink = std::function<void(std::span<const float>)>;
 
-struct Given {
+struct InsideOptions {
     // Gets every task from the first step on, and beside it, once the bound is known, the plan's.
     trace::Recording* recording = nullptr;
     // Of this machine; then measure_bound() measures nothing.
@@ -34,8 +34,8 @@ struct Given {
     std::unique_ptr<comm::Communicator> ranks{};
 };
 // The same runtime with these.
-inline Runtime with(Runtime runtime, Given given) {
-    runtime.given = std::make_shared<Given>(std::move(given));
+inline Runtime with(Runtime runtime, InsideOptions given) {
+    runtime.given = std::make_shared<InsideOptions>(std::move(given));
     return runtime;
 }
 

@@ -300,19 +300,19 @@ private:
         one_.document_end = s_.document_end + row * s_.sequence;
     }
     template <class Of>
-    auto rows(Of& of, const Part& part) const {
+    auto rows(Of& of, const SequencePart& part) const {
         return of.view().row_range(row_ * s_.sequence + part.first, part.count);
     }
-    float* lse_of(const Part& part, int64_t head) {
+    float* lse_of(const SequencePart& part, int64_t head) {
         return found_.lse.data() + (row_ * s_.heads + head) * s_.sequence + part.first;
     }
     // Its own keys first, then those before, from the last one on.
     void forward(size_t i) {
-        const Part& q = cuts_[i];
+        const SequencePart& q = cuts_[i];
         Matrix sum(DType::f32, q.count, c_.query(), 5), part(DType::f32, q.count, c_.query());
         std::vector<float> lse(static_cast<size_t>(s_.heads * q.count)), part_lse(lse);
         for (size_t j = i + 1; j-- > 0;) {
-            const Part& k = cuts_[j];
+            const SequencePart& k = cuts_[j];
             parts_.part_forward(one_, q, k, rows(o_.q, q), rows(o_.k, k), rows(o_.v, k),
                                 j == i ? sum.view() : part.view(),
                                 j == i ? lse.data() : part_lse.data(), aligned(room_));
@@ -323,7 +323,8 @@ private:
         for (int64_t head = 0; head < s_.heads; ++head)
             std::copy_n(lse.data() + head * q.count, q.count, lse_of(q, head));
     }
-    void backward(const Part& q, const Part& k, Matrix& dq, Matrix& dk, Matrix& dv) {
+    void backward(const SequencePart& q, const SequencePart& k, Matrix& dq, Matrix& dk,
+                  Matrix& dv) {
         std::vector<float> lse;
         for (int64_t head = 0; head < s_.heads; ++head)
             lse.insert(lse.end(), lse_of(q, head), lse_of(q, head) + q.count);
@@ -332,7 +333,7 @@ private:
         parts_.part_backward(one_, q, k, rows(o_.q, q), rows(o_.k, k), rows(o_.v, k),
                              rows(found_.out, q), rows(o_.dout, q), lse.data(), of_q.view(),
                              of_k.view(), of_v.view(), aligned(room_));
-        const auto add = [&](Matrix& to, const Part& part, const Matrix& of) {
+        const auto add = [&](Matrix& to, const SequencePart& part, const Matrix& of) {
             const int64_t first = row_ * s_.sequence + part.first;
             for (int64_t r = 0; r < of.rows(); ++r)
                 for (int64_t i = 0; i < of.cols(); ++i)
@@ -351,7 +352,7 @@ private:
     Results found_;
     Attention one_{};
     std::vector<std::byte> room_{};
-    std::vector<Part> cuts_{};
+    std::vector<SequencePart> cuts_{};
     int64_t row_ = 0;
 };
 

@@ -63,7 +63,7 @@ TEST_F(TimedOperations, attention_of_parts_counts_the_keys_that_are_seen) {
     q.random(1);
     std::vector<float> lse(100);
     PartAttention& parts = *part_attention_of(timed_.ops());
-    const auto flops = [&](const Part& keys) {
+    const auto flops = [&](const SequencePart& keys) {
         auto room = scratch_of(parts.part_scratch_bytes(s, 100, 100));
         timed_.begin(TimedOps::Mode::time);
         parts.part_forward(s, {100, 100}, keys, q.view(), q.view(), q.view(), out.view(),

@@ -703,8 +703,8 @@ Chosen chosen_by(const Config& config, const Cut& cut,
     comm::on_run_ranks(
         cut.ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
             const int rank = others->rank();
-            Given given{.measurements = measurements ? measurements(rank) : nullptr,
-                        .ranks = std::move(others)};
+            InsideOptions given{.measurements = measurements ? measurements(rank) : nullptr,
+                                .ranks = std::move(others)};
             const auto engine = Engine::make(
                 staged(config, cut), train::with({.executor = &executor}, std::move(given)));
             Chosen& mine = all[static_cast<size_t>(rank)];

@@ -454,7 +454,7 @@ class ScriptsTest(FerryTest):
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_local_steps_over_a_slow_network(self):
-        """At stage 0 ranks go on alone between exchanges, which are four steps apart once the run has settled."""
+        """At stage 0 ranks go on alone between exchanges, which are four steps apart once the run is steady."""
         rows, _ = self.script("slow_network", "--emulate", "throttle", "--delay", "50", "--mbit", "200", "--steps", "3",
                               "--stage", "0")
         sent = {name: rows[f"200 Mbit/s: {name}, momentum beside gradients, sent by a rank a step"]["value"]

@@ -53,7 +53,7 @@ def test_gradients_have_the_same_bits(offload, budget, inside):
     assert torch.equal(found, gradients(make_model()))
     assert mine.stats.to_nvme > 3 * 6 * 50_000 and mine.stats.host_peak <= ferry.sizes.to_bytes(budget)
     gc.collect()
-    mine._settle(all_of_them=True)
+    mine._free_forgotten(all_of_them=True)
     assert mine._used == 0 and mine._host._free == [(0, mine._host.size)]  # all of it is given back
 
 
@@ -102,7 +102,7 @@ def test_a_graph_may_be_walked_twice_or_forgotten(offload):
         z = (x * 2).exp().sum()
     del y, z
     gc.collect()
-    mine._settle(all_of_them=True)
+    mine._free_forgotten(all_of_them=True)
     assert mine._used == 0
 
 

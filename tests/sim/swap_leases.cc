@@ -50,7 +50,7 @@ public:
                                               .write_once = false},
                                              *executor_, disk_)),
           store_(LeasedStore::make(
-              {.objects = {4, Object{.home = Tier::nvme, .bytes = kBytes, .slot_class = 0}},
+              {.objects = {4, LeasedObject{.home = Home::nvme, .bytes = kBytes, .slot_class = 0}},
                .buffers = {memory_.get(), 2 * kBytes}},
               *executor_, volume_.get())) {}
 
@@ -252,13 +252,13 @@ private:
     int draw(int below) { return static_cast<int>(numbers_() % static_cast<uint64_t>(below)); }
 
     void open() {
-        std::vector<Object> objects(static_cast<size_t>(2 + draw(7)));
+        std::vector<LeasedObject> objects(static_cast<size_t>(2 + draw(7)));
         slots_ = 1;
         for (size_t id = 0; id < objects.size(); ++id) {
             Model& model = models_.emplace_back();
             model.bytes = draw(2) ? kBytes : 8 + draw(kBytes - 7);
             model.stored_at_home = draw(6) > 0;
-            objects[id] = {.home = model.stored_at_home ? Tier::nvme : Tier::host,
+            objects[id] = {.home = model.stored_at_home ? Home::nvme : Home::host,
                            .bytes = model.bytes,
                            .offset = static_cast<int64_t>(id) * kBytes,
                            .slot_class = model.stored_at_home ? 0 : -1};

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "ferry/device.h"
-#include "ferry/swap.h"
 #include "swap/store.h"
 #include "tests/support/simulated_disk.h"
 
@@ -113,7 +112,9 @@ protected:
         return {storage(Verb::read, 0), add(1, host(1), host(1), 0), storage(Verb::write, 0, true)};
     }
 
-    static Place host(int64_t buffer) { return {Place::Kind::host, kNoObject, buffer * kBytes}; }
+    static OperandPlace host(int64_t buffer) {
+        return {OperandPlace::Kind::host, kNoObject, buffer * kBytes};
+    }
     static Task storage(Verb verb, ObjectId object, bool commits = false) {
         Task task{.verb = verb,
                   .lane = verb == Verb::read ? Lane::read : Lane::write,
@@ -123,7 +124,7 @@ protected:
         task.places[0] = host(1);
         return task;
     }
-    static Task add(int op, Place from, Place to, ObjectId seals = kNoObject) {
+    static Task add(int op, OperandPlace from, OperandPlace to, ObjectId seals = kNoObject) {
         Task task{.lane = Lane::team, .op = static_cast<uint8_t>(op), .object = seals};
         task.places[0] = from;
         task.places[1] = to;
@@ -236,7 +237,8 @@ TEST_F(StoreTest, ASpeculativeUpdateOnNvmeStandsOrFallsWithTheOutcome) {
 TEST_F(StoreTest, ASpeculativeUpdateInHostMemoryStandsOrFallsWithTheOutcome) {
     make({kVersionedOnHost});
     put(0, 7);
-    const Task speculative = add(1, {Place::Kind::current, 0, 0}, {Place::Kind::fresh, 0, 0});
+    const Task speculative =
+        add(1, {OperandPlace::Kind::current, 0, 0}, {OperandPlace::Kind::fresh, 0, 0});
     replay({speculative});
     EXPECT_EQ(get(0), 7);
     replay({storage(Verb::rollback, 0), speculative, storage(Verb::commit, 0)});

@@ -12,8 +12,8 @@
 #include <map>
 #include <random>
 
-#include "ferry/swap.h"
 #include "planner/planner.h"
+#include "swap/objects.h"
 #include "tests/support/plan_for.h"
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"

@@ -160,7 +160,7 @@ TEST_F(RanksSim, ExposedCommunicationIsThatOfTheTrace) {
                                                      std::max(slice.begin_ns, kernel.begin_ns));
             }
             const LinkReport& link = outcomes[rank].report.links.back();
-            EXPECT_EQ(link.lane, swap::Lane::comm);
+            EXPECT_EQ(link.lane, swap::name_of(swap::Lane::comm));
             EXPECT_NEAR(link.busy_seconds, static_cast<double>(busy) * 1e-9, 1e-12);
             EXPECT_NEAR(link.exposed_seconds, static_cast<double>(busy - beside) * 1e-9, 1e-12);
             EXPECT_GT(beside, 0);
@@ -225,8 +225,8 @@ private:
     static constexpr std::byte kMade{7};
     static constexpr uint8_t kMake = 0, kLook = 1;
 
-    swap::Place buffer(int64_t i) const {
-        return {.kind = swap::Place::Kind::device, .offset = i * kBytes * ranks_.size()};
+    swap::OperandPlace buffer(int64_t i) const {
+        return {.kind = swap::OperandPlace::Kind::device, .offset = i * kBytes * ranks_.size()};
     }
     swap::Task gather(int64_t from, int64_t to) const {
         swap::Task task{.lane = swap::Lane::comm};

@@ -88,9 +88,12 @@ TEST_F(TrainSim, UsesEveryTierAndBothOutcomesOfSpeculation) {
     expect_exact(outcome);
     EXPECT_GT(outcome.report.steps_committed, 0);
     EXPECT_GT(outcome.report.steps_rolled_back, 0);
-    for (const LinkReport& link : outcome.report.links) {
-        const bool moves = link.lane != swap::Lane::compute && link.lane != swap::Lane::team;
-        EXPECT_TRUE(!moves || link.bytes > 0) << swap::name_of(link.lane);
+    const std::vector<LinkReport>& links = outcome.report.links;
+    for (size_t i = 0; i < links.size(); ++i) {
+        const auto lane = static_cast<swap::Lane>(i);
+        EXPECT_EQ(links[i].lane, swap::name_of(lane));
+        const bool moves = lane != swap::Lane::compute && lane != swap::Lane::team;
+        EXPECT_TRUE(!moves || links[i].bytes > 0) << links[i].lane;
     }
 }
 

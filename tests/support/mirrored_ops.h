@@ -185,8 +185,8 @@ public:
                                int64_t keys) const override {
         return part_attention_of(*ops_)->part_scratch_bytes(shape, queries, keys);
     }
-    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                      ConstView v, View out, float* lse, std::byte*) override {
+    void part_forward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                      ConstView k, ConstView v, View out, float* lse, std::byte*) override {
         std::vector<Range> ranges{of(q), of(k), of(v), of(out), {lse, shape.heads * q.rows * 4}};
         add_mask(shape, ranges);
         Mirror m(std::move(ranges), part_scratch_bytes(shape, queries.count, keys.count));
@@ -194,9 +194,9 @@ public:
                                                m(out), m(lse), m.scratch());
         m.finish();
     }
-    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
-                       View dk, View dv, std::byte*) override {
+    void part_backward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                       ConstView k, ConstView v, ConstView out, ConstView dout, const float* lse,
+                       View dq, View dk, View dv, std::byte*) override {
         std::vector<Range> ranges{of(q),   of(k),    of(v),
                                   of(out), of(dout), {lse, shape.heads * q.rows * 4},
                                   of(dq),  of(dk),   of(dv)};

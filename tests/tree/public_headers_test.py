@@ -68,6 +68,11 @@ class PublicHeaders(unittest.TestCase):
         self.assertIn("Purpose", compile_alone('#include "ferry/aio.h"\n'
                                                "auto p = ferry::Purpose::shuffle;\n"))
 
+    def test_a_user_of_leases_gets_no_schedules(self):
+        for name in ("Lane", "Tier", "Object"):
+            self.assertIn(name, compile_alone('#include "ferry/lease.h"\n#include "ferry/train.h"\n'
+                                              f"ferry::swap::{name} thing;\n"))
+
 
 if __name__ == "__main__":
     unittest.main()

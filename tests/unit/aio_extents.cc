@@ -90,7 +90,7 @@ TEST(Extents, SlotsNeverOverlap) {
     std::vector<std::tuple<int, int, int64_t, int64_t>> ranges;
     std::set<std::pair<int, int>> rings;
     for (SlotId slot = 0; slot < extents.slots(); ++slot) {
-        const Place& place = extents.place(slot);
+        const SlotPlace& place = extents.place(slot);
         const int64_t end = place.offset + extents.slot_bytes(place.slot_class);
         EXPECT_LE(end, extents.file_bytes(place.path, place.file));
         EXPECT_GE(place.offset, paths[place.path].data_offset);

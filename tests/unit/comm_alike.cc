@@ -10,8 +10,8 @@ namespace ferry::comm {
 namespace {
 
 // By rank, what each of them got.
-std::vector<Part> parts_of(const SimulatedRanks& ranks, const std::vector<uint64_t>& seen) {
-    std::vector<Part> parts(static_cast<size_t>(ranks.size));
+std::vector<PartOfAlike> parts_of(const SimulatedRanks& ranks, const std::vector<uint64_t>& seen) {
+    std::vector<PartOfAlike> parts(static_cast<size_t>(ranks.size));
     run_ranks(ranks, [&](Communicator& communicator, Executor& executor) {
         const auto rank = static_cast<size_t>(communicator.rank());
         parts[rank] = part_among_alike(communicator, executor, seen[rank], {.of = "things"});
@@ -19,7 +19,8 @@ std::vector<Part> parts_of(const SimulatedRanks& ranks, const std::vector<uint64
     return parts;
 }
 
-void expect_parts(const std::vector<Part>& parts, const std::vector<std::pair<int, int>>& are) {
+void expect_parts(const std::vector<PartOfAlike>& parts,
+                  const std::vector<std::pair<int, int>>& are) {
     ASSERT_EQ(parts.size(), are.size());
     for (size_t rank = 0; rank < parts.size(); ++rank) {
         EXPECT_EQ(parts[rank].index, are[rank].first) << "rank " << rank;
@@ -39,7 +40,7 @@ TEST(Alike, DoNotShareWhatTheyWereGivenApart) {
 
 TEST(Alike, GoByTheirPlacesAndThenByTheirRanks) {
     const std::vector<int> places{2, 0, 1, 0};
-    std::vector<Part> parts(4);
+    std::vector<PartOfAlike> parts(4);
     run_ranks({.size = 4}, [&](Communicator& communicator, Executor& executor) {
         const auto rank = static_cast<size_t>(communicator.rank());
         parts[rank] = part_among_alike(communicator, executor, 7, {.of = "things"}, places[rank]);
@@ -55,10 +56,10 @@ TEST(Alike, TakeAGpuEachOfThoseThatAllSee) {
     EXPECT_EQ(gpus, (std::vector<int>{0, 0, 1, 1}));
 }
 
-TEST(Place, IsAmongTheRanksOfTheMachine) {
+TEST(RankPlace, IsAmongTheRanksOfTheMachine) {
     const std::vector<uint64_t> machines{5, 9, 5, 9, 9};
     const auto expect = [&](int rank, int local_rank, int local_size, int host) {
-        const Place place = place_among(machines, rank);
+        const RankPlace place = place_among(machines, rank);
         EXPECT_EQ(place.rank, rank);
         EXPECT_EQ(place.size, 5);
         EXPECT_EQ(place.local_rank, local_rank) << rank;

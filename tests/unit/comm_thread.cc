@@ -31,7 +31,7 @@ class Scripted final : public Transport, public Wire {
 public:
     explicit Scripted(Script& script) : script_(script) {}
     std::string_view kind() const noexcept override { return "scripted"; }
-    Place place() const noexcept override { return {.rank = 1, .size = 4}; }
+    RankPlace place() const noexcept override { return {.rank = 1, .size = 4}; }
     void start(const Operation&, size_t) override {
         const std::lock_guard lock(script_.mutex);
         ++script_.started;

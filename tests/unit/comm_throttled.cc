@@ -19,7 +19,7 @@ class Instant final : public Transport {
 public:
     explicit Instant(std::set<size_t>& ended) : ended_(ended) {}
     std::string_view kind() const noexcept override { return "instant"; }
-    Place place() const noexcept override { return {.rank = 0, .size = 3}; }
+    RankPlace place() const noexcept override { return {.rank = 0, .size = 3}; }
     void start(const Operation&, size_t) override {}
     bool finished(size_t slot) override { return ended_.contains(slot); }
     std::vector<int> awaited(size_t) const override { return {1}; }

@@ -242,7 +242,7 @@ TEST(Patterns, that_contradict_themselves_or_the_sequence_are_refused) {
 }
 
 Pattern drawn(int64_t layers, int64_t heads, const std::vector<std::string>& rows) {
-    auto layout = std::make_shared<Layout>();
+    auto layout = std::make_shared<PatternLayout>();
     *layout = {.where = "drawn.layout",
                .block = 64,
                .layers = layers,

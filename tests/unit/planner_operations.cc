@@ -12,8 +12,8 @@ namespace {
 using cost::Addressed;
 using cost::ItemOf;
 using cost::name_of;
+using cost::OperationRow;
 using cost::operations;
-using cost::Row;
 using cost::row_of;
 using cost::TimedBy;
 using swap::Lane;
@@ -90,7 +90,7 @@ TEST(Operations, EachHasARowWithItsOwnName) {
     ASSERT_EQ(operations().size(), static_cast<size_t>(Op::end));
     std::set<std::string> names;
     for (int i = 0; i < static_cast<int>(Op::end); ++i) {
-        const Row& row = row_of(static_cast<Op>(i));
+        const OperationRow& row = row_of(static_cast<Op>(i));
         EXPECT_EQ(row.op, static_cast<Op>(i));
         ASSERT_NE(row.name, nullptr);
         EXPECT_TRUE(names.insert(row.name).second) << row.name;
@@ -158,7 +158,7 @@ TEST(Operands, ReachTheKernelByName) {
     const Plan plan = small_plan();
     Recorder recorder(plan, "head");
     std::byte memory{};
-    const auto address = [&](const swap::Place& place) { return &memory + place.offset; };
+    const auto address = [&](const swap::OperandPlace& place) { return &memory + place.offset; };
     auto x = recorder.acquire<Content::input>();
     auto dx = recorder.acquire<Content::input_gradient>();
     auto scratch = recorder.acquire<Content::scratch>();
@@ -180,7 +180,7 @@ TEST(Operands, ReachTheKernelByName) {
     const swap::Task& task = schedule.tasks.back();
     std::array<std::byte*, swap::kPlaces> at{};
     for (size_t i = 0; i < at.size(); ++i)
-        if (task.places[i].kind != swap::Place::Kind::none) at[i] = address(task.places[i]);
+        if (task.places[i].kind != swap::OperandPlace::Kind::none) at[i] = address(task.places[i]);
     int kernels = 0;
     op::run(op::Kernels{}, task, at, [&](const auto& operands) {
         using Operands = std::remove_cvref_t<decltype(operands)>;

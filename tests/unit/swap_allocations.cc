@@ -46,7 +46,7 @@ protected:
                            .backend = GetParam()},
                           *executor_);
     std::unique_ptr<LeasedStore> store_ = LeasedStore::make(
-        {.objects = {kObjects, Object{.home = Tier::nvme, .bytes = kBytes, .slot_class = 0}},
+        {.objects = {kObjects, LeasedObject{.home = Home::nvme, .bytes = kBytes, .slot_class = 0}},
          .buffers = {memory_.get(), 3 * kBytes}},
         *executor_, volume_.get());
     int rounds_ = 0;

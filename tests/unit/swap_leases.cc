@@ -58,16 +58,16 @@ private:
 class LeasesTest : public testing::Test {
 protected:
     struct Setup {
-        std::vector<Object> objects = objects_of(4);
+        std::vector<LeasedObject> objects = objects_of(4);
         int64_t buffers = 2, spare = 1, slots = 8;
         int operations_max = 256;
         bool verify = true;
         Parallel parallel{};
         aio::SimulatedDiskOptions disk{.seed = 1};
     };
-    static std::vector<Object> objects_of(int count, int64_t bytes = kBytes) {
+    static std::vector<LeasedObject> objects_of(int count, int64_t bytes = kBytes) {
         return {static_cast<size_t>(count),
-                Object{.home = Tier::nvme, .bytes = bytes, .slot_class = 0}};
+                LeasedObject{.home = Home::nvme, .bytes = bytes, .slot_class = 0}};
     }
 
     void make(Setup setup) {
@@ -350,7 +350,7 @@ TEST_F(LeasesTest, MoveAndGiveBackOnce) {
 
 TEST_F(LeasesTest, WhatIsAtHomeInHostMemoryIsLeasedInPlace) {
     auto objects = objects_of(2);
-    objects[1] = {.home = Tier::host, .bytes = kBytes, .offset = 2 * kBytes};
+    objects[1] = {.home = Home::host, .bytes = kBytes, .offset = 2 * kBytes};
     make({.objects = objects, .buffers = 1});
     host_[2 * kBytes] = std::byte{5};
     const Lease stored = store_->acquire(0, Access::overwrite);
@@ -367,7 +367,7 @@ TEST_F(LeasesTest, WhatIsAtHomeInHostMemoryIsLeasedInPlace) {
 
 TEST_F(LeasesTest, HostMemoryAloneNeedsNoVolume) {
     executor_ = make_simulated_executor(1);
-    store_ = LeasedStore::make({.objects = {{.home = Tier::host, .bytes = kBytes}},
+    store_ = LeasedStore::make({.objects = {{.home = Home::host, .bytes = kBytes}},
                                 .host_arena = {host_.data(), host_.size()}},
                                *executor_, nullptr);
     put(0, 7);
@@ -613,7 +613,6 @@ TEST_F(LeasesTest, WhatCannotWorkIsRefused) {
     store_.reset();
     using Options = LeasedStoreOptions;
     refuses(Trouble::usage, "no bytes", [](Options& o) { o.objects[1].bytes = 0; });
-    refuses(Trouble::usage, "device", [](Options& o) { o.objects[1].home = Tier::device; });
     refuses(Trouble::usage, "slot class", [](Options& o) { o.objects[1].slot_class = -1; });
     refuses(Trouble::usage, "a slot", [](Options& o) { o.objects[1].bytes = kBytes + 1; });
     refuses(Trouble::usage, "object 1", [](Options& o) { o.objects[1].bytes = kBytes + 1; });
@@ -627,7 +626,7 @@ TEST_F(LeasesTest, WhatCannotWorkIsRefused) {
             [](Options& o) { o.objects.push_back(o.objects[0]); });
     for (const int64_t offset : {int64_t{-1}, 3 * kBytes + 1, int64_t{1} << 62})
         refuses(Trouble::usage, "arena", [&](Options& o) {
-            o.objects[1] = {.home = Tier::host, .bytes = kBytes, .offset = offset};
+            o.objects[1] = {.home = Home::host, .bytes = kBytes, .offset = offset};
         });
     refuses(Trouble::usage, "volume", [&](Options&) { volume_.reset(); });
 }

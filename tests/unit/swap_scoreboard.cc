@@ -8,7 +8,7 @@ namespace {
 // A schedule of empty tasks: lane by lane, with the waits and entries given.
 struct Draft {
     Schedule schedule{};
-    Task& add(Lane lane, std::vector<Wait> waits = {}, std::vector<Entry> entries = {}) {
+    Task& add(Lane lane, std::vector<Wait> waits = {}, std::vector<EntryUse> entries = {}) {
         auto& tasks = schedule.lanes[static_cast<size_t>(lane)];
         Task task{.lane = lane, .index = static_cast<uint32_t>(tasks.size())};
         task.first_wait = static_cast<uint32_t>(schedule.waits.size());

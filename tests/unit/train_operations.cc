@@ -19,8 +19,8 @@ namespace {
 using cost::Content;
 using cost::ItemOf;
 using cost::Op;
+using cost::OperationRow;
 using cost::Role;
-using cost::Row;
 using cost::Work;
 using swap::Lane;
 using swap::Task;
@@ -237,7 +237,7 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
         const planner::Plan plan = plan_of(of);
         for_kernels(plan, [&](const Task& task) {
             const auto op = static_cast<Op>(task.op);
-            const Row& row = cost::row_of(task);
+            const OperationRow& row = cost::row_of(task);
             SCOPED_TRACE(testing::Message() << row.name << ", case " << &of - kCases.data());
             seen.insert(op);
             EXPECT_TRUE(task.lane == row.lane || (row.device_too && task.lane == Lane::compute));
@@ -250,7 +250,7 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
             const bool fresh = (task.flags & cost::kFresh) != 0 && adds_to_gradients(op);
             int64_t touched = 0;
             for (size_t i = 0; i < task.places.size(); ++i) {
-                const bool given = task.places[i].kind != swap::Place::Kind::none;
+                const bool given = task.places[i].kind != swap::OperandPlace::Kind::none;
                 if (i >= row.operands.size()) {
                     EXPECT_FALSE(given);
                     continue;
@@ -270,7 +270,8 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
             }
         });
     }
-    for (const Row& row : cost::operations()) EXPECT_TRUE(seen.contains(row.op)) << row.name;
+    for (const OperationRow& row : cost::operations())
+        EXPECT_TRUE(seen.contains(row.op)) << row.name;
 }
 
 // What the simulator, the estimate and the comm lane ask a row, against the tasks themselves.
@@ -279,7 +280,7 @@ TEST(OperationRows, SayWhichPassAndWhichExchangeATaskIs) {
     for (const Case& of : kCases) {
         const planner::Plan plan = plan_of(of);
         for_kernels(plan, [&](const Task& task) {
-            const Row& row = cost::row_of(task);
+            const OperationRow& row = cost::row_of(task);
             SCOPED_TRACE(testing::Message() << row.name << ", case " << &of - kCases.data());
             if (row.pass != Pass::none) {
                 EXPECT_EQ(task.lane, Lane::compute);
@@ -316,7 +317,7 @@ bool is_given_a_gradient(const Task& task) {
     for (size_t i = 0; i < operands.size(); ++i) {
         const Content content = operands[i].content;
         if (content != Content::gradient && content != Content::table_gradient) continue;
-        if (task.places[i].kind != swap::Place::Kind::none) return true;
+        if (task.places[i].kind != swap::OperandPlace::Kind::none) return true;
     }
     return false;
 }
@@ -351,7 +352,7 @@ constexpr double kAttention = 1000, kMlp = 300, kProjections = 70;
 template <class Check>
 void for_products(const planner::Plan& plan, const Check& check) {
     for_kernels(plan, [&](const Task& task) {
-        const Row& row = cost::row_of(task);
+        const OperationRow& row = cost::row_of(task);
         Work work = planner::work_of(plan, task);
         EXPECT_EQ(work.tokens, kTokens);
         work.saved_flops = {kAttention, kMlp, kProjections};
@@ -484,19 +485,20 @@ TEST(CodesOfMomentum, PassThroughHostMemoryBesideAGpu) {
                 up += 3 * bytes + bytes;  // what goes to the owners, and what this one returns
                 down += 2 * 3 * bytes;
             }
-            for (const swap::Place& place : task.places) {
+            for (const swap::OperandPlace& place : task.places) {
                 if (kernel && task.lane == Lane::team) {
-                    EXPECT_NE(place.kind, swap::Place::Kind::device) << cost::name_of(task);
+                    EXPECT_NE(place.kind, swap::OperandPlace::Kind::device) << cost::name_of(task);
                 }
                 if (kernel && task.lane == Lane::comm && op != Op::agree) {
-                    EXPECT_NE(place.kind, swap::Place::Kind::host) << cost::name_of(task);
+                    EXPECT_NE(place.kind, swap::OperandPlace::Kind::host) << cost::name_of(task);
                 }
             }
             if (task.verb != swap::Verb::copy || task.object != swap::kNoObject) continue;
             const planner::Buffers& codes =
                 plan.buffers[static_cast<size_t>(planner::Class::codes_staging)];
-            const auto of_codes = [&](const swap::Place& place) {
-                return place.kind == swap::Place::Kind::host && place.offset >= codes.offset &&
+            const auto of_codes = [&](const swap::OperandPlace& place) {
+                return place.kind == swap::OperandPlace::Kind::host &&
+                       place.offset >= codes.offset &&
                        place.offset < codes.offset + codes.count * codes.bytes;
             };
             if (task.lane == Lane::h2d && of_codes(task.places[0])) up -= task.bytes;
@@ -513,8 +515,8 @@ TEST(CodesOfMomentum, PassThroughHostMemoryBesideAGpu) {
 // In the order of the record, what each task of a turn finds is what the one before it left.
 TEST(CodesOfMomentum, OfATurnGoFromTaskToTask) {
     enum class Is : uint8_t { none, made, arrived, merged, gathered };
-    using At = std::pair<swap::Place::Kind, int64_t>;
-    const auto at = [](const swap::Place& place, int64_t behind = 0) {
+    using At = std::pair<swap::OperandPlace::Kind, int64_t>;
+    const auto at = [](const swap::OperandPlace& place, int64_t behind = 0) {
         return At{place.kind, place.offset + behind};
     };
     for (const bool on_gpu : {false, true}) {

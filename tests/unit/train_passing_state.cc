@@ -34,7 +34,7 @@ planner::Plan plan_of(const std::vector<Tier>& states) {
 
 class Bytes {
 public:
-    UpdatedChunks::Place place() { return {.state = state_, .weight = weight_}; }
+    UpdatedChunks::UpdatedBytes place() { return {.state = state_, .weight = weight_}; }
 
 private:
     std::array<std::byte, 64> state_{}, weight_{};
@@ -54,7 +54,7 @@ TEST(PassingState, WaitsWithWhatGoesBackToStorageAlone) {
         passing.end();
     });
     for (size_t c = 0; c < plan.chunks.size(); ++c) {
-        const UpdatedChunks::Place place = passing.take(plan.chunks[c]);
+        const UpdatedChunks::UpdatedBytes place = passing.take(plan.chunks[c]);
         EXPECT_EQ(place.state.data(), bytes[c].place().state.data());
         if (plan.objects[plan.chunks[c].state].home == Tier::host) continue;
         EXPECT_EQ(updated, c);  // until the next one is taken

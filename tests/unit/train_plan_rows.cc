@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/swap.h"
+#include "swap/objects.h"
 #include "tests/support/tiny_run.h"
 #include "train/prediction/predictor.h"
 #include "train/setup/from_config.h"

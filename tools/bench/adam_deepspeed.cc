@@ -25,9 +25,9 @@ std::vector<std::string> lines_of(const std::string& command) {
     return lines;
 }
 
-const Row* in_place_fp32(const std::vector<Row>& rows, int threads) {
+const BenchRow* in_place_fp32(const std::vector<BenchRow>& rows, int threads) {
     const std::string count = ", " + std::to_string(threads) + " thread";
-    for (const Row& row : rows) {
+    for (const BenchRow& row : rows) {
         const bool ours = row.name.starts_with("adamw in place, fp32");
         if (ours && row.name.find(count) != std::string::npos) return &row;
     }
@@ -36,8 +36,8 @@ const Row* in_place_fp32(const std::vector<Row>& rows, int threads) {
 
 }  // namespace
 
-std::vector<Row> compare_deepspeed(const AdamBench& what, const std::vector<Row>& ours,
-                                   const std::string& script) {
+std::vector<BenchRow> compare_deepspeed(const AdamBench& what, const std::vector<BenchRow>& ours,
+                                        const std::string& script) {
     if (!std::filesystem::exists(script)) {
         throw Error(Trouble::usage, {.what = "no such script to measure DeepSpeed with",
                                      .where = "--deepspeed " + script,
@@ -47,15 +47,15 @@ std::vector<Row> compare_deepspeed(const AdamBench& what, const std::vector<Row>
     std::ostringstream command;
     command << "python3 '" << script << "' --theirs --millions " << millions << " --threads";
     for (const int threads : what.threads) command << ' ' << threads;
-    std::vector<Row> rows;
+    std::vector<BenchRow> rows;
     std::string reason = "the script printed nothing";
     for (const std::string& line : lines_of(command.str())) {
         const auto found = parse_json_if_it_is(line, {.where = script}).value_or(nlohmann::json());
         if (!found.is_object()) continue;  // a line that some library printed
         reason = found.value("missing", "ferry's own row, in place from fp32, was not asked for");
-        const Row* mine = in_place_fp32(ours, found.value("threads", 0));
+        const BenchRow* mine = in_place_fp32(ours, found.value("threads", 0));
         if (!mine) continue;
-        Row row = *mine;
+        BenchRow row = *mine;
         row.name.insert(0, "deepspeed: unscale + ");
         row.more.clear();
         row.reference = 0;

@@ -84,7 +84,7 @@ double timed(const Work& work) {
 }
 
 // Pairs in the order A B B A, so that a drift of the machine's speed hits both alike.
-Row compare(std::string name, const Work& ours, const Work& theirs, int pairs, int64_t count) {
+BenchRow compare(std::string name, const Work& ours, const Work& theirs, int pairs, int64_t count) {
     std::vector<double> values, references, ratios;
     ours();
     if (theirs) theirs();
@@ -113,7 +113,7 @@ public:
     Bench(const AdamBench& what, int threads)
         : what_(what), threads_(threads), team_(threads), buffers_(what, team_) {}
 
-    void run(std::vector<Row>& rows) {
+    void run(std::vector<BenchRow>& rows) {
         measure_triad();
         for (const DType type : what_.gradient_types) {
             rows.push_back(adamw(type, false, Stores::plain));
@@ -180,7 +180,7 @@ private:
     }
 
     // Bytes the update itself has to move.
-    double of_triad(const Row& row, DType gradient, const StateFormat& format) const {
+    double of_triad(const BenchRow& row, DType gradient, const StateFormat& format) const {
         const int64_t weights = format.split ? 4 : 2;
         const double bytes =
             2 * format.element_bytes() + static_cast<double>(size_of(gradient) + weights);
@@ -193,7 +193,7 @@ private:
                (threads_ == 1 ? " thread" : " threads");
     }
 
-    Row adamw(DType gradient, bool out_of_place, Stores stores) {
+    BenchRow adamw(DType gradient, bool out_of_place, Stores stores) {
         const optim::Scalars scalars = optim::scalars_of(
             {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}, 100, 0.9);
         const optim::Span s = span(gradient, out_of_place);
@@ -219,21 +219,21 @@ private:
         if (out_of_place)
             what +=
                 stores == Stores::plain ? " (by hand: plain stores)" : " (by hand: non-temporal)";
-        Row row = compare(
+        BenchRow row = compare(
             name(what, gradient), [&] { optim::update(team_, s, scalars); }, theirs, what_.pairs,
             what_.count);
         row.more.emplace_back("triad", of_triad(row, gradient, {}));
         return row;
     }
 
-    Row other_method(optim::Method method, DType gradient) {
+    BenchRow other_method(optim::Method method, DType gradient) {
         const optim::Hyper hyper{.method = method,
                                  .lr = 1e-4,
                                  .weight_decay = 0.1,
                                  .momentum = method == optim::Method::sgd ? 0.9 : 0};
         const optim::Scalars scalars = optim::scalars_of(hyper, 100, 0.9);
         const optim::Span s = span(gradient, false);
-        Row row = compare(
+        BenchRow row = compare(
             name(std::string(optim::name_of(method)) + " in place", gradient),
             [&] { optim::update(team_, s, scalars); }, {}, what_.pairs, what_.count);
         row.more.emplace_back("triad",
@@ -241,7 +241,7 @@ private:
         return row;
     }
 
-    Row adamw_in(const StateFormat& format, DType gradient) {
+    BenchRow adamw_in(const StateFormat& format, DType gradient) {
         const optim::Scalars scalars = optim::scalars_of(
             {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}, 100, 0.9);
         const optim::Span s = span(gradient, false, format);
@@ -249,14 +249,14 @@ private:
         if (format.moment_type != MomentType::f32)
             what += ", " + std::string(name_of(format.moment_type)) + " moments";
         if (format.split) what += ", split master";
-        Row row = compare(
+        BenchRow row = compare(
             name(what, gradient), [&] { optim::update(team_, s, scalars); }, {}, what_.pairs,
             what_.count);
         row.more.emplace_back("triad", of_triad(row, gradient, format));
         return row;
     }
 
-    Row norms() {
+    BenchRow norms() {
         std::vector<float> leaves(static_cast<size_t>(optim::leaves_of(what_.count)));
         const float* values = buffers_.state[0].floats();
         const Work ours = [&] {
@@ -273,7 +273,8 @@ private:
         }
         const std::string count =
             std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
-        Row row = compare("leaf norms, fp32, " + count, ours, theirs, what_.pairs, what_.count);
+        BenchRow row =
+            compare("leaf norms, fp32, " + count, ours, theirs, what_.pairs, what_.count);
         row.more.emplace_back("triad", 4 / row.value * 1e9 / triad_bytes_per_second_);
         return row;
     }
@@ -291,10 +292,10 @@ int64_t bytes_of(const AdamBench& what) {
     return what.count * (4 + 2 + 4 * int64_t{state_arrays(what)});
 }
 
-std::vector<Row> measure_adam(const AdamBench& given) {
+std::vector<BenchRow> measure_adam(const AdamBench& given) {
     AdamBench what = given;
     what.count = round_up(what.count, 64);  // the hand-written loop knows no tails
-    std::vector<Row> rows;
+    std::vector<BenchRow> rows;
     for (const int threads : what.threads) Bench(what, threads).run(rows);
     return rows;
 }

@@ -28,6 +28,6 @@ int64_t bytes_of(const AdamBench& what);
 // A row for each loop, in ns/param; `reference` is the hand-written loop, and "triad" the bytes
 // that the pass must move a second against a streaming triad's. Throws Trouble::does_not_fit where
 // the system gives no memory.
-std::vector<Row> measure_adam(const AdamBench& what);
+std::vector<BenchRow> measure_adam(const AdamBench& what);
 
 }  // namespace ferry::tools

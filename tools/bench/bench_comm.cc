@@ -24,7 +24,7 @@ public:
           compute_(device.stream(StreamKind::compute)),
           in_kernel_(comm::make_stream_exchange(device, executor, ranks.group(members))) {}
 
-    Row all_gather(int64_t bytes) {
+    BenchRow all_gather(int64_t bytes) {
         const int64_t part = bytes / group_.size();
         const comm::Gather gather{memory_ + group_.rank() * part, memory_, part};
         return row("all-gather", part, [&] {
@@ -32,7 +32,7 @@ public:
             finish(group_);
         });
     }
-    Row exchange(const std::string& name, int64_t bytes) {
+    BenchRow exchange(const std::string& name, int64_t bytes) {
         const int64_t part = bytes / group_.size();
         const comm::Exchange exchange{
             .to = memory_, .from = memory_ + round_up(bytes, 4096), .bytes = part};
@@ -42,7 +42,7 @@ public:
         });
     }
     // One after the other in the compute stream, as those of a block's ranks.
-    Row exchange_in_kernel(const std::string& name, int64_t bytes) {
+    BenchRow exchange_in_kernel(const std::string& name, int64_t bytes) {
         const int64_t part = bytes / group_.size();
         struct Kernel {
             Bench& bench;
@@ -66,7 +66,7 @@ private:
     // `part`: bytes from one rank to another. One rank only copies; then its copies count. `call`
     // makes all rounds and waits for them.
     template <class Call>
-    Row row(const std::string& name, int64_t part, const Call& call) {
+    BenchRow row(const std::string& name, int64_t part, const Call& call) {
         std::vector<double> seconds;
         for (int repeat = -1; repeat < bench_.repeats; ++repeat) {  // the first is not counted
             const double slowest = slowest_of(time(call));
@@ -115,11 +115,11 @@ private:
     std::unique_ptr<comm::StreamExchange> in_kernel_;
 };
 
-double seconds_of(const Row& row) { return row.more.front().second * 1e-6; }
-double bytes_of(const Row& row) { return row.value * 1e9 * seconds_of(row); }
+double seconds_of(const BenchRow& row) { return row.more.front().second * 1e-6; }
+double bytes_of(const BenchRow& row) { return row.value * 1e9 * seconds_of(row); }
 
 // The line through the shortest and the longest of the rows.
-cost::GroupRate line_through(std::span<const Row> rows) {
+cost::GroupRate line_through(std::span<const BenchRow> rows) {
     constexpr double kLeast = 1e-6;  // the least overhead that is believed, in seconds
     const auto [few, many] = std::ranges::minmax_element(rows, {}, bytes_of);
     const double slope =
@@ -132,8 +132,8 @@ cost::GroupRate line_through(std::span<const Row> rows) {
 
 }  // namespace
 
-std::vector<Row> CommRows::all() const {
-    std::vector<Row> rows;
+std::vector<BenchRow> CommRows::all() const {
+    std::vector<BenchRow> rows;
     for (const auto* part : {&all_gather, &exchange, &exchange_in_kernel, &with_tensors,
                              &with_sequences, &in_host, &across_hosts})
         rows.insert(rows.end(), part->begin(), part->end());
@@ -149,14 +149,14 @@ CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executo
         train::world_of(config, ranks.rank(), ranks.size(), ranks.local_size());
     CommRows rows;
     const auto in_kernels = [&](Bench& on, const std::string& name) {
-        std::vector<Row> of_sizes;
+        std::vector<BenchRow> of_sizes;
         of_sizes.reserve(bench.sizes.size());
         for (const int64_t bytes : bench.sizes)
             of_sizes.push_back(on.exchange_in_kernel(name, bytes));
         return of_sizes;
     };
     const auto exchanges = [&](Bench& on, const std::string& name) {
-        std::vector<Row> of_sizes;
+        std::vector<BenchRow> of_sizes;
         of_sizes.reserve(bench.sizes.size());
         for (const int64_t bytes : bench.sizes) of_sizes.push_back(on.exchange(name, bytes));
         return of_sizes;

@@ -25,10 +25,10 @@ struct CommBench {
 // others over the slowest rank's time. The same on every rank.
 struct CommRows {
     // Among the ranks that share state and gradients.
-    std::vector<Row> all_gather{}, exchange{}, exchange_in_kernel{};
-    std::vector<Row> with_tensors{}, with_sequences{};  // exchanges in a kernel; may be none
-    std::vector<Row> in_host{}, across_hosts{};         // exchanges; may be none
-    std::vector<Row> all() const;
+    std::vector<BenchRow> all_gather{}, exchange{}, exchange_in_kernel{};
+    std::vector<BenchRow> with_tensors{}, with_sequences{};  // exchanges in a kernel; may be none
+    std::vector<BenchRow> in_host{}, across_hosts{};         // exchanges; may be none
+    std::vector<BenchRow> all() const;
 };
 CommRows measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
                       Device& device);

@@ -326,16 +326,16 @@ std::string name_of(AccessPattern access, int64_t block_bytes, int depth, bool d
 
 IoResult measure_io(const IoBench& bench) { return Sweep(bench).run(); }
 
-std::vector<Row> rows_of(const IoResult& result) {
-    std::vector<Row> rows;
+std::vector<BenchRow> rows_of(const IoResult& result) {
+    std::vector<BenchRow> rows;
     for (const IoPoint& point : result.points) {
         const std::string place =
             result.places.size() > 1 ? result.places[point.place] + ": " : std::string();
-        Row row{.name = place + describe(point),
-                .value = point.sample.gb_per_s(),
-                .unit = "GB/s",
-                .more = {{"cpu s/GB", point.sample.cpu_s_per_gb()},
-                         {"cpu us/op", point.sample.cpu_us_per_operation()}}};
+        BenchRow row{.name = place + describe(point),
+                     .value = point.sample.gb_per_s(),
+                     .unit = "GB/s",
+                     .more = {{"cpu s/GB", point.sample.cpu_s_per_gb()},
+                              {"cpu us/op", point.sample.cpu_us_per_operation()}}};
         rows.push_back(std::move(row));
     }
     return rows;

@@ -80,7 +80,7 @@ struct IoResult {
 // Ends early, with what it has, when interrupted or when something fails. Throws Error where
 // nothing was measured before that.
 IoResult measure_io(const IoBench& bench);
-std::vector<Row> rows_of(const IoResult& result);
+std::vector<BenchRow> rows_of(const IoResult& result);
 std::string text_of(const IoSettings& settings);
 // "read 1.00 MiB, depth 8", with ", buffered" where O_DIRECT was not obtained.
 std::string name_of(AccessPattern access, int64_t block_bytes, int depth, bool direct);

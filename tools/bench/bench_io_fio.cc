@@ -127,7 +127,7 @@ private:
         const bool small = block < 64 * kKiB;
         const auto figure = small ? cpu_an_operation : cpu_a_gb;
         const auto cpu = values_of(ours, figure), fio_cpu = values_of(fio, figure);
-        Row row =
+        BenchRow row =
             compared(name, small ? "cpu us/op" : "cpu s/GB", cpu, fio_cpu, quotients(fio_cpu, cpu));
         std::vector<double> over;
         for (size_t i = 0; i < cpu.size(); ++i) over.push_back(cpu[i] - fio_cpu[i]);
@@ -140,7 +140,7 @@ private:
     IoGround ground_;
     Progress progress_;
     int done_ = 0;
-    std::vector<Row> rows_{};
+    std::vector<BenchRow> rows_{};
 };
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace ferry::tools {
 
 struct FioRows {
-    std::vector<Row> rows{};
+    std::vector<BenchRow> rows{};
     std::vector<std::string> left_out{};  // for want of room
     std::optional<Error> ended_by{};      // why the rest was not measured
 };

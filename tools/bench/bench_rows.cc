@@ -13,9 +13,9 @@ namespace {
 // Four digits: more would be noise, and equal values would look different.
 double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 
-std::vector<std::string> names_of_more(const std::vector<Row>& rows) {
+std::vector<std::string> names_of_more(const std::vector<BenchRow>& rows) {
     std::vector<std::string> names;
-    for (const Row& row : rows) {
+    for (const BenchRow& row : rows) {
         for (const auto& [name, value] : row.more) {
             if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
         }
@@ -25,7 +25,7 @@ std::vector<std::string> names_of_more(const std::vector<Row>& rows) {
 
 std::string cell(double value) { return fmt::format(" {:>9.4g}", value); }
 
-std::string line_of(const Row& row, bool compared, const std::vector<std::string>& more) {
+std::string line_of(const BenchRow& row, bool compared, const std::vector<std::string>& more) {
     std::string line = cell(row.value) + fmt::format(" {:<8}", row.unit);
     if (compared && row.reference == 0) {
         line += fmt::format(" {:>9} {:>6} {:>15}", "", "", "");
@@ -46,8 +46,8 @@ std::string line_of(const Row& row, bool compared, const std::vector<std::string
 
 }  // namespace
 
-Row compared(std::string name, std::string unit, const std::vector<double>& values,
-             const std::vector<double>& references, std::vector<double> ratios) {
+BenchRow compared(std::string name, std::string unit, const std::vector<double>& values,
+                  const std::vector<double>& references, std::vector<double> ratios) {
     const double ratio = median(ratios);
     return {.name = std::move(name),
             .value = median(values),
@@ -57,10 +57,10 @@ Row compared(std::string name, std::string unit, const std::vector<double>& valu
             .ratios = std::move(ratios)};
 }
 
-nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& command,
+nlohmann::json rows_json(const std::vector<BenchRow>& rows, const std::string& command,
                          const nlohmann::json& machine) {
     nlohmann::json all = nlohmann::json::array();
-    for (const Row& row : rows) {
+    for (const BenchRow& row : rows) {
         nlohmann::json one = {{"name", row.name},
                               {"value", rounded(row.value)},
                               {"unit", row.unit},
@@ -77,11 +77,11 @@ nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& comman
     return {{"machine", machine}, {"command", command}, {"rows", std::move(all)}};
 }
 
-std::string rows_table(const std::vector<Row>& rows, const std::string& reference) {
+std::string rows_table(const std::vector<BenchRow>& rows, const std::string& reference) {
     size_t width = 0;
     std::vector<std::string> names;  // files' may hold anything
     names.reserve(rows.size());
-    for (const Row& row : rows) names.push_back(one_line(row.name));
+    for (const BenchRow& row : rows) names.push_back(one_line(row.name));
     for (const std::string& name : names) width = std::max(width, name.size());
     const std::vector<std::string> more = names_of_more(rows);
     std::string out = fmt::format("{:<{}} {:>9} {:<8}", "", width, "ferry", "");
@@ -91,7 +91,7 @@ std::string rows_table(const std::vector<Row>& rows, const std::string& referenc
         out += fmt::format(" {:>{}}", name, std::max<size_t>(10, name.size()));
     out += '\n';
     for (size_t i = 0; i < rows.size(); ++i) {
-        const Row& row = rows[i];
+        const BenchRow& row = rows[i];
         out += fmt::format("{:<{}}", names[i], width) + line_of(row, !reference.empty(), more);
         out += '\n';
     }

@@ -207,10 +207,10 @@ private:
                 std::max(memory_and_copies_s(pass, report), plain_ ? bytes * 1e-9 / plain[i] : 0) /
                 report.seconds);
         }
-        Row row = plain_ ? compared(name_of(pass), "GB/s", values, plain, ratios)
-                         : Row{.name = std::string(name_of(pass)) + ", in memory",
-                               .value = median(values),
-                               .unit = "GB/s"};
+        BenchRow row = plain_ ? compared(name_of(pass), "GB/s", values, plain, ratios)
+                              : BenchRow{.name = std::string(name_of(pass)) + ", in memory",
+                                         .value = median(values),
+                                         .unit = "GB/s"};
         row.more = lanes_of(pass, reports.back());
         row.more.emplace_back("GB moved", 1e-9 * static_cast<double>(stored_bytes(reports.back())));
         row.more.emplace_back("% on device", 100 * rehearsal_->state_on(swap::Tier::device));
@@ -297,7 +297,7 @@ private:
     size_t last_begin_ = 0;
     Pass last_ = Pass::optimizer;
     PassReport last_report_{};
-    std::vector<Row> rows_{};
+    std::vector<BenchRow> rows_{};
 };
 
 }  // namespace

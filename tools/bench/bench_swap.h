@@ -23,7 +23,7 @@ struct SwapBench {
 };
 
 struct SwapResult {
-    std::vector<Row> rows{};
+    std::vector<BenchRow> rows{};
     std::string picture{};  // SVG; empty: none
 };
 

@@ -155,7 +155,7 @@ private:
     const AllOptions& options_;
     const Config config_;
     std::vector<std::string> paths_;
-    std::vector<Row> rows_{};
+    std::vector<BenchRow> rows_{};
 };
 
 void run_all(const AllOptions& options) {

@@ -216,8 +216,8 @@ private:
     std::byte* scratch_ = nullptr;
 };
 
-Row row_of(const std::vector<std::vector<ops::OpCall>>& rounds, size_t which,
-           int64_t scratch_bytes) {
+BenchRow row_of(const std::vector<std::vector<ops::OpCall>>& rounds, size_t which,
+                int64_t scratch_bytes) {
     std::vector<double> seconds;
     seconds.reserve(rounds.size());
     for (const auto& calls : rounds) seconds.push_back(calls.at(which).seconds);
@@ -273,8 +273,8 @@ void run_attention(AttentionOptions options) {
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     AttentionBench bench(options);
     const auto rounds = bench.run(options.rounds);
-    const std::vector<Row> rows{row_of(rounds, 0, bench.forward_scratch_bytes()),
-                                row_of(rounds, 1, bench.backward_scratch_bytes())};
+    const std::vector<BenchRow> rows{row_of(rounds, 0, bench.forward_scratch_bytes()),
+                                     row_of(rounds, 1, bench.backward_scratch_bytes())};
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
         object["device"] = bench.architecture();

@@ -100,7 +100,7 @@ void run_comm(const CommBenchOptions& options) {
         of.by = ranks->kind();
         save_comm(options.save, of, comm_rates(measured));
     }
-    const std::vector<Row> rows = measured.all();
+    const std::vector<BenchRow> rows = measured.all();
     nlohmann::json machine = machine_json();
     machine["ranks"] = ranks->size();
     machine["ranks_on_this_machine"] = ranks->local_size();

@@ -191,7 +191,7 @@ void run_comparison(const IoOptions& options) {
 }
 
 void print_sweep(const IoOptions& options, const IoResult& result) {
-    const std::vector<Row> rows = rows_of(result);
+    const std::vector<BenchRow> rows = rows_of(result);
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
         object["interrupted"] = interrupted();

@@ -68,8 +68,8 @@ public:
         }
     }
 
-    std::vector<Row> rows() const {
-        std::vector<Row> rows;
+    std::vector<BenchRow> rows() const {
+        std::vector<BenchRow> rows;
         rows.reserve(profile_.ops.size());
         for (const train::ProfiledOp& op : profile_.ops) rows.push_back(row_of(op));
         for (const char* group :
@@ -99,13 +99,13 @@ private:
     static double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 
     // Products and attention by their operations, everything else by its bytes.
-    Row row_of(const train::ProfiledOp& op) const {
+    BenchRow row_of(const train::ProfiledOp& op) const {
         const ops::OpCall& call = op.call;
         const bool by_flops = call.flops > 0;
         const double rate = (by_flops ? call.flops : call.bytes) / call.seconds;
-        Row row{.name = op.kernel + ": " + call.name + ", " + call.shape,
-                .value = seconds_of(op) * 1e3,
-                .unit = "ms"};
+        BenchRow row{.name = op.kernel + ": " + call.name + ", " + call.shape,
+                     .value = seconds_of(op) * 1e3,
+                     .unit = "ms"};
         row.more = {{"% of step", share(seconds_of(op), step_s_)},
                     {"calls", static_cast<double>(op.calls)},
                     {"us a call", call.seconds * 1e6},
@@ -117,7 +117,7 @@ private:
         return row;
     }
 
-    void add_group(const char* group, std::vector<Row>& rows) const {
+    void add_group(const char* group, std::vector<BenchRow>& rows) const {
         double seconds = 0, flops = 0, bytes = 0, launches = 0;
         for (const train::ProfiledOp& op : profile_.ops) {
             if (group_of(op.call) != std::string_view(group)) continue;
@@ -128,10 +128,10 @@ private:
             launches += op.call.launches > 0 ? static_cast<double>(op.call.launches) * calls : 0;
         }
         if (seconds == 0) return;
-        Row row{.name = std::string("total: ") + group,
-                .value = seconds * 1e3,
-                .unit = "ms",
-                .more = {{"% of step", share(seconds, step_s_)}}};
+        BenchRow row{.name = std::string("total: ") + group,
+                     .value = seconds * 1e3,
+                     .unit = "ms",
+                     .more = {{"% of step", share(seconds, step_s_)}}};
         if (flops > 0) {
             row.more.emplace_back("TFLOP/s", flops / seconds * 1e-12);
             row.more.emplace_back("% of peak",
@@ -177,7 +177,7 @@ void run_kernels(const KernelsOptions& options) {
     const train::KernelProfile profile =
         train::profile_kernels(config, options.rounds, options.tune.empty() ? nullptr : &tuned);
     if (!options.tune.empty()) write_whole("--tune", options.tune, tuned.text(), older);
-    const std::vector<Row> rows = Report(profile).rows();
+    const std::vector<BenchRow> rows = Report(profile).rows();
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
         object["device"] = profile.device;

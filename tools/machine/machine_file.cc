@@ -281,7 +281,7 @@ const std::vector<std::string> kLayers{"embedding", "block", "head"};
 
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
-    for (const cost::Row& row : cost::operations()) names.emplace_back(row.name);
+    for (const cost::OperationRow& row : cost::operations()) names.emplace_back(row.name);
     return names;
 }
 

@@ -232,16 +232,18 @@ void print_run(const train::RunReport& report, const Config& config) {
     // Exposed: while nothing computes.
     print("  {:<11} {:>12} {:>12} {:>9} {:>14} {:>12}\n", "lane", "bytes/step", "busy s/step",
           "busy", "exposed s/step", "GB/s busy");
-    for (const train::LinkReport& link : report.links) {
+    for (size_t i = 0; i < report.links.size(); ++i) {
+        const train::LinkReport& link = report.links[i];
+        const auto lane = static_cast<swap::Lane>(i);
         const double bytes = static_cast<double>(link.bytes);
         const bool moves =
-            link.lane != swap::Lane::compute && link.lane != swap::Lane::team && link.bytes > 0;
-        print("  {:<11} {:>12} {:>12.4f} {:>8.1f}% {:>14} {:>12}\n", swap::name_of(link.lane),
-              moves ? format_bytes(link.bytes / report.steps) : "", link.busy_seconds / steps,
-              100 * link.busy_seconds / report.seconds,
-              link.lane != swap::Lane::compute ? fmt::format("{:.4f}", link.exposed_seconds / steps)
-                                               : "",
-              moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
+            lane != swap::Lane::compute && lane != swap::Lane::team && link.bytes > 0;
+        print(
+            "  {:<11} {:>12} {:>12.4f} {:>8.1f}% {:>14} {:>12}\n", link.lane,
+            moves ? format_bytes(link.bytes / report.steps) : "", link.busy_seconds / steps,
+            100 * link.busy_seconds / report.seconds,
+            lane != swap::Lane::compute ? fmt::format("{:.4f}", link.exposed_seconds / steps) : "",
+            moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
     }
     print_collectives(report);
     print("\n  {:<11} {:>12} {:>12} {:>14}\n", "tier", "reserved", "peak", "budget");
@@ -302,16 +304,16 @@ nlohmann::json tiers_json(const planner::Plan& plan) {
 
 // Seconds of a step; 0 where there is one rank.
 double exposed_comm_seconds(const train::RunReport& report) {
-    const auto comm = std::ranges::find(report.links, swap::Lane::comm, &train::LinkReport::lane);
-    if (comm == report.links.end() || report.steps == 0) return 0;
-    return comm->exposed_seconds / static_cast<double>(report.steps);
+    const auto comm = static_cast<size_t>(swap::Lane::comm);
+    if (comm >= report.links.size() || report.steps == 0) return 0;
+    return report.links[comm].exposed_seconds / static_cast<double>(report.steps);
 }
 
 nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan,
                             const Config& config) {
     nlohmann::json links = nlohmann::json::array(), paths = links, collectives = links;
     for (const train::LinkReport& link : report.links) {
-        links.push_back({{"lane", swap::name_of(link.lane)},
+        links.push_back({{"lane", link.lane},
                          {"bytes", link.bytes},
                          {"busy_seconds", link.busy_seconds},
                          {"exposed_seconds", link.exposed_seconds}});

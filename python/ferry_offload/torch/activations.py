@@ -144,7 +144,7 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
 
     def close(self) -> None:
         """Gives back memory and files. What was saved must not be needed any more."""
-        self._settle(all_of_them=True)
+        self._free_forgotten(all_of_them=True)
         self._closes()
 
     # ---- leaving
@@ -184,7 +184,7 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
         return tensor.device.type == "cuda" or tensor.device.type == "cpu" and bool(self._open)
 
     def _send(self, tensor: torch.Tensor) -> _Saved | None:
-        self._settle()
+        self._free_forgotten()
         saved = _Saved(self, tensor)
         flat = _flat(tensor if _is_dense(tensor) else tensor.contiguous())
         at = self._host.take(saved.bytes)
@@ -245,7 +245,7 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
         """Waits for writes to NVMe that free host memory, and begins more of them. What left first is needed last."""
         if not self._open:
             return False
-        self._settle(all_of_them=True)
+        self._free_forgotten(all_of_them=True)
         for reference in [None, *self._order]:
             saved = reference() if reference is not None else None
             if saved is not None and saved.at is not None:
@@ -357,7 +357,7 @@ class offload_activations:  # noqa: N801 - a context, as torch's save_on_cpu
     def _forget(self, saved: dict[str, Any]) -> None:
         self._ending.append(saved)
 
-    def _settle(self, all_of_them: bool = False) -> None:
+    def _free_forgotten(self, all_of_them: bool = False) -> None:
         """Gives back the places of what the graph has forgotten, once no transfer uses them."""
         for _ in range(len(self._ending)):
             saved = self._ending.popleft()

@@ -182,13 +182,13 @@ public:
         check_parts(shape);
         return kWorkspaceUnit + blocks_.part_bytes(shape, queries, keys);
     }
-    void part_forward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                      ConstView v, View out, float* lse, std::byte* scratch) override {
+    void part_forward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                      ConstView k, ConstView v, View out, float* lse, std::byte* scratch) override {
         blocks_.part_forward(shape, queries, keys, q, k, v, out, lse, workspace_in(scratch));
     }
-    void part_backward(const Attention& shape, Part queries, Part keys, ConstView q, ConstView k,
-                       ConstView v, ConstView out, ConstView dout, const float* lse, View dq,
-                       View dk, View dv, std::byte* scratch) override {
+    void part_backward(const Attention& shape, SequencePart queries, SequencePart keys, ConstView q,
+                       ConstView k, ConstView v, ConstView out, ConstView dout, const float* lse,
+                       View dq, View dk, View dv, std::byte* scratch) override {
         blocks_.part_backward(shape, queries, keys, {q, k, v, out, dout, lse, dq, dk, dv},
                               workspace_in(scratch));
     }

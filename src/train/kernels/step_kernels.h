@@ -10,7 +10,6 @@
 #include "cost/kernel_times.h"
 #include "cost/operands.h"
 #include "data/tokens.h"
-#include "ferry/swap.h"
 #include "ferry/team.h"
 #include "kernel_exchange.h"
 #include "model/model.h"

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <vector>
 
-#include "ferry/swap.h"
 #include "ferry/team.h"
 #include "swap/schedule.h"
 #include "trace/trace.h"

@@ -9,7 +9,6 @@
 #include "cost/measurements.h"
 #include "ferry/device.h"
 #include "ferry/optim.h"
-#include "ferry/swap.h"
 #include "ferry/team.h"
 #include "ops/ops.h"
 #include "planner/planner.h"

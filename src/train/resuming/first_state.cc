@@ -86,7 +86,7 @@ StateIo::Contents FirstState::contents(const planner::Plan& plan,
     StateIo::Contents contents{.master = weights(), .first_moment = first_moment};
     if (!loaded_) return contents;
     contents.begin = [&plan, &team, memory,
-                      loaded = loaded_.get()](std::span<const StateIo::Part> parts) {
+                      loaded = loaded_.get()](std::span<const StateIo::ChunkRun> parts) {
         loaded->begin(plan, parts, team, memory);
     };
     contents.next = [loaded = loaded_.get()] { loaded->next(); };

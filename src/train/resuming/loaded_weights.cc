@@ -194,10 +194,10 @@ checkpoint::TensorSource LoadedWeights::source_of(const model::Tensor& tensor) c
     return source_of(*stored_.at(tensor.name));
 }
 
-void LoadedWeights::begin(const planner::Plan& plan, std::span<const StateIo::Part> parts,
+void LoadedWeights::begin(const planner::Plan& plan, std::span<const StateIo::ChunkRun> parts,
                           Team& team, int64_t memory) {
     ahead_ = std::make_unique<checkpoint::TensorsAhead>(team, memory);
-    for (const StateIo::Part& part : parts) {
+    for (const StateIo::ChunkRun& part : parts) {
         const model::Layer& layer = plan.layers[static_cast<size_t>(part.chunk->layer)];
         const int64_t first = part.chunk->first + part.at, end = first + part.count;
         for (const model::Tensor& t : layer.tensors) {

@@ -31,7 +31,7 @@ public:
                   const std::vector<model::Layer>& layers);
     // Reads ahead what fill() will be asked for, part after part of these layers: next() comes
     // before each part. Throws io where a byte is not the one that a checkpoint's manifest names.
-    void begin(const planner::Plan& plan, std::span<const StateIo::Part> parts, Team& team,
+    void begin(const planner::Plan& plan, std::span<const StateIo::ChunkRun> parts, Team& team,
                int64_t memory);
     void next();
     checkpoint::TensorSource source_of(const model::Tensor& tensor) const;

@@ -167,7 +167,7 @@ void SavedRun::prove_errors(const Plan& plan, Team& team, int part, int parts,
 }
 
 // What the chunk is filled from; and what is not loaded but belongs to the checkpoint, once.
-void SavedRun::want(const Plan& plan, const StateIo::Part& part) {
+void SavedRun::want(const Plan& plan, const StateIo::ChunkRun& part) {
     const planner::Chunk& chunk = *part.chunk;
     const model::Layer& layer = plan.layers[static_cast<size_t>(chunk.layer)];
     const int64_t first = chunk.first + part.at;
@@ -245,10 +245,10 @@ StateIo::Contents SavedRun::contents(const Plan& plan, const StateIo::FirstMomen
                                std::span<std::byte> to) { ahead_->read(*from.stored, at, to); });
                 },
             .begin =
-                [this, &plan, &team, memory](std::span<const StateIo::Part> parts) {
+                [this, &plan, &team, memory](std::span<const StateIo::ChunkRun> parts) {
                     naming_another([&] {
                         ahead_ = std::make_unique<checkpoint::TensorsAhead>(team, memory);
-                        for (const StateIo::Part& part : parts) want(plan, part);
+                        for (const StateIo::ChunkRun& part : parts) want(plan, part);
                     });
                 },
             .next = [this] { naming_another([this] { ahead_->next(); }); }};

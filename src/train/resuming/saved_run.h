@@ -56,7 +56,7 @@ private:
     template <class Work>
     void naming_another(const Work& work) const;
     void require(const model::Tensor& tensor, const StateArray& array) const;
-    void want(const planner::Plan& plan, const StateIo::Part& part);
+    void want(const planner::Plan& plan, const StateIo::ChunkRun& part);
     // Calls body(array, first byte of it, where it goes to) for each tensor's part of `out`.
     template <class Body>
     void each_part(const model::Layer& layer, const StateArray& array, int64_t first,

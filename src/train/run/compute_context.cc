@@ -19,7 +19,7 @@ void check_nccl(const NcclRanks& ranks, bool has_gpu, DeviceKind kind, bool othe
                                      .measured = measured,
                                      .remedy = remedy});
     };
-    if (others) refuse("Given::ranks is given as well", "give one of the two");
+    if (others) refuse("InsideOptions::ranks is given as well", "give one of the two");
     if (kind != DeviceKind::cuda)
         refuse("device is \"cpu\"",
                "set device to \"cuda\", or start the ranks with `ferry launch`");

@@ -77,7 +77,7 @@ std::vector<CollectiveReport> RankLane::collectives() const {
 }
 
 size_t RankLane::on_of(const swap::Task& task) {
-    const cost::Row& row = cost::row_of(task);
+    const cost::OperationRow& row = cost::row_of(task);
     if (row.stage_end != cost::StageEnd::none) return link + static_cast<size_t>(link_of(task));
     if (row.of_all_stages) return run;
     switch (cost::among(task)) {

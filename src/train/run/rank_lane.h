@@ -6,7 +6,6 @@
 
 #include "comm/comm.h"
 #include "cost/operands.h"
-#include "ferry/swap.h"
 #include "outcome.h"
 #include "planner/planner.h"
 #include "swap/schedule.h"

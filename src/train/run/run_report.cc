@@ -27,7 +27,7 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
     links.resize(swap::lanes_of(ranks));
     for (size_t lane = 0; lane < links.size(); ++lane) {
         LinkReport& link = links[lane];
-        link.lane = static_cast<swap::Lane>(lane);
+        link.lane = swap::name_of(static_cast<swap::Lane>(lane));
         link.bytes += lanes[lane].bytes;
         link.busy_seconds += static_cast<double>(lanes[lane].busy_ns) * 1e-9;
         link.exposed_seconds += static_cast<double>(lanes[lane].exposed_ns) * 1e-9;

@@ -18,8 +18,8 @@ std::unique_ptr<KernelExchange> exchange_of(comm::StreamExchange* ranks, const c
 
 RunSetup set_up(const Config& config, const Runtime& runtime,
                 std::shared_ptr<ComputeContext> context) {
-    const Given none;
-    const Given& given = runtime.given ? *runtime.given : none;
+    const InsideOptions none;
+    const InsideOptions& given = runtime.given ? *runtime.given : none;
     comm::Communicator* const ranks = context->ranks.get();
     const World world = context->world(config);
     auto of_sequences = exchange_of(context->sequence.get(), "heads");

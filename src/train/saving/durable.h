@@ -11,7 +11,6 @@
 #include "data/tokens.h"
 #include "ferry/aio.h"
 #include "ferry/config.h"
-#include "ferry/swap.h"
 #include "ferry/train.h"
 #include "planner/planner.h"
 #include "swap/store.h"

@@ -204,7 +204,7 @@ private:
 template <class From>
 void write(const Exported& what, const ExportOptions& options, const ExportDirectory& claimed,
            const From& from, const ExportProgress& progress) {
-    const ExportDirectory::Place place = claimed.place();
+    const ExportDirectory::Destination place = claimed.place();
     Told written(what, progress);
     try {
         write_files(place.path, what, options, claimed, told(written, from, what.type));
@@ -311,7 +311,7 @@ void ExportDirectory::check_still_claimed() const {
 
 // With a random name, and for this user alone. Where what was beside it went with it, nearer to the
 // root; only who asked for a directory there gets one.
-ExportDirectory::Place ExportDirectory::place() const {
+ExportDirectory::Destination ExportDirectory::place() const {
     try {
         check_still_claimed();
         const Draft trial(std::filesystem::path(path_) / "config.json");

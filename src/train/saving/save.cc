@@ -90,7 +90,7 @@ RunState run_of(const Manifest& manifest) {
 
 namespace {
 
-struct Entry {
+struct SavedTensor {
     int64_t layer = 0;
     const model::Tensor* tensor = nullptr;
     Kept kept = Kept::state;
@@ -99,15 +99,15 @@ struct Entry {
 };
 
 // Everything that is written, in its order.
-std::vector<Entry> entries_of(const Plan& plan, const std::vector<model::Layer>& layers,
-                              bool errors) {
-    std::vector<Entry> entries;
+std::vector<SavedTensor> entries_of(const Plan& plan, const std::vector<model::Layer>& layers,
+                                    bool errors) {
+    std::vector<SavedTensor> entries;
     const auto add = [&](size_t layer, const model::Tensor& tensor, Kept kept,
                          std::vector<StateArray> arrays) {
-        Entry entry{.layer = static_cast<int64_t>(layer),
-                    .tensor = &tensor,
-                    .kept = kept,
-                    .arrays = std::move(arrays)};
+        SavedTensor entry{.layer = static_cast<int64_t>(layer),
+                          .tensor = &tensor,
+                          .kept = kept,
+                          .arrays = std::move(arrays)};
         for (const StateArray& array : entry.arrays)
             entry.bytes += array.width.of(tensor.whole_count());
         entries.push_back(std::move(entry));
@@ -124,9 +124,9 @@ std::vector<Entry> entries_of(const Plan& plan, const std::vector<model::Layer>&
 }
 
 // Tensors whose arrays are in files of the same number.
-using Group = std::span<const Entry>;
+using Group = std::span<const SavedTensor>;
 
-std::vector<Group> groups_of(std::span<const Entry> entries, int64_t most_bytes) {
+std::vector<Group> groups_of(std::span<const SavedTensor> entries, int64_t most_bytes) {
     std::vector<Group> groups;
     size_t first = 0;
     int64_t bytes = 0;
@@ -146,7 +146,7 @@ using Arrays = std::map<std::string_view, std::vector<ArrayInfo>>;  // by the na
 
 Arrays arrays_of(Group group) {
     Arrays arrays;
-    for (const Entry& entry : group) {
+    for (const SavedTensor& entry : group) {
         for (const StateArray& array : entry.arrays)
             arrays[array.file].push_back({.name = entry.tensor->name + std::string(array.suffix),
                                           .dtype = std::string(array.dtype),
@@ -174,7 +174,7 @@ public:
         }
     }
 
-    const std::vector<Entry>& entries() const { return entries_; }
+    const std::vector<SavedTensor>& entries() const { return entries_; }
     int64_t bytes() const { return bytes_; }
     int64_t files() const { return files_; }
 
@@ -191,7 +191,7 @@ public:
                 files[file] = std::make_unique<ArrayFile>(
                     writer, std::filesystem::path(directory) / name_of(file, g), std::move(arrays));
             }
-            for (const Entry& entry : groups_[g])
+            for (const SavedTensor& entry : groups_[g])
                 read(entry, [&](std::span<const std::span<const std::byte>> arrays) {
                     std::vector<checkpoint::NextBytes> next;
                     for (size_t a = 0; a < arrays.size(); ++a) {
@@ -213,7 +213,7 @@ public:
         auto& object = map.get_ref<nlohmann::ordered_json::object_t&>();
         int64_t bytes = 0;
         for (size_t g = 0; g < groups_.size(); ++g) {
-            for (const Entry& entry : groups_[g]) {
+            for (const SavedTensor& entry : groups_[g]) {
                 if (entry.kept == Kept::errors) continue;
                 object.push_back({entry.tensor->name, name_of("model", g)});
                 bytes += entry.arrays.front().width.of(entry.tensor->whole_count());
@@ -230,7 +230,7 @@ private:
         return fmt::format("{}-{:05}-of-{:05}.safetensors", file, group + 1, groups_.size());
     }
 
-    std::vector<Entry> entries_;
+    std::vector<SavedTensor> entries_;
     std::vector<Group> groups_;
     const Saving& saving_;
     int64_t bytes_ = 0, files_ = 0, files_at_once_ = 0, written_ = 0;
@@ -295,7 +295,7 @@ bool reads_own_part(const Plan& plan) {
 
 int64_t own_checkpoint_bytes(const Plan& plan) {
     int64_t bytes = 0;
-    for (const Entry& entry : entries_of(plan, plan.layers, false)) {
+    for (const SavedTensor& entry : entries_of(plan, plan.layers, false)) {
         const zero::Run own = own_run(plan.partition, plan.layers[static_cast<size_t>(entry.layer)],
                                       {entry.tensor->offset, entry.tensor->count});
         for (const StateArray& array : entry.arrays) bytes += array.width.of(own.count);
@@ -323,7 +323,7 @@ void write_checkpoint(const Plan& plan, const std::vector<model::Layer>& layers,
     try {
         steps.add(unwritten.manifest, [&](const std::string& directory) {
             std::vector<checkpoint::Shard> shards =
-                writer.write(directory, team, [&](const Entry& entry, const ArraySink& sink) {
+                writer.write(directory, team, [&](const SavedTensor& entry, const ArraySink& sink) {
                     read(entry.layer, *entry.tensor, entry.kept, sink);
                 });
             for (const auto& [name, text] :
@@ -345,7 +345,7 @@ void write_checkpoint(const Plan& plan, const std::vector<model::Layer>& layers,
 void read_checkpoint(const Plan& plan, const std::vector<model::Layer>& layers, bool errors,
                      const ReadArrays& read, const ArraySink& sink,
                      const std::function<bool()>& next) {
-    for (const Entry& entry : entries_of(plan, layers, errors)) {
+    for (const SavedTensor& entry : entries_of(plan, layers, errors)) {
         read(entry.layer, *entry.tensor, entry.kept, sink);
         if (!next()) return;
     }

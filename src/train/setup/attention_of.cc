@@ -36,9 +36,9 @@ public:
               path,
               {.name = "the layout", .remedy = kRemedy, .most_bytes = int64_t{4} * 1024 * kMiB})) {}
 
-    ops::Layout read() const {
+    ops::PatternLayout read() const {
         const LayoutHeader h = header();
-        ops::Layout layout{
+        ops::PatternLayout layout{
             .where = path_, .block = h.block, .layers = h.layers, .heads = h.heads, .side = h.rows};
         const auto cells = std::span(bytes_).subspan(sizeof h);
         layout.cells.assign(cells.begin(), cells.end());
@@ -95,7 +95,7 @@ private:
                    fmt::format("{} x {} x {} x {} cells", h.layers, h.heads, h.rows, h.columns));
     }
 
-    void check_cells(const ops::Layout& layout) const {
+    void check_cells(const ops::PatternLayout& layout) const {
         const auto side = static_cast<size_t>(layout.side);
         for (size_t i = 0; i < layout.cells.size(); ++i) {
             const uint8_t cell = layout.cells[i];
@@ -159,7 +159,7 @@ ops::Pattern pattern_of(const Config& config) {
                    .allow_empty_rows = a.allow_empty_rows,
                    .seed = config.seed};
     if (p.kind == ops::PatternKind::layout)
-        p.layout = std::make_shared<ops::Layout>(LayoutReader(a.layout).read());
+        p.layout = std::make_shared<ops::PatternLayout>(LayoutReader(a.layout).read());
     return p;
 }
 

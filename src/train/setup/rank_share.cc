@@ -254,7 +254,7 @@ Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communica
     // Parts of the cores follow the nodes, and so do the ranks that take them.
     const auto nearest =
         std::ranges::find(machine.nodes, node_of_device(machine, gpu), &NumaNode::os_index);
-    const comm::Part part =
+    const comm::PartOfAlike part =
         comm::part_among_alike(*ranks, executor, cores, {.of = "cores"},
                                static_cast<int>(nearest - machine.nodes.begin()));
     if (part.index == 0) warn_of_binding(machine, part.of, *ranks);  // for all that are bound so

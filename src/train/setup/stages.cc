@@ -31,7 +31,7 @@ public:
     double of(size_t layer) const {
         const model::LayerKind kind = whole_[layer].kind;
         double seconds = 0;
-        for (const cost::Row& row : cost::operations()) {
+        for (const cost::OperationRow& row : cost::operations()) {
             if (row.layer != kind) continue;
             const bool back = row.pass == cost::Pass::backward;
             if (row.pass != cost::Pass::forward && row.pass != cost::Pass::both && !back) continue;
@@ -47,7 +47,7 @@ private:
                            [](const model::Layer& l) { return l.trainable_elements > 0; });
     }
     // Multiplying or moving, whichever takes longer.
-    double of(size_t layer, const cost::Row& row) const {
+    double of(size_t layer, const cost::OperationRow& row) const {
         cost::Work work{.layer = &whole_[layer],
                         .flags = trains_below(layer) ? cost::kNeedsDx : uint8_t{0},
                         .tokens = numerics_.tokens(),

@@ -8,7 +8,7 @@
 #include "ferry/config.h"
 #include "ferry/device.h"
 #include "ferry/executor.h"
-#include "ferry/swap.h"
+#include "ferry/lease.h"
 #include "ferry/team.h"
 #include "topology/topology.h"
 

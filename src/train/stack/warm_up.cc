@@ -31,9 +31,9 @@ swap::Call call_of(const swap::Task& task, const Bench& on) {
     swap::Call call{.task = &task, .sequence = StepStates::kMeasured, .at = {}, .store = &on.store};
     std::byte* memory = on.device.memory().data();
     for (size_t i = 0; i < swap::kPlaces; ++i) {
-        const swap::Place& place = task.places[i];
-        if (place.kind == swap::Place::Kind::device) call.at[i] = memory + place.offset;
-        if (place.kind == swap::Place::Kind::current)
+        const swap::OperandPlace& place = task.places[i];
+        if (place.kind == swap::OperandPlace::Kind::device) call.at[i] = memory + place.offset;
+        if (place.kind == swap::OperandPlace::Kind::current)
             call.at[i] = memory + on.plan.objects[place.object].offset;
     }
     return call;

@@ -8,7 +8,6 @@
 #include "cost/kernel_times.h"
 #include "ferry/device.h"
 #include "ferry/executor.h"
-#include "ferry/swap.h"
 #include "model/model.h"
 #include "ops/ops.h"
 #include "planner/planner.h"

@@ -59,7 +59,7 @@ bool PassingState::stays(const Chunk& chunk) const {
     return in_host(chunk.state) && (!plan_.state.split || in_host(chunk.weight));
 }
 
-void PassingState::updated(const Chunk& chunk, const Place& place) noexcept {
+void PassingState::updated(const Chunk& chunk, const UpdatedBytes& place) noexcept {
     const size_t index = index_of(chunk);
     std::unique_lock lock(mutex_);
     places_[index] = place;
@@ -81,7 +81,7 @@ void PassingState::end() noexcept {
     changed_.notify_all();
 }
 
-UpdatedChunks::Place PassingState::take(const Chunk& chunk) {
+UpdatedChunks::UpdatedBytes PassingState::take(const Chunk& chunk) {
     const size_t index = index_of(chunk);
     std::unique_lock lock(mutex_);
     FERRY_CHECK(index >= taken_, "a chunk that has passed");

@@ -20,7 +20,7 @@ public:
     // The plan must outlive it.
     explicit PassingState(const planner::Plan& plan) : plan_(plan), places_(plan.chunks.size()) {}
 
-    void updated(const planner::Chunk& chunk, const Place& place) noexcept override;
+    void updated(const planner::Chunk& chunk, const UpdatedBytes& place) noexcept override;
     // After the last of them.
     void end() noexcept;
     // That the updates have waited until now: for copies, and for room.
@@ -30,7 +30,7 @@ public:
     // as the step leaves it. Those before it are not needed any more. What was not updated has no
     // place.
     struct Closed {};
-    Place take(const planner::Chunk& chunk);  // throws Closed
+    UpdatedBytes take(const planner::Chunk& chunk);  // throws Closed
     // Of either side: nothing is read any more, and nobody waits.
     void close() noexcept;
 
@@ -41,9 +41,9 @@ private:
     const planner::Plan& plan_;
     mutable std::mutex mutex_;
     std::condition_variable changed_;
-    std::vector<Place> places_;     // of the chunks
-    size_t ready_ = 0, taken_ = 0;  // ready_: chunks before it are as the step leaves them
-    double held_back_ = 0;          // seconds
+    std::vector<UpdatedBytes> places_;  // of the chunks
+    size_t ready_ = 0, taken_ = 0;      // ready_: chunks before it are as the step leaves them
+    double held_back_ = 0;              // seconds
     bool closed_ = false;
 };
 

@@ -145,8 +145,8 @@ void StateIo::in_parts(Team& team, int64_t first, int64_t count, const Body& bod
     });
 }
 
-std::vector<StateIo::Part> StateIo::parts_of(std::span<const size_t> turns) const {
-    std::vector<Part> parts;
+std::vector<StateIo::ChunkRun> StateIo::parts_of(std::span<const size_t> turns) const {
+    std::vector<ChunkRun> parts;
     for (const size_t index : turns) {
         const Chunk& chunk = plan_.chunks[index];
         for (int64_t at = 0; at < chunk.count; at += kFilledAtOnce)
@@ -192,7 +192,7 @@ uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, Start
         plan_.chunks, [&](const Chunk& chunk) { return lies_on(swap::Tier::device, chunk); });
     if (to_copy == 0) watch.copied();
     const std::vector<size_t> turns = in_turns();
-    const std::vector<Part> parts = parts_of(turns);
+    const std::vector<ChunkRun> parts = parts_of(turns);
     auto part = parts.begin();
     if (contents.begin) contents.begin(parts);
     for (const size_t index : turns) {
@@ -466,7 +466,7 @@ void StateIo::read_arrays(int64_t layer, int64_t first, int64_t count, const Arr
 StateIo::Staging StateIo::held(const Chunk& chunk) {
     if (held_ == &chunk) return held_place_;
     if (passing_ && chunk.trainable) {
-        const UpdatedChunks::Place place = passing_->take(chunk);
+        const UpdatedChunks::UpdatedBytes place = passing_->take(chunk);
         // Its update failed, which the store tells; a later chunk's came through before that.
         if (place.state.empty()) throw PassingState::Closed();
         held_place_ = {.state = place.state, .weight = place.weight};

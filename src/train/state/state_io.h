@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "ferry/optim.h"
-#include "ferry/swap.h"
 #include "ferry/team.h"
 #include "model/model.h"
 #include "passing_state.h"
@@ -42,14 +41,14 @@ public:
         optim::Map map = optim::Map::with_sign;
     };
     static FirstMoment first_moment_of(const optim::Hyper& hyper);
-    // The state's first contents: the master, or a frozen weight; the first moment at the same
-    // value everywhere and the second at zero, or both as `moments` says, in the type they are kept
-    // in.
     // A run of a chunk's elements.
-    struct Part {
+    struct ChunkRun {
         const planner::Chunk* chunk = nullptr;
         int64_t at = 0, count = 0;
     };
+    // The state's first contents: the master, or a frozen weight, and the moments. Without
+    // `moments` the first moment has the same value everywhere and the second is zero. What
+    // `moments` writes is in the type that they are kept in.
     struct Contents {
         Fill master{};
         FirstMoment first_moment{};
@@ -59,7 +58,7 @@ public:
             moments{};
         // Who reads ahead hears of all parts in the order in which they are filled, and then of
         // each before it is.
-        std::function<void(std::span<const Part>)> begin{};
+        std::function<void(std::span<const ChunkRun>)> begin{};
         std::function<void()> next{};
     };
     // Weights in the compute type, each chunk to its home. The hash of the frozen weights.
@@ -126,7 +125,7 @@ private:
     template <class Body>
     static void in_parts(Team& team, int64_t first, int64_t count, const Body& body);
     // What initialise() fills at a time, in its order.
-    std::vector<Part> parts_of(std::span<const size_t> turns) const;
+    std::vector<ChunkRun> parts_of(std::span<const size_t> turns) const;
     // Elements [at, at + count) of a chunk.
     void fill_part(const planner::Chunk& chunk, const Staging& to, int64_t at, int64_t count,
                    const Contents& contents) const;

@@ -71,9 +71,9 @@ CudnnCall with_rows_of(const BackwardOperands& o, CudnnCall call) {
 }
 
 // One backward call after the other: over the groups of heads of its sequences, over sequences.
-class Part {
+class BackwardCalls {
 public:
-    Part(const Attention& whole, const Portion& most) : whole_(whole), most_(most) {}
+    BackwardCalls(const Attention& whole, const Portion& most) : whole_(whole), most_(most) {}
     bool any() const { return sequence_ < whole_.sequences; }
     void next() {
         kv_head_ += most_.kv_heads;
@@ -221,7 +221,7 @@ public:
         const auto portion = backward_portion(shape, most_slope_bytes_);
         if (!portion) return by_tiles(shape, operands, workspace);
         const CudnnCall dense = call_of(part_of(shape, *portion), true);
-        for (Part part(shape, *portion); part.any(); part.next()) {
+        for (BackwardCalls part(shape, *portion); part.any(); part.next()) {
             if (!run(call_of(part.shape(), true), dense, part.of(operands), workspace))
                 return false;  // the first of them as the others
         }
@@ -235,7 +235,7 @@ private:
         if (!bytes) return false;
         const TileRoom room(shape, tiles, workspace + *bytes);
         const Portion portion{1, tiles.kv_heads()};
-        for (Part part(shape, portion); part.any(); part.next())
+        for (BackwardCalls part(shape, portion); part.any(); part.next())
             heads_by_tiles(part.shape(), tiles, part.of(operands), room, workspace);
         return true;
     }

@@ -23,11 +23,11 @@ void SparseAttention::backward(const Attention&, const BackwardOperands&, std::b
 int64_t SparseAttention::part_bytes(const Attention&, int64_t, int64_t) {
     bug("built without Triton");
 }
-void SparseAttention::part_forward(const Attention&, const Part&, const Part&, ConstView, ConstView,
-                                   ConstView, View, float*, std::byte*) {
+void SparseAttention::part_forward(const Attention&, const SequencePart&, const SequencePart&,
+                                   ConstView, ConstView, ConstView, View, float*, std::byte*) {
     bug("built without Triton");
 }
-void SparseAttention::part_backward(const Attention&, const Part&, const Part&,
+void SparseAttention::part_backward(const Attention&, const SequencePart&, const SequencePart&,
                                     const BackwardOperands&, std::byte*) {
     bug("built without Triton");
 }

@@ -58,7 +58,8 @@ __global__ void spans_kernel(Attention shape, SpanRoom room) {
     const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     const int64_t own_blocks = kOfKeys ? room.key_blocks : room.query_blocks;
     if (i >= shape.sequences * room.layouts * own_blocks) return;
-    const Part own = kOfKeys ? room.keys : room.queries, other = kOfKeys ? room.queries : room.keys;
+    const SequencePart own = kOfKeys ? room.keys : room.queries,
+                       other = kOfKeys ? room.queries : room.keys;
     const int64_t size = room.block, end_of_other = other.first + other.count;
     const int64_t b = own.first / size + i % own_blocks, layout = i / own_blocks % room.layouts;
     const int64_t sequence = i / (room.layouts * own_blocks), list_index = layout * room.blocks + b;
@@ -147,14 +148,14 @@ SpanRoom SpanRoom::largest(const Attention& shape, int64_t queries, int64_t keys
     return {shape, {last_of_block, queries}, {last_of_block, keys}, nullptr, backward};
 }
 
-SpanRoom::SpanRoom(const Attention& shape, const Part& of_queries_part, const Part& of_keys_part,
-                   std::byte* memory, bool backward)
+SpanRoom::SpanRoom(const Attention& shape, const SequencePart& of_queries_part,
+                   const SequencePart& of_keys_part, std::byte* memory, bool backward)
     : queries(of_queries_part), keys(of_keys_part) {
     constexpr int64_t kUnit = 256;
     const bool listed = shape.pattern != nullptr;
     block = block_of_lists(shape);
     blocks = ceil_div(shape.sequence, block);
-    const auto touched = [&](const Part& part) {
+    const auto touched = [&](const SequencePart& part) {
         return part.count == 0 ? 0 : ceil_div(part.end(), block) - part.first / block;
     };
     query_blocks = touched(queries);

@@ -18,7 +18,7 @@ struct Span {
 // part of them: its own blocks are those that it touches, counted from the first, and those that
 // stick out of it are cut.
 struct SpanRoom {
-    Part queries{}, keys{};                      // of each sequence
+    SequencePart queries{}, keys{};              // of each sequence
     int64_t layouts = 0, blocks = 0, block = 0;  // layouts: as BlockLists has them
     int64_t query_blocks = 0, key_blocks = 0;    // own ones; `blocks`: the sequence's
     int64_t orders_of_keys = 0;                  // 1, or one a key/value head
@@ -33,8 +33,8 @@ struct SpanRoom {
 
     // Laid out in memory of bytes(); null: only their size.
     SpanRoom(const Attention& shape, std::byte* memory, bool backward);
-    SpanRoom(const Attention& shape, const Part& queries, const Part& keys, std::byte* memory,
-             bool backward);
+    SpanRoom(const Attention& shape, const SequencePart& queries, const SequencePart& keys,
+             std::byte* memory, bool backward);
     // Of parts of so many tokens, wherever they begin: at least as much as one of them.
     static SpanRoom largest(const Attention& shape, int64_t queries, int64_t keys, bool backward);
     int64_t bytes() const { return bytes_; }

@@ -263,9 +263,9 @@ void SparseAttention::forward(const Attention& shape, ConstView q, ConstView k, 
     forward_of(shape, SpanRoom(shape, scratch, false), false, q, k, v, out, lse);
 }
 
-void SparseAttention::part_forward(const Attention& shape, const Part& queries, const Part& keys,
-                                   ConstView q, ConstView k, ConstView v, View out, float* lse,
-                                   std::byte* scratch) {
+void SparseAttention::part_forward(const Attention& shape, const SequencePart& queries,
+                                   const SequencePart& keys, ConstView q, ConstView k, ConstView v,
+                                   View out, float* lse, std::byte* scratch) {
     FERRY_CHECK(shape.sequences == 1 && queries.count > 0 && out.type == DType::f32);
     forward_of(shape, SpanRoom(shape, queries, keys, scratch, false), true, q, k, v, out, lse);
 }
@@ -298,8 +298,9 @@ void SparseAttention::backward(const Attention& shape, const BackwardOperands& o
     backward_of(shape, room, false, o, delta);
 }
 
-void SparseAttention::part_backward(const Attention& shape, const Part& queries, const Part& keys,
-                                    const BackwardOperands& o, std::byte* scratch) {
+void SparseAttention::part_backward(const Attention& shape, const SequencePart& queries,
+                                    const SequencePart& keys, const BackwardOperands& o,
+                                    std::byte* scratch) {
     FERRY_CHECK(shape.sequences == 1 && queries.count > 0);
     for (const View& to : {o.dq, o.dk, o.dv}) FERRY_CHECK(to.type == DType::f32);
     const SpanRoom room(shape, queries, keys, scratch, true);

@@ -44,10 +44,12 @@ public:
 
     // The same of some queries and keys of one sequence, as PartAttention has them.
     int64_t part_bytes(const Attention& shape, int64_t queries, int64_t keys);
-    void part_forward(const Attention& shape, const Part& queries, const Part& keys, ConstView q,
-                      ConstView k, ConstView v, View out, float* lse, std::byte* scratch);
-    void part_backward(const Attention& shape, const Part& queries, const Part& keys,
-                       const BackwardOperands& operands, std::byte* scratch);
+    void part_forward(const Attention& shape, const SequencePart& queries, const SequencePart& keys,
+                      ConstView q, ConstView k, ConstView v, View out, float* lse,
+                      std::byte* scratch);
+    void part_backward(const Attention& shape, const SequencePart& queries,
+                       const SequencePart& keys, const BackwardOperands& operands,
+                       std::byte* scratch);
 
 private:
     struct Loaded {

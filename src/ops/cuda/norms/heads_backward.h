@@ -17,7 +17,7 @@ static_assert(kRingRoom >= int64_t{kHeadThreads} * kHeadPacks * kPack * 4,
 // A thread's packs of a head. All heads have one weight.
 struct Head {
     uint4 d[kHeadPacks], x[kHeadPacks];
-    Row row;
+    NormRow row;
 };
 struct HeadWeight {
     uint4 packs[kHeadPacks];
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kHeadThreads, resident(kHeadPacks, Lie::whole)
     HeadAngles angles;
     Pack sums[kHeadPacks] = {};
     uint4* mine = room + threadIdx.x;
-    Row rows[kRing];
+    NormRow rows[kRing];
     const auto start_next = [&](int i, int place) {
         rows[place] = ahead.start(first + i, mine + place * kRingPlaces);
         ahead.step();

@@ -11,7 +11,7 @@ template <class Norm, int kRow, int kHeld, Lie kLie>
 struct Inputs {
     using Held = HeldRow<kRow, kHeld, kLie>;
     Held d, x, before;
-    Row row{};
+    NormRow row{};
     __device__ void fetch(const Norm& norm, const Backward& a, int64_t i, int64_t n) {
         if (n == 0) return;
         row = norm.row(i);
@@ -22,8 +22,8 @@ struct Inputs {
         rotate(a, run);
     }
     // Into shared memory, three rows' places a thread; the row's own numbers come back.
-    static __device__ Row start(const Norm& norm, const Backward& a, int64_t i, int64_t n,
-                                uint4* room) {
+    static __device__ NormRow start(const Norm& norm, const Backward& a, int64_t i, int64_t n,
+                                    uint4* room) {
         if (n == 0) return {};
         const Run run = a.runs(i);
         Held::start(a.dy, run, n, room);
@@ -32,7 +32,7 @@ struct Inputs {
             Held::start(a.addend, run, n, room + 2 * places_of(kHeld, kLie) * blockDim.x);
         return norm.row(i);
     }
-    __device__ void take(const Backward& a, int64_t i, Row of_row, const uint4* room) {
+    __device__ void take(const Backward& a, int64_t i, NormRow of_row, const uint4* room) {
         const Run run = a.runs(i);
         row = of_row;
         d.take(run, room);

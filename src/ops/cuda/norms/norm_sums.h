@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kLie) / block_
     in.fetch(norm, a, first, columns(first));
     for (int64_t i = first; i < first + a.rows_of_group; ++i) {  // all threads of a warp together
         const int64_t n = columns(i), next = columns(i + 1);
-        [[maybe_unused]] Row of_next{};
+        [[maybe_unused]] NormRow of_next{};
         if constexpr (S::kAhead) {
             of_next = In::start(norm, a, i + 1, next, room);
             __pipeline_commit();

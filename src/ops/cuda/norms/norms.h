@@ -7,46 +7,48 @@
 namespace ferry::ops::cuda {
 
 // The sums of a norm's backward pass over a row, and what follows from them.
-struct Row {
+struct NormRow {
     float mean, r;
 };
 struct Rms {
     static constexpr int kSums = 1;
     static constexpr bool kBiased = false;
     const float* rstd;
-    __device__ Row row(int64_t i) const { return {0, rstd[i]}; }
-    __device__ static void add(float w, float d, float x, Row, float (&sums)[kSums]) {
+    __device__ NormRow row(int64_t i) const { return {0, rstd[i]}; }
+    __device__ static void add(float w, float d, float x, NormRow, float (&sums)[kSums]) {
         sums[0] += w * d * x;
     }
-    __device__ static void divide(const double (&totals)[kSums], Row row, double share,
+    __device__ static void divide(const double (&totals)[kSums], NormRow row, double share,
                                   float (&levels)[kSums]) {
         const double wide = row.r;
         levels[0] = static_cast<float>(wide * wide * wide * totals[0] * share);
     }
-    __device__ static float own(float w, float d, float x, Row row, const float (&levels)[kSums]) {
+    __device__ static float own(float w, float d, float x, NormRow row,
+                                const float (&levels)[kSums]) {
         return w * d * row.r - x * levels[0];
     }
-    __device__ static float normed(float x, Row row) { return x * row.r; }
+    __device__ static float normed(float x, NormRow row) { return x * row.r; }
 };
 struct Layered {
     static constexpr int kSums = 2;
     static constexpr bool kBiased = true;
     const float* stats;
     int64_t rows;
-    __device__ Row row(int64_t i) const { return {stats[i], stats[rows + i]}; }
-    __device__ static void add(float w, float d, float x, Row row, float (&sums)[kSums]) {
+    __device__ NormRow row(int64_t i) const { return {stats[i], stats[rows + i]}; }
+    __device__ static void add(float w, float d, float x, NormRow row, float (&sums)[kSums]) {
         const float slope = w * d;
         sums[0] += slope;
         sums[1] += slope * normed(x, row);
     }
-    __device__ static void divide(const double (&totals)[kSums], Row, double share,
+    __device__ static void divide(const double (&totals)[kSums], NormRow, double share,
                                   float (&levels)[kSums]) {
         for (int k = 0; k < kSums; ++k) levels[k] = static_cast<float>(totals[k] * share);
     }
-    __device__ static float own(float w, float d, float x, Row row, const float (&levels)[kSums]) {
+    __device__ static float own(float w, float d, float x, NormRow row,
+                                const float (&levels)[kSums]) {
         return row.r * (w * d - levels[0] - normed(x, row) * levels[1]);
     }
-    __device__ static float normed(float x, Row row) { return (x - row.mean) * row.r; }
+    __device__ static float normed(float x, NormRow row) { return (x - row.mean) * row.r; }
 };
 
 struct Backward {
@@ -69,7 +71,7 @@ struct NormTerm {
     static constexpr int kTogether = 2;
     struct Raw {
         RawPack x, d;
-        Row row;
+        NormRow row;
     };
     __device__ Raw fetch(int64_t i, int64_t col, int count) const {
         const Run run = runs(i);

@@ -72,13 +72,13 @@ struct WholeRuns {
             start_pack(to + k * kThreads, from + k * kRow * kPack * 2, there && has[k]);
     }
     // The i-th run is the one stepped to. Its own numbers come back.
-    __device__ Row start(int64_t i, uint4* to) const {
+    __device__ NormRow start(int64_t i, uint4* to) const {
         const bool there = i < end;
         start(a.dy, there, to);
         start(a.x, there, to + kHeld * kThreads);
         if (a.addend.data != nullptr) start(a.addend, there, to + 2 * kHeld * kThreads);
         __pipeline_commit();
-        return there ? norm.row(i) : Row{};
+        return there ? norm.row(i) : NormRow{};
     }
 };
 

@@ -35,7 +35,7 @@ __device__ void put_half(const Half& half, uint4& raw) {
 
 // Adds a pack of a row to the sums of weight and bias, and to the row's own.
 template <class Norm>
-__device__ void add_halves(const uint4& raw_d, const uint4& raw_x, const uint4& raw_w, Row row,
+__device__ void add_halves(const uint4& raw_d, const uint4& raw_x, const uint4& raw_w, NormRow row,
                            Pack& sums, Pack& bias, float (&row_own)[Norm::kSums]) {
     each_half([&](auto half) {
         const Half d = half_of<half>(raw_d), x = half_of<half>(raw_x), w = half_of<half>(raw_w);
@@ -51,7 +51,8 @@ __device__ void add_halves(const uint4& raw_d, const uint4& raw_x, const uint4& 
 // And what becomes of it.
 template <class Norm>
 __device__ uint4 result_of_halves(const uint4& raw_before, const uint4& raw_d, const uint4& raw_x,
-                                  const uint4& raw_w, Row row, const float (&levels)[Norm::kSums]) {
+                                  const uint4& raw_w, NormRow row,
+                                  const float (&levels)[Norm::kSums]) {
     uint4 result;
     each_half([&](auto half) {
         const Half d = half_of<half>(raw_d), x = half_of<half>(raw_x), w = half_of<half>(raw_w);
@@ -69,7 +70,7 @@ __device__ uint4 result_of_halves(const uint4& raw_before, const uint4& raw_d, c
 
 // The same two of a whole pack at once, where there is no bias.
 template <class Norm>
-__device__ void add_pack(const uint4& raw_d, const uint4& raw_x, const uint4& raw_w, Row row,
+__device__ void add_pack(const uint4& raw_d, const uint4& raw_x, const uint4& raw_w, NormRow row,
                          Pack& sums, float (&row_own)[Norm::kSums]) {
     const Pack d = wide(raw_d), x = wide(raw_x), w = wide(raw_w);
 #pragma unroll
@@ -80,7 +81,8 @@ __device__ void add_pack(const uint4& raw_d, const uint4& raw_x, const uint4& ra
 }
 template <class Norm>
 __device__ uint4 result_of_pack(const uint4& raw_before, const uint4& raw_d, const uint4& raw_x,
-                                const uint4& raw_w, Row row, const float (&levels)[Norm::kSums]) {
+                                const uint4& raw_w, NormRow row,
+                                const float (&levels)[Norm::kSums]) {
     const Pack d = wide(raw_d), before = wide(raw_before), w = wide(raw_w);
     Pack x = wide(raw_x);
 #pragma unroll
@@ -109,9 +111,9 @@ __global__ void __launch_bounds__(block_of(kRow), resident(kHeld, Lie::whole) / 
     Pack sums[kHeld] = {}, bias[Norm::kBiased ? kHeld : 1] = {};
     uint4* mine = room + threadIdx.x;
     uint4* others = mine + whole_places(kHeld) * kThreads;
-    Row next = runs.start(first, mine);
+    NormRow next = runs.start(first, mine);
     for (int64_t i = first; i < first + a.rows_of_group; ++i) {  // all threads of a warp together
-        const Row row = next;
+        const NormRow row = next;
         const bool there = i < runs.end;
         const char* out = runs.at(a.dx);
         __pipeline_wait_prior(0);

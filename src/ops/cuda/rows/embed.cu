@@ -92,7 +92,7 @@ __global__ void keys_kernel(const int32_t* tokens, int64_t sequence, const int32
 
 // kVector elements that follow each other, as they lie in memory.
 template <DType kType, int kVector>
-struct Piece {
+struct Neighbours {
     static constexpr bool kWide = kType == DType::f32;
     static constexpr int kWords = kVector == 1 || kWide ? kVector : kVector / 2;
     uint32_t words[kWords];
@@ -141,7 +141,7 @@ __device__ void copy_floats(const float* from, float* to) {
 template <DType kType, int kVector>
 __device__ void add_rows_of(Order order, int32_t key, int32_t mine, int count, bool more,
                             int64_t next, const ConstView& dx, int64_t col, float (&sum)[kVector]) {
-    using P = Piece<kType, kVector>;
+    using P = Neighbours<kType, kVector>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const bool has = col < dx.cols;
     while (true) {
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, kType == DType::f32 ? 2 : 3)
     const unsigned begins = changes & __ballot_sync(0xffffffffu, key >= 0);
     const int64_t col = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kVector;
     const bool has = col < dx.cols;
-    Piece<kType, kVector> first[kOfBlock];
+    Neighbours<kType, kVector> first[kOfBlock];
     alignas(16) float sums[kOfBlock][kVector] = {};
     int32_t keys[kOfBlock];
 #pragma unroll
@@ -225,7 +225,7 @@ void add_by_key(Order order, ConstView dx, float* gradient, cudaStream_t stream)
     };
     constexpr int kFour = 4;
     const bool four = dx.cols % kFour == 0 && dx.ld % kFour == 0 &&
-                      Piece<kType, kFour>::may_load(dx.data) &&
+                      Neighbours<kType, kFour>::may_load(dx.data) &&
                       reinterpret_cast<uintptr_t>(gradient) % 16 == 0;
     if (four) return launch(kFour, add_by_key_kernel<kType, kFour>);
     launch(1, add_by_key_kernel<kType, 1>);

@@ -141,10 +141,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---------------------------------------------------------------- a row in registers
 
-// Each of up to kMostBlocks blocks has kPieces fours of neighbours for each of its threads: two
+// Each of up to kMostBlocks blocks has kPacks times four neighbours for each of its threads: two
 // blocks of a multiprocessor then hold a row of 163,840 among eight of them.
-constexpr int kHolders = 512, kPieces = 10, kFour = 4, kMostBlocks = 8;
-constexpr int64_t kHeld = int64_t{kHolders} * kPieces * kFour;
+constexpr int kHolders = 512, kPacks = 10, kFour = 4, kMostBlocks = 8;
+constexpr int64_t kHeld = int64_t{kHolders} * kPacks * kFour;
 
 bool has_clusters() {
     int device = 0, has = 0;
@@ -154,11 +154,11 @@ bool has_clusters() {
 }
 
 struct HeldRow {
-    float x[kPieces][kFour];
+    float x[kPacks][kFour];
     // A logit that does not exist is -inf: its exponential is nothing.
     __device__ void fetch(const float* in, int64_t first, int64_t end, bool aligned) {
 #pragma unroll
-        for (int p = 0; p < kPieces; ++p) {
+        for (int p = 0; p < kPacks; ++p) {
             const int64_t c = first + (int64_t{p} * kHolders + threadIdx.x) * kFour;
             if (aligned && c + kFour <= end) {
                 const float4 four = *reinterpret_cast<const float4*>(in + c);
@@ -176,12 +176,12 @@ struct HeldRow {
     __device__ Softened soften() {
         Softened own;
 #pragma unroll
-        for (int p = 0; p < kPieces; ++p) {
+        for (int p = 0; p < kPacks; ++p) {
 #pragma unroll
             for (int k = 0; k < kFour; ++k) own.top = fmaxf(own.top, x[p][k]);
         }
 #pragma unroll
-        for (int p = 0; p < kPieces; ++p) {
+        for (int p = 0; p < kPacks; ++p) {
 #pragma unroll
             for (int k = 0; k < kFour; ++k) {
                 x[p][k] = expf(x[p][k] - own.top);
@@ -193,7 +193,7 @@ struct HeldRow {
     __device__ void put(const View& to, int64_t row, int64_t first, int64_t end, float factor,
                         bool aligned) {
 #pragma unroll
-        for (int p = 0; p < kPieces; ++p) {
+        for (int p = 0; p < kPacks; ++p) {
             const int64_t c = first + (int64_t{p} * kHolders + threadIdx.x) * kFour;
             if (aligned && c + kFour <= end) {
                 const float a = x[p][0] * factor, b = x[p][1] * factor;
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kHolders, 2)
         if (rank == 0 && threadIdx.x == 0) losses[row] = 0;
         if (!writes) return;
 #pragma unroll
-        for (int p = 0; p < kPieces; ++p) {
+        for (int p = 0; p < kPacks; ++p) {
 #pragma unroll
             for (int k = 0; k < kFour; ++k) held.x[p][k] = 0;
         }
