@@ -59,9 +59,9 @@ std::atomic<const LogSink*> g_sink{nullptr};
 thread_local int t_bugs_throw = 0;
 thread_local bool t_later_rank = false;
 
-void say(LogLevel level, std::string_view message) {
+void say(LogLevel level, std::string_view message, Warning about = Warning::other) {
     if (const LogSink* sink = g_sink.load(std::memory_order_acquire))
-        return sink->line(level, message);
+        return sink->line(level, about, message);
     constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
                                                      spdlog::level::warn, spdlog::level::critical};
     logger().log(kLevels[static_cast<size_t>(level)], message);
@@ -89,8 +89,8 @@ void set_log_sink(const LogSink* sink) noexcept { g_sink.store(sink, std::memory
 void log_debug(std::string_view message) { say(LogLevel::debug, printable(message)); }
 void log_info(std::string_view message) { say(LogLevel::info, printable(message)); }
 void log_warn(std::string_view message) { say(LogLevel::warn, printable(message)); }
-void log_warn_of_run(std::string_view message) {
-    if (!t_later_rank) log_warn(message);
+void log_warn_of_run(std::string_view message, Warning about) {
+    if (!t_later_rank) say(LogLevel::warn, printable(message), about);
 }
 OfRank::OfRank(int rank) noexcept : was_later_(t_later_rank) { t_later_rank = rank > 0; }
 OfRank::~OfRank() { t_later_rank = was_later_; }

@@ -25,7 +25,7 @@ Log& log() {
     return *kLog;
 }
 
-void line(LogLevel level, std::string_view message) {
+void line(LogLevel level, Warning, std::string_view message) {
     Log& to = log();
     if (InCallback::of(&to)) return;  // of what the callback itself does
     const std::lock_guard lock(to.mutex);

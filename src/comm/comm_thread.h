@@ -25,6 +25,7 @@ public:
     ~CommThread() override;
 
     std::string_view kind() const noexcept override { return transport_->kind(); }
+    bool uses_streams() const noexcept override { return transport_->uses_streams(); }
     int rank() const noexcept override { return place_.rank; }
     int size() const noexcept override { return place_.size; }
     int local_rank() const noexcept override { return place_.local_rank; }

@@ -82,6 +82,7 @@ public:
 
     std::string_view kind() const noexcept override { return "nccl"; }
     RankPlace place() const noexcept override { return place_; }
+    bool uses_streams() const noexcept override { return true; }
     CommThread* watch() const override { return bootstrap_.get(); }
 
     std::unique_ptr<Transport> group(Communicator& of, std::span<const int> members) override {

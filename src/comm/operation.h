@@ -79,6 +79,8 @@ public:
     }
     void shift(const Shift& parts, Topic topic) final { post(Operation::shift(parts, topic)); }
     void signal(std::atomic<uint64_t>& counter) final { post(Operation::signal(counter)); }
+    // Whether operations can go among a stream's kernels, by post_on().
+    virtual bool uses_streams() const noexcept { return false; }
     // In the order of `stream`, a cudaStream_t. Until `enqueued` has counted, or check() throws,
     // nobody else enqueues there.
     void post_on(void* stream, std::atomic<uint64_t>& enqueued, Operation operation) {

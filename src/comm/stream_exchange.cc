@@ -52,7 +52,7 @@ public:
     QueuedExchange(Stream& stream, Executor& executor, std::unique_ptr<Communicator> group)
         : stream_(stream), executor_(executor), group_(std::move(group)) {
         queue_ = dynamic_cast<OperationQueue*>(group_.get());
-        FERRY_CHECK(queue_ && group_->kind() == "nccl", "ranks of GPUs exchange over NCCL");
+        FERRY_CHECK(queue_ && queue_->uses_streams(), "ranks of GPUs exchange over NCCL");
     }
 
     int rank() const noexcept override { return group_->rank(); }

@@ -43,6 +43,7 @@ public:
 
     std::string_view kind() const noexcept override { return real_->kind(); }
     RankPlace place() const noexcept override { return real_->place(); }
+    bool uses_streams() const noexcept override { return real_->uses_streams(); }
     bool ready() override { return real_->ready(); }
     void start(const Operation& operation, size_t slot) override;
     bool finished(size_t slot) override;

@@ -19,7 +19,7 @@ struct RankPlace {
 class CommThread;
 
 // Moves the bytes of operations. All calls come from the comm thread, but for the constructor, the
-// destructor, kind() and place().
+// destructor, kind(), place() and uses_streams().
 class Transport {
 public:
     static constexpr size_t kWindow = 8;  // operations that were started and have not ended
@@ -27,6 +27,8 @@ public:
     virtual ~Transport() = default;
     virtual std::string_view kind() const noexcept = 0;
     virtual RankPlace place() const noexcept = 0;
+    // Whether it enqueues on a stream that an operation names (OperationQueue::post_on).
+    virtual bool uses_streams() const noexcept { return false; }
 
     // Whether start() may be called; asked again later where it may not.
     virtual bool ready() { return true; }

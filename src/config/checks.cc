@@ -437,6 +437,11 @@ void check_pipeline(const Config& c, const GivenKeys& given) {
              "set it to \"auto\" or to 2 or more, or parallel.schedule to \"1f1b\""}});
 }
 
+void warn_of_one_stage(const GivenKeys& given, std::string_view key) {
+    log_warn_of_run(given.place_of(key) + " does nothing with one stage",
+                    Warning::idle_with_one_stage);
+}
+
 void check_parallel(const Config& c, const GivenKeys& given) {
     const int parts = c.parallel.sequence;
     demand(given, {{c.batch.sequence % parts == 0, "parallel.sequence",
@@ -454,9 +459,9 @@ void check_parallel(const Config& c, const GivenKeys& given) {
     check_pipeline(c, given);
     if (c.parallel.pipeline == 1 && c.parallel.schedule != PipelineSchedule::automatic &&
         c.parallel.schedule != PipelineSchedule::one_f_one_b)
-        log_warn_of_run(given.place_of("parallel.schedule") + " does nothing with one stage");
+        warn_of_one_stage(given, "parallel.schedule");
     if (c.parallel.pipeline == 1 && c.parallel.virtual_stages.value_or(1) > 1)
-        log_warn_of_run(given.place_of("parallel.virtual_stages") + " does nothing with one stage");
+        warn_of_one_stage(given, "parallel.virtual_stages");
     const int64_t ranks = int64_t{parts} * c.parallel.tensor;
     if (ranks > 1 && c.swap.save_projections.value_or(0) > 0)
         log_warn_of_run(given.place_of("swap.save_projections") +

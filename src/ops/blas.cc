@@ -323,6 +323,12 @@ BlasUse::~BlasUse() {
     library().use(-1);
 }
 
+std::string Blas::config_with(const std::string& other) const {
+    std::string text = config;
+    const size_t at = text.find(" " + core + " ");
+    return at == std::string::npos ? text : text.replace(at + 1, core.size(), other);
+}
+
 std::string blas_core() { return blas().core; }
 
 bool take_blas_core(const std::string& core) {

@@ -14,6 +14,9 @@ struct Blas {
     Sgemm sgemm = nullptr;
     std::string config{};  // version and kernels, as the numerics record names them
     std::string core{};    // the kernels alone
+    // What OpenBLAS would say as `config` if it ran the kernels of another core. It names them
+    // within a text of its own.
+    std::string config_with(const std::string& other) const;
     // OpenBLAS's own function: takes one of the buffers that products work in. Null: this build
     // hides it.
     void* (*take_buffer)(int) = nullptr;

@@ -15,6 +15,8 @@ struct BlasCore {
 
 std::string blas_core();             // those that this process runs
 std::vector<BlasCore> blas_cores();  // all that OpenBLAS has for x86-64, the widest first
+// library_versions() as it is with the kernels of that core.
+std::string library_versions_with(const std::string& core);
 // Runs these from now on. False: not here, or others are in use (CPU Ops live, or another part of
 // the process loaded OpenBLAS). Not from several threads.
 bool take_blas_core(const std::string& core);

@@ -6,6 +6,7 @@
 #include <hwy/foreach_target.h>
 // after foreach_target
 #include "blas.h"
+#include "blas_kernels.h"
 #include "kernels.h"
 #include "simd-inl.h"
 
@@ -117,8 +118,9 @@ void gemm_tile(const Gemm& gemm, const Rectangle& at, Sgemm sgemm) {
 }
 
 HWY_EXPORT(TargetName);
-std::string library_versions() {
-    return blas().config + ", Highway " + HWY_DYNAMIC_DISPATCH(TargetName)();
+std::string library_versions() { return library_versions_with(blas().core); }
+std::string library_versions_with(const std::string& core) {
+    return blas().config_with(core) + ", Highway " + HWY_DYNAMIC_DISPATCH(TargetName)();
 }
 
 }  // namespace ferry::ops

@@ -4,20 +4,20 @@
 
 namespace ferry::planner {
 
-void Budget::need(const std::string& what, int64_t bytes) {
+void Budget::need(const RowName& row, int64_t bytes) {
     spent_ += bytes;
-    const auto row =
-        std::find_if(rows_.begin(), rows_.end(), [&](const TierRow& r) { return r.what == what; });
-    if (row == rows_.end()) {
-        rows_.push_back({tier_, what, bytes});
+    const auto found = std::ranges::find_if(
+        rows_, [&](const TierRow& r) { return r.kind == row.kind && r.what == row.what; });
+    if (found == rows_.end()) {
+        rows_.push_back({tier_, row.kind, row.what, bytes});
     } else {
-        row->bytes += bytes;
+        found->bytes += bytes;
     }
 }
 
-bool Budget::take(const std::string& what, int64_t bytes) {
+bool Budget::take(const RowName& row, int64_t bytes) {
     if (bytes > limit_ - spent_) return false;
-    need(what, bytes);
+    need(row, bytes);
     return true;
 }
 

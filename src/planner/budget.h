@@ -15,9 +15,9 @@ public:
     Budget(swap::Tier tier, int64_t limit_bytes, int sharers = 1)
         : tier_(tier), limit_(limit_bytes), sharers_(sharers) {}
     // Takes the bytes if they are left.
-    bool take(const std::string& what, int64_t bytes);
+    bool take(const RowName& row, int64_t bytes);
     // Takes them in any case: what cannot be done without.
-    void need(const std::string& what, int64_t bytes);
+    void need(const RowName& row, int64_t bytes);
     swap::Tier tier() const { return tier_; }
     int64_t spent() const { return spent_; }
     int64_t limit() const { return limit_; }

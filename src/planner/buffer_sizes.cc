@@ -133,24 +133,25 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 }
 
 SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work) {
-    std::string name = staging == Class::state_staging      ? "state"
-                       : staging == Class::weight_staging   ? "weights"
-                       : staging == Class::feedback_staging ? "momentum and its errors"
-                                                            : "gradients";
+    auto [kind, name] = staging == Class::state_staging    ? RowName{RowKind::state, "state"}
+                        : staging == Class::weight_staging ? RowName{RowKind::weights, "weights"}
+                        : staging == Class::feedback_staging
+                            ? RowName{RowKind::momentum, "momentum and its errors"}
+                            : RowName{RowKind::gradients, "gradients"};
     if (!is_matrix(chunk))
-        return {name, round_up(chunk_bytes(staging, work, work.cut_elements), kPage)};
+        return {kind, name, round_up(chunk_bytes(staging, work, work.cut_elements), kPage)};
     const bool padded = chunk.count - chunk.rows * chunk.cols >= cost::kLeafElements;
     name += padded ? " of a matrix in " + std::to_string(chunk.count)
                    : " of " + std::to_string(chunk.rows) + " x " + std::to_string(chunk.cols);
     if (chunk.format.moment_type != work.state.moment_type) name += ", fp32 moments";
     const int64_t bytes = staging == Class::state_staging ? chunk.format.bytes(chunk.count)
                                                           : chunk_bytes(staging, work, chunk.count);
-    return {name, round_up(bytes, kPage)};
+    return {kind, name, round_up(bytes, kPage)};
 }
 
 SlotFamily slots_of_kept(const Workload& work) {
     const int64_t bytes = work.partition.ranks * work.cut_elements * size_of(work.numerics.wire);
-    return {"gradients until the outcome", round_up(bytes, kPage)};
+    return {RowKind::gradients, "gradients until the outcome", round_up(bytes, kPage)};
 }
 
 const char* name_of(Class c) {
@@ -183,31 +184,31 @@ const char* name_of(Class c) {
     return kNames[at(c)];
 }
 
-const char* row_of(Class c) {
+RowName row_of(Class c) {
     switch (c) {
         case Class::block_weights:
         case Class::edge_weights:
-            return "weights in flight";
+            return {RowKind::weights_in_flight, "weights in flight"};
         case Class::block_gradient:
         case Class::edge_gradient:
-            return "gradient accumulators";
+            return {RowKind::accumulators, "gradient accumulators"};
         case Class::activation:
-            return "block inputs";
+            return {RowKind::block_inputs, "block inputs"};
         case Class::attention:
-            return "attention saved for backward";
+            return {RowKind::saved_attention, "attention saved for backward"};
         case Class::mlp:
-            return "MLPs' products saved for backward";
+            return {RowKind::saved_mlp, "MLPs' products saved for backward"};
         case Class::projections:
-            return "attention's products saved for backward";
+            return {RowKind::saved_projections, "attention's products saved for backward"};
         case Class::deferred:
         case Class::norms:
-            return "kept for weights' gradients";
+            return {RowKind::deferred, "kept for weights' gradients"};
         case Class::lists:
-            return "attention's lists of blocks";
+            return {RowKind::block_lists, "attention's lists of blocks"};
         case Class::scratch:
-            return "scratch of the kernels";
+            return {RowKind::scratch, "scratch of the kernels"};
         default:
-            return "tokens, gradients, report on their way";
+            return {RowKind::transfers, "tokens, gradients, report on their way"};
     }
 }
 

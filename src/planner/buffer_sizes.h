@@ -38,9 +38,9 @@ inline int64_t report_room(int64_t leaves, int64_t report_bytes) {
     return round_up(leaves * 4, 8) + report_bytes;
 }
 // The family of slots on NVMe that a chunk's part goes to: of what is cut into chunks, or of Muon's
-// matrices of one shape, or with several ranks in shards of one size. `what`: "state", "weights",
-// "gradients" or "momentum and its errors".
+// matrices of one shape, or with several ranks in shards of one size.
 struct SlotFamily {
+    RowKind kind{};
     std::string name{};
     int64_t bytes = 0;
 };
@@ -51,6 +51,6 @@ SlotFamily slots_of_kept(const Workload& work);
 // Bytes of one buffer, a multiple of the page.
 int64_t buffer_bytes(Class c, const Workload& work);
 const char* name_of(Class c);
-const char* row_of(Class c);  // the line of the plan's table that counts such buffers
+RowName row_of(Class c);  // the line of the plan's table that counts such buffers
 
 }  // namespace ferry::planner

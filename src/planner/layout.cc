@@ -1,6 +1,7 @@
 #include "layout.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -56,17 +57,20 @@ public:
         for (const Tier home : placement_.inputs) {
             const int64_t bytes = buffer_bytes(Class::activation, work_);
             plan_.inputs.push_back(
-                home == Tier::device ? swap::kNoObject : add(home, bytes, {"block inputs", bytes}));
+                home == Tier::device
+                    ? swap::kNoObject
+                    : add(home, bytes, {RowKind::block_inputs, "block inputs", bytes}));
         }
         make_second_shards();
         const std::vector<Owner> owners = owners_of_objects(plan_);
         for (size_t i = 0; i < owners.size(); ++i) plan_.objects[i].layer = owners[i].layer;
         // A committed update writes a fresh slot before it frees the old one.
-        for (aio::SlotClass& c : plan_.slot_classes) {
-            if (c.name.starts_with("state"))
-                c.slots += plan_.buffers[at(Class::state_staging)].count;
-            if (c.name.starts_with("weights") && stores_versioned_weights())
-                c.slots += plan_.buffers[at(Class::weight_staging)].count;
+        for (size_t c = 0; c < slot_kinds_.size(); ++c) {
+            int64_t& slots = plan_.slot_classes[c].slots;
+            if (slot_kinds_[c] == RowKind::state)
+                slots += plan_.buffers[at(Class::state_staging)].count;
+            if (slot_kinds_[c] == RowKind::weights && stores_versioned_weights())
+                slots += plan_.buffers[at(Class::weight_staging)].count;
         }
     }
 
@@ -75,7 +79,8 @@ public:
             AccumulatorSpill& spill = plan_.spills[i];
             const auto make = [&] {
                 return add(placement_.spills[i], spill.count * 4,
-                           {"accumulators", buffer_bytes(Class::spill_staging, work_)});
+                           {RowKind::accumulators, "accumulators",
+                            buffer_bytes(Class::spill_staging, work_)});
             };
             spill.object = make();
             if (plan_.tied && spill.layer == 0) spill.table = make();
@@ -91,7 +96,8 @@ public:
             for (size_t i = 0; i < runs.size(); ++i)
                 plan_.layer_plans[l].second_shards.push_back(
                     add(homes[i], round_up(runs[i].bytes, kPage),
-                        {"second shards of weights", buffer_bytes(Class::second_staging, work_)}));
+                        {RowKind::second_shards, "second shards of weights",
+                         buffer_bytes(Class::second_staging, work_)}));
         }
     }
 
@@ -182,6 +188,9 @@ public:
         }
     }
 
+    // What each class of slots on NVMe holds.
+    std::span<const RowKind> slot_kinds() const { return slot_kinds_; }
+
 private:
     bool continues(const Chunk& before, const Chunk& chunk) const {
         return plan_.updates_on_device(before) && plan_.updates_on_device(chunk) &&
@@ -226,12 +235,14 @@ private:
         auto& classes = plan_.slot_classes;
         const auto found = std::ranges::find(classes, family.name, &aio::SlotClass::name);
         if (found != classes.end()) return *found;
+        slot_kinds_.push_back(family.kind);
         return classes.emplace_back(aio::SlotClass{family.name, family.bytes, 0});
     }
 
     Plan& plan_;
     const Placement& placement_;
     const Workload& work_;
+    std::vector<RowKind> slot_kinds_{};  // of plan_.slot_classes
 };
 
 // A slot lies on one path: what is left at the end of each may be too small for one.
@@ -241,7 +252,7 @@ int64_t enough_over(size_t paths, const Plan& plan) {
     return plan.nvme_bytes + (static_cast<int64_t>(paths) - 1) * largest;
 }
 
-void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
+void spend_nvme(Plan& plan, std::span<const RowKind> slot_kinds, Budget& nvme, size_t paths) {
     // A write goes to a fresh slot: that of a speculative update, of an update under way, of a
     // durable version.
     for (size_t c = 0; c < plan.slot_classes.size(); ++c) {
@@ -249,16 +260,19 @@ void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
         const int64_t stored = std::ranges::count_if(plan.objects, [&](const Object& object) {
             return object.home == Tier::nvme && object.slot_class == static_cast<int>(c);
         });
-        nvme.need(slots.name, stored * slots.slot_bytes);
+        nvme.need({slot_kinds[c], slots.name}, stored * slots.slot_bytes);
         if (slots.slots > stored)
-            nvme.need(slots.name + ", fresh slots", (slots.slots - stored) * slots.slot_bytes);
+            nvme.need({RowKind::fresh_slots, slots.name + ", fresh slots"},
+                      (slots.slots - stored) * slots.slot_bytes);
     }
     if (plan.durable) {
         plan.record_bytes = swap::map_bytes(plan.objects) + kRunStateBytes;
-        nvme.need("maps of the durable state", 2 * round_up(plan.record_bytes + kPage, kPage));
+        nvme.need({RowKind::maps, "maps of the durable state"},
+                  2 * round_up(plan.record_bytes + kPage, kPage));
     }
     if (!plan.slot_classes.empty())
-        nvme.need("headers of the files", static_cast<int64_t>(paths) * aio::kHeaderBytes);
+        nvme.need({RowKind::headers, "headers of the files"},
+                  static_cast<int64_t>(paths) * aio::kHeaderBytes);
     plan.nvme_bytes = nvme.spent();
     if (!nvme.exceeded()) return;
     const int64_t needed = nvme.sharers() * nvme.spent(), limit = nvme.sharers() * nvme.limit();
@@ -289,7 +303,7 @@ void lay_out(Plan& plan, const Placement& placement, const Workload& work, Budge
     layout.make_objects();
     layout.assign_addresses();
     layout.make_runs();
-    spend_nvme(plan, nvme, paths);
+    spend_nvme(plan, layout.slot_kinds(), nvme, paths);
     for (const Budget* budget : {&placement.device, &placement.host, &std::as_const(nvme)}) {
         plan.rows.insert(plan.rows.end(), budget->rows().begin(), budget->rows().end());
     }

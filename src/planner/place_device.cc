@@ -171,11 +171,14 @@ private:
         left -= inputs * bytes_of(Class::activation);
         result_.counts = device_counts(depth, result_.groups, inputs, save_activations(left));
         if (work_.needs.overhead > 0)
-            device().need("the process on the device: context, libraries", work_.needs.overhead);
+            device().need({RowKind::process, "the process on the device: context, libraries"},
+                          work_.needs.overhead);
         if (work_.needs.page_tables > 0)
-            device().need("page tables of the host tier", work_.needs.page_tables);
+            device().need({RowKind::page_tables, "page tables of the host tier"},
+                          work_.needs.page_tables);
         if (work_.matrix_room() > 0)
-            device().need("Newton-Schulz, of a matrix from the host", work_.matrix_room());
+            device().need({RowKind::newton_schulz, "Newton-Schulz, of a matrix from the host"},
+                          work_.matrix_room());
         for (size_t c = 0; c < kClasses; ++c) {
             const auto id = static_cast<Class>(c);
             if (result_.counts[c] > 0) device().need(row_of(id), result_.counts[c] * bytes_of(id));
@@ -225,7 +228,7 @@ private:
             const int64_t bytes = round_up(
                 work_.partition.weight_elements(work_.layers[l]) * size_of(work_.numerics.compute),
                 kPage);
-            if (!device().take("resident weights", bytes)) break;
+            if (!device().take({RowKind::resident_weights, "resident weights"}, bytes)) break;
             result_.resident[l] = true;
             for (; c < chunks_.size() && chunks_[c].layer <= static_cast<int64_t>(l); ++c) {
                 if (!chunks_[c].trainable || !result_.resident[size_t(chunks_[c].layer)]) continue;
@@ -257,11 +260,12 @@ private:
         const int64_t room = first_matrix ? work_.matrix_room() : 0;
         if (state + gradient + room > device().limit() - device().spent()) return false;
         if (first_matrix) {
-            device().need("Newton-Schulz, of a matrix on the device", room);
+            device().need({RowKind::newton_schulz, "Newton-Schulz, of a matrix on the device"},
+                          room);
             result_.matrices_on_device = true;
         }
-        device().need(kState, state);
-        device().need("gradients", gradient);
+        device().need(state_row(), state);
+        device().need({RowKind::gradients, "gradients"}, gradient);
         homes.state = homes.gradient = Tier::device;
         return true;
     }

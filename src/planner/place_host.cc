@@ -38,24 +38,26 @@ private:
 
     void reserve_host_buffers() {
         const int64_t leaves = leaves_of(chunks_, work_.partition);
-        host().need("norm leaves and report",
+        host().need({RowKind::report, "norm leaves and report"},
                     round_up(report_room(leaves, work_.report_bytes), kPage));
         if (work_.matrix_workspace() > 0)
-            host().need("workspace of Newton-Schulz", round_up(work_.matrix_workspace(), kPage));
-        reserve(Class::host_tokens, "token batches", std::min<int64_t>(2, group_size()));
+            host().need({RowKind::newton_schulz, "workspace of Newton-Schulz"},
+                        round_up(work_.matrix_workspace(), kPage));
+        reserve(Class::host_tokens, {RowKind::tokens, "token batches"},
+                std::min<int64_t>(2, group_size()));
         // One of each even without NVMe: first contents and the hash pass through them.
-        reserve(Class::state_staging, kStaging, 1);
-        reserve(Class::weight_staging, kStaging, 1);
+        reserve(Class::state_staging, staging_row(), 1);
+        reserve(Class::weight_staging, staging_row(), 1);
         if (has_feedback() && work_.needs.maps_host)
-            reserve(Class::codes_staging, kStaging, 2 * kTurnsAtOnce);
+            reserve(Class::codes_staging, staging_row(), 2 * kTurnsAtOnce);
         if (!has_nvme()) return;
-        reserve(Class::gradient_staging, kStaging, 1);
+        reserve(Class::gradient_staging, staging_row(), 1);
         if (std::count(result_.inputs.begin(), result_.inputs.end(), Tier::nvme) > 0) {
-            reserve(Class::input_staging, kStaging, 1);
+            reserve(Class::input_staging, staging_row(), 1);
         }
-        if (result_.groups > 1) reserve(Class::spill_staging, kStaging, 1);
-        if (has_feedback()) reserve(Class::feedback_staging, kStaging, kTurnsAtOnce + 1);
-        if (work_.partition.keeps_second_shards()) reserve(Class::second_staging, kStaging, 1);
+        if (result_.groups > 1) reserve(Class::spill_staging, staging_row(), 1);
+        if (has_feedback()) reserve(Class::feedback_staging, staging_row(), kTurnsAtOnce + 1);
+        if (work_.partition.keeps_second_shards()) reserve(Class::second_staging, staging_row(), 1);
         // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
         // All kinds alike: what is under way of one waits for the others.
         for (int64_t count = 2; count <= chunks_under_way(); ++count) {
@@ -67,7 +69,7 @@ private:
         }
     }
 
-    static constexpr const char* kStaging = "staging buffers";
+    static RowName staging_row() { return {RowKind::staging, "staging buffers"}; }
 
     // A chunk is read, updated and written. While the slowest of the three is busy with one, the
     // others hold as many more as their share of its time, and one is being filled. Where it takes
@@ -91,24 +93,24 @@ private:
             std::min(kMost, 2 + std::ceil(block_s / update_seconds(work_, machine_))));
     }
 
-    void reserve(Class c, const char* what, int64_t count) {
+    void reserve(Class c, const RowName& row, int64_t count) {
         result_.counts[at(c)] = count;
-        host().need(what, count * bytes_of(c));
+        host().need(row, count * bytes_of(c));
     }
 
     void deepen(Class c, int64_t most, int64_t most_spent) {
         int64_t& count = result_.counts[at(c)];
         while (count > 0 && count < most && host().spent() < most_spent &&
-               host().take(kStaging, bytes_of(c))) {
+               host().take(staging_row(), bytes_of(c))) {
             ++count;
         }
     }
 
     // Without NVMe everything has to be in host memory, fits or not: the sum is the smallest
     // budget.
-    bool claim(Tier& home, const char* what, int64_t bytes) {
-        if (!has_nvme()) host().need(what, bytes);
-        if (has_nvme() && !host().take(what, bytes)) return false;
+    bool claim(Tier& home, const RowName& row, int64_t bytes) {
+        if (!has_nvme()) host().need(row, bytes);
+        if (has_nvme() && !host().take(row, bytes)) return false;
         home = Tier::host;
         return true;
     }
@@ -135,23 +137,26 @@ private:
         // Remainders, such as the norms' state: a whole slot each would be a waste.
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             if (is_remainder(chunk) && !fraction_is_given())
-                claim(homes.state, kState, state_bytes(chunk));
+                claim(homes.state, state_row(), state_bytes(chunk));
         });
         for (size_t c = 0; c < chunks_.size(); ++c) {
             if (result_.resident[static_cast<size_t>(chunks_[c].layer)]) {
                 result_.chunks[c].weight = Tier::device;
             } else if (!stores_weights() || !chunks_[c].trainable) {
-                claim(result_.chunks[c].weight, "weights", weight_bytes(chunks_[c]));
+                claim(result_.chunks[c].weight, {RowKind::weights, "weights"},
+                      weight_bytes(chunks_[c]));
             }
         }
         place_second_shards();
         choose_spills();
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
-            claim(homes.gradient, "gradients", chunk.count * size_of(work_.numerics.wire));
+            claim(homes.gradient, {RowKind::gradients, "gradients"},
+                  chunk.count * size_of(work_.numerics.wire));
         });
         place_feedback();
         for (Tier& input : result_.inputs) {
-            if (input != Tier::device) claim(input, "block inputs", bytes_of(Class::activation));
+            if (input != Tier::device)
+                claim(input, {RowKind::block_inputs, "block inputs"}, bytes_of(Class::activation));
         }
         place_states();
         if (!has_nvme()) deepen(Class::weight_staging, chunks_behind_a_block(), host().limit());
@@ -171,7 +176,7 @@ private:
             });
         };
         for_turns([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
-            claim(homes.kept, "gradients",
+            claim(homes.kept, {RowKind::gradients, "gradients"},
                   round_up(ranks * chunk.count * size_of(work_.numerics.wire), kPage));
         });
         for_turns([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
@@ -179,7 +184,7 @@ private:
             if (due >= 1)
                 due -= 1;
             else
-                claim(homes.feedback, "momentum and its errors",
+                claim(homes.feedback, {RowKind::momentum, "momentum and its errors"},
                       round_up(zero::feedback_bytes(chunk.count, ranks,
                                                     work_.partition.codecs.local_steps),
                                kPage));
@@ -200,7 +205,8 @@ private:
             for (const zero::ByteRun& run :
                  zero::second_shards(work_.partition, layer, work_.numerics.compute)) {
                 Tier home = Tier::nvme;
-                claim(home, "second shards of weights", round_up(run.bytes, kPage));
+                claim(home, {RowKind::second_shards, "second shards of weights"},
+                      round_up(run.bytes, kPage));
                 result_.second_shards[l].push_back(home);
             }
         }
@@ -211,7 +217,8 @@ private:
         if (result_.groups == 1) return;
         for (size_t i = 0; i < spills_.size(); ++i) {
             const int64_t copies = tied_ && spills_[i].layer == 0 ? 2 : 1;
-            claim(result_.spills[i], "gradient accumulators", copies * spills_[i].count * 4);
+            claim(result_.spills[i], {RowKind::accumulators, "gradient accumulators"},
+                  copies * spills_[i].count * 4);
         }
     }
     bool fraction_is_given() const { return has_nvme() && given_fraction(); }
@@ -259,13 +266,13 @@ private:
         for_waiting([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             const auto count = double(chunk.count);
             seen += count;
-            if (stored < share * seen || !claim(homes.state, kState, state_bytes(chunk)))
+            if (stored < share * seen || !claim(homes.state, state_row(), state_bytes(chunk)))
                 stored += count;
         });
         // A last part of memory may be left.
         for_waiting([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             const auto count = double(chunk.count);
-            if (stored - count >= wanted && claim(homes.state, kState, state_bytes(chunk)))
+            if (stored - count >= wanted && claim(homes.state, state_row(), state_bytes(chunk)))
                 stored -= count;
         });
     }
@@ -311,8 +318,8 @@ private:
         const int64_t stored = room.bytes_for(chunk, homes);
         if (host().spent() + state + weights > host().limit() || stored > room.left()) return false;
         room.take(stored);
-        if (in_memory) host().need(kState, state);
-        if (two_weights) host().need("weights", weights);
+        if (in_memory) host().need(state_row(), state);
+        if (two_weights) host().need({RowKind::weights, "weights"}, weights);
         return true;
     }
 };

@@ -41,7 +41,7 @@ protected:
     bool has_feedback() const { return work_.partition.codecs.momentum.on(); }
     bool has_nvme() const { return !request_.budgets.nvme.empty(); }
     int64_t bytes_of(Class c) const { return buffer_bytes(c, work_); }
-    static constexpr const char* kState = "optimizer state";
+    static RowName state_row() { return {RowKind::state, "optimizer state"}; }
 
     // The weight of a split master is half of a version, and a durable version is on NVMe.
     bool stores_weights() const { return work_.state.split && request_.durable; }

@@ -134,8 +134,42 @@ struct LayerPlan {
     std::vector<swap::ObjectId> second_shards{};
 };
 
-struct TierRow {  // a line of the plan's table
+// What a line of the plan's table counts. A kind of slots on NVMe has a line for each of their
+// sizes.
+enum class RowKind : uint8_t {
+    process,
+    page_tables,
+    weights_in_flight,
+    accumulators,
+    transfers,
+    newton_schulz,
+    block_inputs,
+    block_lists,
+    saved_attention,
+    saved_projections,
+    saved_mlp,
+    deferred,
+    scratch,
+    resident_weights,
+    state,
+    weights,
+    gradients,
+    momentum,
+    second_shards,
+    report,
+    tokens,
+    staging,
+    fresh_slots,
+    maps,
+    headers
+};
+struct RowName {
+    RowKind kind{};
+    std::string what{};  // for people
+};
+struct TierRow {
     swap::Tier tier = swap::Tier::device;
+    RowKind kind{};
     std::string what{};
     int64_t bytes = 0;
 };

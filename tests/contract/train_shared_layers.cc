@@ -400,7 +400,8 @@ void expect_reserved(const RunReport& report, const planner::Plan& planned) {
     EXPECT_EQ(took.host_bytes, planned.host_bytes);
     int64_t stored = 0;
     for (const planner::TierRow& row : planned.rows)
-        stored += row.tier == swap::Tier::nvme && !row.what.starts_with("headers") ? row.bytes : 0;
+        stored +=
+            row.tier == swap::Tier::nvme && row.kind != planner::RowKind::headers ? row.bytes : 0;
     EXPECT_EQ(took.nvme_bytes, stored);
     EXPECT_LE(took.nvme_peak_bytes, stored);
     EXPECT_EQ(took.nvme_peak_bytes > 0, stored > 0);

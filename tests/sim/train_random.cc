@@ -255,7 +255,7 @@ void expect_named(const Ended& ended) {
 
 bool spills_inputs(const planner::Plan& plan) {
     return std::ranges::any_of(plan.rows, [](const planner::TierRow& row) {
-        return row.tier != swap::Tier::device && row.what == "block inputs";
+        return row.tier != swap::Tier::device && row.kind == planner::RowKind::block_inputs;
     });
 }
 

@@ -134,9 +134,9 @@ TEST_F(TrainSim, TakesAsMuchOfEveryTierAsItsPlanSays) {
         EXPECT_EQ(took.host_bytes, plan.host_bytes);
         int64_t planned = 0, stored = 0;
         for (const planner::TierRow& row : plan.rows) {
-            if (row.tier != swap::Tier::nvme || row.what.starts_with("headers")) continue;
+            if (row.tier != swap::Tier::nvme || row.kind == planner::RowKind::headers) continue;
             planned += row.bytes;
-            stored += row.what.ends_with("fresh slots") ? 0 : row.bytes;
+            stored += row.kind == planner::RowKind::fresh_slots ? 0 : row.bytes;
         }
         EXPECT_EQ(took.nvme_bytes, planned - (durable ? 2 * 4096 : 0));
         EXPECT_LE(took.nvme_peak_bytes, took.nvme_bytes);

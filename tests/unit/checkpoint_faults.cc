@@ -115,7 +115,7 @@ void run_in(const std::string& directory, int64_t first) {
 int run_with_fault(const std::function<void()>& run, int n, int error, bool once) {
     const pid_t child = fork();
     if (child == 0) {
-        static constexpr LogSink kQuiet{.line = [](LogLevel, std::string_view) {}};
+        static constexpr LogSink kQuiet{.line = [](LogLevel, Warning, std::string_view) {}};
         set_log_sink(&kQuiet);
         g_no_ring = true;
         g_left = n;

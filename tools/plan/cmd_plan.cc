@@ -303,7 +303,7 @@ struct Changed {
     std::string why{};
 };
 Changed with_keys(const PlanOptions& options, const std::vector<std::string>& more) {
-    static constexpr LogSink kNowhere{.line = [](LogLevel, std::string_view) {}};
+    static constexpr LogSink kNowhere{.line = [](LogLevel, Warning, std::string_view) {}};
     std::vector<std::string> keys = more;
     if (!options.gpu.empty()) keys.emplace_back("device=cuda");
     const auto names = [](const std::string& one, const std::string& other) {
@@ -359,9 +359,11 @@ std::optional<NetworkReport> codecs_over(const PlanOptions& options, const Netwo
 // checks then say of one stage is of none.
 Config config_to_divide(const PlanOptions& options) {
     static std::vector<std::string> warnings;
-    static constexpr LogSink kKept{.line = [](LogLevel level, std::string_view line) {
-        if (level == LogLevel::warn) warnings.emplace_back(line);
-    }};
+    static constexpr LogSink kKept{
+        .line = [](LogLevel level, Warning about, std::string_view line) {
+            if (level == LogLevel::warn && about != Warning::idle_with_one_stage)
+                warnings.emplace_back(line);
+        }};
     const auto load = [&] {
         return options.overrides.checked(load_config(options.config, options.overrides.keys));
     };
@@ -376,8 +378,7 @@ Config config_to_divide(const PlanOptions& options) {
         failed = std::current_exception();
     }
     set_log_sink(nullptr);
-    for (const std::string& line : warnings)
-        if (!line.ends_with("does nothing with one stage")) log_warn(line);
+    for (const std::string& line : warnings) log_warn(line);
     if (failed) std::rethrow_exception(failed);
     return config;
 }

@@ -447,15 +447,22 @@ private:
     mutable SlowPathNotes slow_{};
 };
 
-int64_t workspace_of(const std::string& architecture) {
-    return (architecture == "cuda sm_90" ? 32 : 8) * kMiB;
+// Of the products on the device, which is the GPU that is current.
+int64_t workspace_of(const Device& device) {
+    FERRY_CHECK(device.kind() == DeviceKind::cuda);
+    int gpu = 0, major = 0, minor = 0;
+    check_launch("cudaGetDevice", cudaGetDevice(&gpu));
+    for (const auto& [part, value] : {std::pair{cudaDevAttrComputeCapabilityMajor, &major},
+                                      std::pair{cudaDevAttrComputeCapabilityMinor, &minor}})
+        check_launch("cudaDeviceGetAttribute", cudaDeviceGetAttribute(value, part, gpu));
+    return (major == 9 && minor == 0 ? 32 : 8) * kMiB;
 }
 
 }  // namespace
 
 std::unique_ptr<Ops> ops_on_stream(Device& device, cudaStream_t stream) {
-    return std::make_unique<CudaOps>(stream, workspace_of(device.architecture()),
-                                     AttentionKernels::ferry, 0, false, ProductTable(), "");
+    return std::make_unique<CudaOps>(stream, workspace_of(device), AttentionKernels::ferry, 0,
+                                     false, ProductTable(), "");
 }
 
 }  // namespace cuda
@@ -473,7 +480,7 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
                      .remedy = "build it with -DFERRY_CUDA_ARCHITECTURES for this GPU, or set "
                                "device to cpu"});
     }
-    const int64_t workspace = cuda::workspace_of(architecture);
+    const int64_t workspace = cuda::workspace_of(device);
     auto* stream = static_cast<cudaStream_t>(device.stream(StreamKind::compute).native());
     const std::string made_for = architecture + ", " + cuda::cublas_version();
     if (products != nullptr && products->made_for() != made_for) {

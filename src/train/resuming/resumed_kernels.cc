@@ -42,15 +42,12 @@ std::optional<ops::BlasCore> kernels_of(uint64_t numerics, const Config& config,
                                         const model::Shape& shape, const Device& device,
                                         int ranks) {
     if (device.kind() != DeviceKind::cpu) return {};
-    const std::string machine = machine_text(device, config, nullptr), core = ops::blas_core();
-    const size_t at = machine.find(" " + core + " ");
-    if (at == std::string::npos || numerics_hash(config, shape, machine, ranks) == numerics)
-        return {};
-    for (const ops::BlasCore& other : ops::blas_cores()) {
-        std::string with_other = machine;
-        with_other.replace(at + 1, core.size(), other.name);
-        if (numerics_hash(config, shape, with_other, ranks) == numerics) return other;
-    }
+    const auto is_of = [&](const std::string& core) {
+        return numerics_hash(config, shape, machine_text_with(device, core), ranks) == numerics;
+    };
+    if (is_of(ops::blas_core())) return {};
+    for (const ops::BlasCore& other : ops::blas_cores())
+        if (is_of(other.name)) return other;
     return {};
 }
 

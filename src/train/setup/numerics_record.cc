@@ -8,6 +8,7 @@
 #include "base/checksum.h"
 #include "ferry/optim.h"
 #include "model_of.h"
+#include "ops/blas_kernels.h"
 #include "ops/ops.h"
 #include "train/setup/from_config.h"
 
@@ -93,16 +94,30 @@ std::string shape_text(const model::Shape& s) {
                        s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s));
 }
 
+namespace {
+
+std::string cpu_text(const std::string& libraries) { return "ops 3; " + libraries; }
+std::string device_text(const Device& device, const std::string& libraries) {
+    return "device " + device.architecture() + "; " + libraries;
+}
+
+}  // namespace
+
 std::string library_text(const Device& device, const Config& config,
                          const ops::ProductTable* products) {
-    if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
+    if (device.kind() == DeviceKind::cpu) return cpu_text(ops::library_versions());
     return "ops 11; " + ops::cuda_library_versions(config.numerics.attention) +
            (products ? fmt::format(", products {:016x}", products->hash()) : "");
 }
 
 std::string machine_text(const Device& device, const Config& config,
                          const ops::ProductTable* products) {
-    return "device " + device.architecture() + "; " + library_text(device, config, products);
+    return device_text(device, library_text(device, config, products));
+}
+
+std::string machine_text_with(const Device& cpu, const std::string& blas_core) {
+    FERRY_CHECK(cpu.kind() == DeviceKind::cpu);
+    return device_text(cpu, cpu_text(ops::library_versions_with(blas_core)));
 }
 
 namespace {

@@ -34,5 +34,7 @@ std::string library_text(const Device& device, const Config& config,
                          const ops::ProductTable* products);
 std::string machine_text(const Device& device, const Config& config,
                          const ops::ProductTable* products);
+// The CPU device's, with OpenBLAS's kernels of that core.
+std::string machine_text_with(const Device& cpu, const std::string& blas_core);
 
 }  // namespace ferry::train
