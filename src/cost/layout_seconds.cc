@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cost/rank_part.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 
@@ -18,8 +19,6 @@ constexpr double kPassesOfHead = 3;
 // What a block's kernels hold beside its input, in block inputs: what all of a token is in, and
 // queries, keys, values, the MLP's width and their gradients.
 constexpr double kWorkingWhole = 4, kWorkingDivided = 20;
-// A shard is a multiple of so many elements.
-constexpr int64_t kShardUnit = 4096;
 // Of a token's loss: what ranks that have rows of the vocabulary tell each other.
 constexpr double kToldBytes = 24;
 
@@ -42,18 +41,12 @@ constexpr StreamTraffic kWholeRows{
 constexpr StreamTraffic kPartOfRows{
     .block = {.residual = 3, .compute = 8}, .embedding = {.residual = 2}, .head = {.compute = 2}};
 
-// Of the largest virtual stage.
-int64_t blocks_of_one(const ModelSizes& model, const Layout& layout) {
-    return ceil_div(model.blocks, layout.pipeline * layout.virtual_stages);
-}
-
 class Weigher {
 public:
     Weigher(const ModelSizes& model, const Cluster& cluster, const Layout& layout)
-        : m_(model), c_(cluster), found_(layout) {}
+        : m_(model), c_(cluster), found_(layout), has_(model, found_) {}
 
     Weighed weigh() {
-        count_elements();
         time_slots();
         count_memory();
         const double pipelined = pass_through();
@@ -67,87 +60,9 @@ public:
     }
 
 private:
-    double stages() const { return static_cast<double>(found_.pipeline); }
-    double slices() const { return static_cast<double>(found_.tensor); }
-    // Of a slice: all of a stage share state and gradients.
-    int64_t sharer_count() const { return found_.replicas * found_.sequence; }
-    double sharers() const { return static_cast<double>(sharer_count()); }
-    double micro_batches() const { return static_cast<double>(found_.micro_batches); }
-    double groups() const { return static_cast<double>(found_.groups); }
-    double virtual_stages() const { return static_cast<double>(found_.virtual_stages); }
-    double group_size() const { return micro_batches() / groups(); }
-    zero::Sharding sharding() const { return zero::sharding_of(found_.zero_stage); }
-    bool shares_weights() const { return sharding().weights; }
-    // Of a rank's part of a sequence.
-    int64_t tokens() const { return found_.micro_batch * m_.sequence / found_.sequence; }
-    double blocks() const {
-        return static_cast<double>(blocks_of_one(m_, found_) * found_.virtual_stages);
-    }
-    double width() const { return static_cast<double>(m_.element.weight); }
-    // Of a micro-batch: what a rank has of the residual stream, and one way of its rows.
-    double stream_bytes() const { return static_cast<double>(tokens() * m_.hidden * m_.residual); }
-    double input_bytes() const { return stream_bytes() / (m_.shares_rows ? slices() : 1); }
-    double one_way(int64_t width) const {
-        const int64_t rows = ceil_div(tokens(), found_.tensor);
-        return static_cast<double>((found_.tensor - 1) * rows * m_.hidden * width);
-    }
     double bytes_of(const OneWays& ways) const {
-        return ways.residual * one_way(m_.residual) + ways.compute * one_way(m_.element.weight);
-    }
-
-    // Cut into shards, one a rank.
-    int64_t padded(int64_t elements) const {
-        return round_up(elements, kShardUnit * sharer_count());
-    }
-    // Heads of keys that a rank has, those that are zeros counted; and its columns of the MLP.
-    int64_t own_keys() const { return ceil_div(m_.kv_heads, found_.tensor); }
-    int64_t own_inner() const { return ceil_div(m_.intermediate, found_.tensor); }
-    // Of a rank: of what queries have, of what keys and values have, of what the MLP has. Heads of
-    // keys that several ranks have are whole on each, and their queries divided.
-    int64_t of_queries(int64_t elements) const {
-        return found_.tensor > m_.kv_heads ? ceil_div(elements, found_.tensor) : of_keys(elements);
-    }
-    int64_t of_keys(int64_t elements) const { return ceil_div(elements, m_.kv_heads) * own_keys(); }
-    int64_t of_inner(int64_t elements) const {
-        return m_.intermediate == 0 ? ceil_div(elements, found_.tensor)
-                                    : elements / m_.intermediate * own_inner();
-    }
-    double head_share() const {
-        const auto keys = static_cast<double>(m_.kv_heads);
-        return found_.tensor > m_.kv_heads ? 1 / slices() : static_cast<double>(own_keys()) / keys;
-    }
-    int64_t on_a_rank(const LayerElements& layer) const {
-        const int64_t keys = of_keys(layer.of_keys),
-                      divided = of_inner(layer.inner) + of_queries(layer.of_queries);
-        // What several ranks have is a segment of its own.
-        const bool apart = found_.tensor > m_.kv_heads;
-        return (apart ? padded(divided) + padded(keys) : padded(divided + keys)) +
-               padded(layer.whole);
-    }
-
-    // A rank's, of the stage with a table. A tied one's state is on the first stage.
-    void count_elements() {
-        table_ = ceil_div(m_.vocab, found_.tensor) * m_.hidden;
-        block_ = on_a_rank(m_.block);
-        const int64_t embedding = padded(table_) + padded(m_.embedding_whole),
-                      head = (m_.tied ? 0 : padded(table_)) + padded(m_.head_whole);
-        const int64_t edges = found_.pipeline == 1 ? embedding + head : std::max(embedding, head);
-        edge_ = std::max(embedding, head);
-        in_blocks_ = blocks_of_one(m_, found_) * found_.virtual_stages * block_;
-        elements_ = in_blocks_ + edges;
-    }
-    double elements() const { return static_cast<double>(elements_); }
-    // Of these, what a rank updates, and whose weights it keeps.
-    int64_t own_count() const { return sharding().state ? elements_ / sharer_count() : elements_; }
-    double own() const { return static_cast<double>(own_count()); }
-    double kept() const { return shares_weights() ? elements() / sharers() : elements(); }
-
-    // Of weights that do not stay, a group's: blocks are visited forward and backward, the rest
-    // once, and a tied table on both sides of the blocks.
-    double read_in_a_group() const {
-        const int64_t table = m_.tied && found_.pipeline == 1 ? padded(table_) : 0;
-        const double visited = elements() + static_cast<double>(in_blocks_ + table);
-        return visited * width() / (shares_weights() ? sharers() : 1);
+        return ways.residual * has_.one_way(m_.residual) +
+               ways.compute * has_.one_way(m_.element.weight);
     }
 
     double link() const { return comm_rate(c_.measured); }
@@ -169,26 +84,19 @@ private:
         return bytes * static_cast<double>(ranks - here) / static_cast<double>(ranks - 1);
     }
 
-    // Of a block and a token, forward.
-    double block_flops() const {
-        const int64_t elements =
-            of_inner(m_.block.inner) + of_queries(m_.block.of_queries) + of_keys(m_.block.of_keys);
-        return 2 * static_cast<double>(elements) + m_.attention_flops * head_share();
-    }
-
     // What the slowest stage takes of these: the cut evens a head out as far as whole blocks allow.
     double slowest(double block, double embedding, double head) const {
         const double each = static_cast<double>(m_.blocks);
-        return std::max(
-            {(each * block + embedding + head) / stages(), blocks() * block, head + block});
+        return std::max({(each * block + embedding + head) / has_.stages(), has_.blocks() * block,
+                         head + block});
     }
 
     // Of a micro-batch on the slowest stage, with what its kernels send from within.
     void time_slots() {
-        const auto all = static_cast<double>(tokens());
+        const auto all = static_cast<double>(has_.tokens());
         const double rate = c_.measured.assumed_flops_per_s;
-        const double block = kPasses * all * block_flops() / rate;
-        const double head = kPassesOfHead * 2 * all * static_cast<double>(table_) / rate;
+        const double block = kPasses * all * has_.block_flops() / rate;
+        const double head = kPassesOfHead * 2 * all * static_cast<double>(has_.table()) / rate;
         const double within = mean_rate(found_.tensor, slices_here(), link(), network());
         const StreamTraffic& stream = m_.shares_rows ? kPartOfRows : kWholeRows;
         const double told = kToldBytes * all * static_cast<double>(found_.tensor - 1);
@@ -202,22 +110,22 @@ private:
                           head + of_head / within);
         const double edges =
             found_.pipeline == 1 ? of_embedding + of_head : std::max(of_embedding, of_head);
-        found_.tensor_bytes = micro_batches() * (blocks() * sums + edges);
-        found_.sequence_bytes = micro_batches() * blocks() * of_sequences;
+        found_.tensor_bytes = has_.micro_batches() * (has_.blocks() * sums + edges);
+        found_.sequence_bytes = has_.micro_batches() * has_.blocks() * of_sequences;
         if (const int64_t here = slices_here(); here < found_.tensor)
             found_.across_hosts_bytes += found_.tensor_bytes *
                                          static_cast<double>(found_.tensor - here) /
                                          static_cast<double>(found_.tensor - 1);
         found_.across_hosts_bytes += across(found_.sequence_bytes, found_.sequence, found_.tensor);
-        found_.compute_seconds = micro_batches() * computed;
-        found_.exchange_seconds = micro_batches() * (slot_s_ - computed);
+        found_.compute_seconds = has_.micro_batches() * computed;
+        found_.exchange_seconds = has_.micro_batches() * (slot_s_ - computed);
     }
     // Gradients of a head of keys that several have.
     double of_few_keys() const {
         if (found_.tensor <= m_.kv_heads) return 0;
-        return static_cast<double>((found_.tensor - 1) * tokens() * found_.sequence * 2 *
+        return static_cast<double>((found_.tensor - 1) * has_.tokens() * found_.sequence * 2 *
                                    m_.head_dim) *
-               width();
+               has_.width();
     }
     // Queries, keys and values to the ranks that have their heads, and the output back; backward
     // twice that (Jacobs et al., DeepSpeed Ulysses, 2023).
@@ -225,33 +133,26 @@ private:
         const int64_t keys = std::max<int64_t>(m_.kv_heads / found_.tensor, 1),
                       queries = m_.heads / found_.tensor / keys;
         const int64_t columns = ceil_div(keys, found_.sequence) * m_.head_dim * (2 * queries + 2);
-        return 3 * static_cast<double>((found_.sequence - 1) * tokens() * columns) * width();
+        return 3 * static_cast<double>((found_.sequence - 1) * has_.tokens() * columns) *
+               has_.width();
     }
 
     // ------------------------------------------------------------ memory
-
-    // Of a block and a micro-batch: what zero bubble keeps for the gradients of weights.
-    double factor_bytes() const {
-        const auto keys = static_cast<double>(own_keys() * m_.head_dim),
-                   queries = static_cast<double>(m_.heads * m_.head_dim) * head_share(),
-                   inner = static_cast<double>(of_inner(m_.mlp_columns));
-        return static_cast<double>(tokens()) * width() *
-               (4 * static_cast<double>(m_.hidden) + 2 * queries + 2 * keys + inner);
-    }
 
     // Block inputs of groups between their forward and their backward, of the stage that has most.
     double input_groups() const {
         switch (found_.order) {
             case Order::one_f_one_b:
             case Order::zero_bubble:
-                return std::min(stages(), groups());
+                return std::min(has_.stages(), has_.groups());
             case Order::interleaved:
                 // Of P V virtual stages as many as 1F1B has of stages, and P - 1 more until the
                 // first comes back (Narayanan et al., Efficient Large-Scale Language Model
                 // Training, 2021).
-                return std::min(stages() + (stages() - 1) / virtual_stages(), groups());
+                return std::min(has_.stages() + (has_.stages() - 1) / has_.virtual_stages(),
+                                has_.groups());
             case Order::round_robin:
-                return groups();
+                return has_.groups();
         }
         bug("no such order");
     }
@@ -264,17 +165,17 @@ private:
         double both = 0;                 // of a stage
     };
     UnderWay under_way() const {
-        const double inputs = blocks() * group_size() * input_bytes();
+        const double inputs = has_.blocks() * has_.group_size() * has_.input_bytes();
         UnderWay most{.inputs = input_groups() * inputs};
         most.both = most.inputs;
         if (found_.order != Order::zero_bubble) return most;
         const int64_t last = found_.pipeline - 1;
-        const double factors = blocks() * group_size() * factor_bytes();
+        const double factors = has_.blocks() * has_.group_size() * has_.factor_bytes();
         for (const int64_t s : {int64_t{0}, last, std::min(found_.groups - 1, last),
                                 std::max<int64_t>(found_.pipeline - found_.groups, 0)}) {
             const auto forward = static_cast<double>(std::min(found_.pipeline - s, found_.groups)),
                        left = static_cast<double>(std::min(s + 1, found_.groups));
-            const double kept = s == 0 ? factors / blocks() : left * factors;
+            const double kept = s == 0 ? factors / has_.blocks() : left * factors;
             most.factors = std::max(most.factors, kept);
             most.both = std::max(most.both, forward * inputs + kept);
         }
@@ -294,26 +195,30 @@ private:
     }
 
     void count_memory() {
-        const double of_block = 2 * static_cast<double>(block_), edge = static_cast<double>(edge_);
-        found_.device_bytes = (kWorkingWhole + kWorkingDivided / slices()) * stream_bytes() +
-                              (of_block + edge) * (width() + 4);
+        const double of_block = 2 * static_cast<double>(has_.block()),
+                     edge = static_cast<double>(has_.edge());
+        found_.device_bytes =
+            (kWorkingWhole + kWorkingDivided / has_.slices()) * has_.stream_bytes() +
+            (of_block + edge) * (has_.width() + 4);
         // A group's at the layer where it is; between stages what arrives and what leaves.
-        found_.device_bytes += (found_.pipeline > 1 ? 2 : 1) * group_size() * input_bytes();
-        const double state = own() * m_.element.state,
-                     gradient = own() * static_cast<double>(m_.element.wire);
-        found_.state_bytes = static_cast<int64_t>(own() * m_.element.state_and_gradient());
+        found_.device_bytes +=
+            (found_.pipeline > 1 ? 2 : 1) * has_.group_size() * has_.input_bytes();
+        const double state = has_.own() * m_.element.state,
+                     gradient = has_.own() * static_cast<double>(m_.element.wire);
+        found_.state_bytes = static_cast<int64_t>(has_.own() * m_.element.state_and_gradient());
         home(found_.state) += state;
         if (found_.state != StateOn::nvme) home(found_.state) += gradient;
-        (found_.weights_stay ? found_.device_bytes : found_.host_bytes) += kept() * width();
+        (found_.weights_stay ? found_.device_bytes : found_.host_bytes) +=
+            has_.kept() * has_.width();
         // Accumulators are in the host between two groups, whole on every rank.
-        if (found_.groups > 1) found_.host_bytes += elements() * 4;
+        if (found_.groups > 1) found_.host_bytes += accumulator_bytes(has_.elements());
         const UnderWay most = under_way();
         if (most.both <= c_.device_bytes - found_.device_bytes) {
             found_.device_bytes += most.both;
         } else {
             found_.device_bytes += most.factors;
             found_.host_bytes += most.inputs;
-            const double all = micro_batches() * blocks() * input_bytes();
+            const double all = has_.micro_batches() * has_.blocks() * has_.input_bytes();
             out_bytes_ += all;
             in_bytes_ += all;
         }
@@ -328,38 +233,40 @@ private:
 
     // All micro-batches through all stages.
     double pass_through() {
-        if (found_.pipeline == 1) return micro_batches() * slot_s_;
-        const int64_t of_a_stage = found_.tensor * sharer_count();
+        if (found_.pipeline == 1) return has_.micro_batches() * slot_s_;
+        const int64_t of_a_stage = found_.tensor * has_.sharer_count();
         const bool crosses = crosses_hosts(c_.ranks);
         const int64_t at_once = std::min(of_a_stage, c_.on_a_host);
         const double rate =
             crosses ? c_.network_bytes_per_s / static_cast<double>(at_once) : link();
-        const double passed_s = input_bytes() / rate + (crosses ? c_.latency_s : 0);
-        found_.pipeline_bytes = 2 * virtual_stages() * micro_batches() * input_bytes();
+        const double passed_s = has_.input_bytes() / rate + (crosses ? c_.latency_s : 0);
+        found_.pipeline_bytes =
+            2 * has_.virtual_stages() * has_.micro_batches() * has_.input_bytes();
         // A tied table's gradient comes back from the last stage, once.
         const double table =
-            m_.tied ? static_cast<double>(padded(table_)) * width() / sharers() : 0;
+            m_.tied ? static_cast<double>(has_.padded(has_.table())) * has_.width() / has_.sharers()
+                    : 0;
         found_.pipeline_bytes += table;
         if (crosses) found_.across_hosts_bytes += found_.pipeline_bytes;
         found_.exchange_seconds += table / rate;
         // A slot is no shorter than what it passes, each way on its own.
-        const double slot = std::max(slot_s_, 2 * virtual_stages() * passed_s);
-        found_.exchange_seconds += micro_batches() * (slot - slot_s_);
+        const double slot = std::max(slot_s_, 2 * has_.virtual_stages() * passed_s);
+        found_.exchange_seconds += has_.micro_batches() * (slot - slot_s_);
         const Passing passing{.order = found_.order,
                               .stages = found_.pipeline,
                               .groups = found_.groups,
                               .group_size = found_.micro_batches / found_.groups,
                               .virtual_stages = found_.virtual_stages,
-                              .blocks = blocks_of_one(m_, found_)};
-        const double waits = waiting_visits(passing) / passing.visits() * micro_batches();
-        found_.bubble_seconds = waits * slot + (stages() - 1) * 2 * passed_s;
-        return micro_batches() * slot + found_.bubble_seconds + table / rate;
+                              .blocks = has_.blocks_of_one()};
+        const double waits = waiting_visits(passing) / passing.visits() * has_.micro_batches();
+        found_.bubble_seconds = waits * slot + (has_.stages() - 1) * 2 * passed_s;
+        return has_.micro_batches() * slot + found_.bubble_seconds + table / rate;
     }
 
     SharedTraffic shared(int64_t elements) const {
-        const zero::Partition partition{.ranks = static_cast<int>(sharer_count()),
-                                        .sharding = sharding()};
-        const int64_t shard = elements / sharer_count(), gradient = shard * m_.element.wire;
+        const zero::Partition partition{.ranks = static_cast<int>(has_.sharer_count()),
+                                        .sharding = has_.sharding()};
+        const int64_t shard = elements / has_.sharer_count(), gradient = shard * m_.element.wire;
         return shared_traffic(
             partition, {.weights = shard * m_.element.weight, .part = gradient, .sum = gradient},
             zero::Exchanged::gradients);
@@ -373,41 +280,41 @@ private:
     // to all as soon as they are made, so beside backward (Recorder::receive_oldest; Rajbhandari et
     // al., ZeRO, 2020).
     double exchange() {
-        if (sharer_count() == 1) return 0;
-        const double up = shared(elements_).weights.bytes(),
-                     again = shared(in_blocks_).again.bytes(),
-                     gradient = shared(elements_).update.bytes();
-        const double rate = group_rate(sharer_count(), found_.tensor);
-        const double forward = group_size() * slot_s_ / kPasses,
+        if (has_.sharer_count() == 1) return 0;
+        const double up = shared(has_.all()).weights.bytes(),
+                     again = shared(has_.in_blocks()).again.bytes(),
+                     gradient = shared(has_.all()).update.bytes();
+        const double rate = group_rate(has_.sharer_count(), found_.tensor);
+        const double forward = has_.group_size() * slot_s_ / kPasses,
                      backward = kPassesBackward * forward;
-        const double gathers = shares_weights() ? groups() : 1;
+        const double gathers = has_.shares_weights() ? has_.groups() : 1;
         found_.zero_bytes = gathers * (up + again) + gradient;
-        found_.across_hosts_bytes += across(found_.zero_bytes, sharer_count(), found_.tensor);
+        found_.across_hosts_bytes += across(found_.zero_bytes, has_.sharer_count(), found_.tensor);
         const double operations =
-            static_cast<double>(m_.blocks) / stages() *
-            (crosses_hosts(found_.tensor * sharer_count()) ? c_.latency_s : 0);
+            static_cast<double>(m_.blocks) / has_.stages() *
+            (crosses_hosts(found_.tensor * has_.sharer_count()) ? c_.latency_s : 0);
         const auto shows = [&](double bytes, double hides) {
             return std::max(0.0, bytes / rate + operations - hides);
         };
         const double last = shows(gradient + again, backward);
-        if (!shares_weights()) return shows(up, forward) + last;
+        if (!has_.shares_weights()) return shows(up, forward) + last;
         return gathers * shows(up, forward) + (gathers - 1) * shows(again, backward) + last;
     }
 
     // What is copied and updated beside the products.
     double update() {
-        const double moved = update_bytes(own(), m_.element);
+        const double moved = update_bytes(has_.own(), m_.element);
         const Measurements& rates = c_.measured;
-        if (!found_.weights_stay) in_bytes_ += groups() * read_in_a_group();
+        if (!found_.weights_stay) in_bytes_ += has_.groups() * has_.read_in_a_group();
         // Each further group moves the accumulators.
-        const double accumulators = (groups() - 1) * accumulator_bytes(elements());
+        const double accumulators = (has_.groups() - 1) * accumulator_bytes(has_.elements());
         in_bytes_ += accumulators;
         out_bytes_ += accumulators;
         if (found_.state != StateOn::device) {
             const MovedBytes by_host =
-                moved_by({.state = own() * m_.element.state,
-                          .gradient = own() * static_cast<double>(m_.element.wire),
-                          .weight = own() * width(),
+                moved_by({.state = has_.own() * m_.element.state,
+                          .gradient = has_.own() * static_cast<double>(m_.element.wire),
+                          .weight = has_.own() * has_.width(),
                           .reads_weight = m_.element.split,
                           .state_stored = found_.state == StateOn::nvme,
                           .gradient_stored = gradients_stored_,
@@ -437,8 +344,7 @@ private:
     const ModelSizes& m_;
     const Cluster& c_;
     Layout found_;
-    // Of a rank: of a table and a block, of the larger edge, of all blocks, of all.
-    int64_t table_ = 0, block_ = 0, edge_ = 0, in_blocks_ = 0, elements_ = 0;
+    const RankPart has_;
     double slot_s_ = 0;  // a micro-batch's forward and backward on the slowest stage
     bool gradients_stored_ = false;
     double in_bytes_ = 0, out_bytes_ = 0;  // copied to the device, and from it

@@ -1,5 +1,5 @@
-// The arithmetic of layouts (cost/layouts.h) beside the exact plans of the same ranks.
-#include "cost/layouts.h"
+// The arithmetic of layouts (cost/layout_seconds.h) beside the exact plans of the same ranks.
+#include "cost/layout_seconds.h"
 
 #include <gtest/gtest.h>
 

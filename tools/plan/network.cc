@@ -11,7 +11,7 @@
 
 #include "base/text.h"
 #include "config/words.h"
-#include "cost/layouts.h"
+#include "cost/layout_seconds.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 #include "train/setup/from_config.h"

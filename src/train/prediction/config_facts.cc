@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "cost/layouts.h"
+#include "cost/rank_layout.h"
 #include "cost/traffic.h"
 #include "data/tokens.h"
 #include "ferry/config.h"

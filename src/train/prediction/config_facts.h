@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "cost/layouts.h"
+#include "cost/rank_layout.h"
 #include "ferry/config.h"
 #include "ops/block_lists.h"
 
