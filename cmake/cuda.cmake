@@ -86,7 +86,7 @@ set(FERRY_CUDA_OPTIONS -prec-div=true -prec-sqrt=true -ftz=false
     --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off)
 # Kernels with the CPU's bits (docs/numerics.md) must not contract a product and a sum.
 set(FERRY_CUDA_EXACT src/optim/cuda/update.cu src/optim/cuda/coded.cu src/optim/cuda/norms.cu src/ops/cuda/rows/round.cu
-    src/zero/cuda/codec.cu)
+    src/zero/cuda/encode.cu src/zero/cuda/decode.cu src/zero/cuda/sums.cu src/zero/cuda/feedback.cu)
 set_source_files_properties(${FERRY_CUDA_EXACT} PROPERTIES COMPILE_OPTIONS -fmad=false)
 if(FERRY_WERROR)
     list(APPEND FERRY_CUDA_OPTIONS -Werror=all-warnings -Xcompiler=-Werror)
