@@ -42,7 +42,7 @@ struct Objects {
     Parallel parallel{};
 };
 
-// Unlike bytes that are wrong, a transfer that failed says nothing against what is stored.
+// A transfer that failed. Unlike wrong bytes, it says nothing against what is stored.
 class TransferFailed : public Error {
 public:
     explicit TransferFailed(const Error& error) : Error(error) {}

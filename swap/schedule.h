@@ -69,8 +69,8 @@ struct Task {
     uint32_t first_entry = 0, entries = 0;
 };
 
-// A use of a resource (a planned buffer or an object) that nothing earlier in this schedule orders:
-// the replay makes it wait for what the schedules before left in flight.
+// A use of a resource, which is a planned buffer or an object, that no earlier task of this
+// schedule orders. The replay makes it wait for what earlier schedules left in flight.
 struct EntryUse {
     uint32_t resource = 0;
     bool writes = false;
@@ -103,7 +103,8 @@ struct Schedule {
     std::vector<Wait> waits{};
     std::vector<EntryUse> entries{};
     std::vector<LastUse> last_uses{};
-    // So many of its write lane's first tasks include all that the step before still has to write.
+    // The first so many tasks of its write lane. Among them is all that the step before still has
+    // to write.
     int64_t committed_writes = 0;
     Wait outcome{};  // when this is done the step's outcome is known
     bool has_outcome = false;
@@ -117,8 +118,8 @@ void prove_acyclic(const Schedule& schedule);
 // Resources that several lanes use at once.
 enum class Shared : uint8_t { cores, disk, dram };
 constexpr int kShared = 3;
-// The seconds of a task alone, and the part of each shared resource that it needs meanwhile (1:
-// all).
+// The seconds that a task takes alone, and the share of each shared resource that it needs
+// meanwhile. 1 is all of it.
 struct Cost {
     double seconds = 0;
     std::array<double, kShared> part{};
@@ -145,12 +146,12 @@ struct RankSteps {
     uint32_t resources = 0;
     CostModel cost{};
 };
-// The point where a rank's exchange meets those of others: it runs from when all of the point's
-// ranks have come there as often. kAlone: it waits for nobody.
+// The point where a rank's exchange meets those of others. The n-th exchange at a point begins when
+// all ranks of the point have come to their n-th. kAlone: it waits for nobody.
 constexpr int kAlone = -1;
 using Meets = std::function<int(size_t rank, const Task& exchange)>;
-// The same of all of them. `points`: the ranks that meet at each. Of one rank the exchanges at each
-// point go in their order, and end in the order of the lane.
+// The same for several ranks. `points` lists the ranks that meet at each point. A rank's exchanges
+// at one point go in their order, and all its exchanges end in the order of the lane.
 std::vector<Timeline> predict_together(std::span<const RankSteps> ranks,
                                        std::span<const std::vector<size_t>> points,
                                        const Meets& meets);

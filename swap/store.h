@@ -35,19 +35,19 @@ class Kernels {
 public:
     virtual ~Kernels() = default;
     virtual void run(const Call& call) noexcept = 0;  // on a thread of the lane's
-    // Whether this task of the team lane may run while its neighbours run, of which the same is
-    // said: the schedule orders the tasks of a lane by nothing but the lane. Only the step thread
-    // asks, when it dispatches the task.
+    // Whether this task of the team lane may run while its neighbours run. It must be true of both:
+    // the lane alone orders the tasks of a lane. Only the step thread asks, when it dispatches the
+    // task.
     virtual bool runs_beside(const Task&) const { return false; }
-    // Whether kernels of the compute lane that were recorded behind this exchange are dispatched
-    // behind it, too: where their launch may wait for ranks that may wait for the exchange.
+    // Whether this exchange is dispatched before the kernels that were recorded behind it. It must
+    // be where their launch may wait for ranks that may wait for the exchange.
     virtual bool leaves_first(const Task& /*exchange*/) const { return false; }
     // "step 12, block 3, backward": for an error's `where`.
     virtual std::string describe(const Call& call) const = 0;
 };
 
-// The comm lane's work: what the ranks exchange, started in the lane's order and done in it, as on
-// a device's stream. Only the step thread calls.
+// The comm lane's work: what the ranks exchange. It starts and ends in the lane's order, as on a
+// device's stream. Only the step thread calls.
 class Collectives {
 public:
     virtual ~Collectives() = default;
@@ -64,8 +64,8 @@ struct StoreOptions {
     uint32_t resources = 0;  // planned buffers and objects, as the recorder numbered them
     bool verify = true;
     std::span<std::byte> host_arena{};
-    // Optional: a slice for each task on its lane's row, from when it could start to when it was
-    // seen done. Kernel tasks are named by their op, everything else by its verb.
+    // Optional: gets a slice for each task on its lane's row. It begins when the task could start
+    // and ends when the task was seen done. Its name is the kernel's op, or the task's verb.
     trace::Recording* recording = nullptr;
     std::array<trace::RowId, kLanes> rows{};
     const char* (*kernel_name)(uint8_t op) = nullptr;
@@ -80,8 +80,8 @@ struct LaneReport {
     Nanos exposed_ns = 0;  // the part of it in which the compute lane had nothing
 };
 
-// Owns where objects are; replays schedules. One thread (the step thread) calls everything, but for
-// seal, verify and fail.
+// Knows where objects are, and replays schedules. The step thread calls everything but seal, verify
+// and fail.
 class Store {
 public:
     // `volume` may be null when no object lives on NVMe. All references must outlive the store.
@@ -102,13 +102,13 @@ public:
     // Blocking access to an object's current version; only when drained. `bytes` as large as it.
     void put(ObjectId object, std::span<std::byte> bytes);
     void get(ObjectId object, std::span<std::byte> bytes);
-    // A put() that goes on: `bytes` stay as they are, and the store is asked for nothing but more
-    // of the kind, until end_puts() has waited for it. That ends the oldest ones, in their order,
-    // until so many are under way; throws what went wrong with them.
+    // Begins a put(). Until end_puts() has waited for it, `bytes` must not change, and the store
+    // may only be asked for further puts. end_puts() waits for the oldest ones, in their order,
+    // until no more than `under_way` are left. It throws what went wrong with them.
     void begin_put(ObjectId object, std::span<std::byte> bytes);
     void end_puts(int64_t under_way);
-    // Where the object's current version lies, to be read and written in place, if that is in host
-    // memory; else empty.
+    // The object's current version in host memory, to be read and written in place. Empty: it lies
+    // elsewhere.
     std::span<std::byte> in_host(ObjectId object) noexcept;
 
     // Makes the step before the newest schedule durable, once its updates are committed and written
@@ -133,8 +133,8 @@ public:
     void seal(ObjectId object, std::span<const std::byte> bytes) noexcept;
     bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept;
     void fail(Error error) noexcept;  // the first one is thrown by the step thread
-    // Step thread, after a failure: bytes that were wrong or could not be read are part of what was
-    // published last; or there were some, and none of them is.
+    // Step thread, after a failure: whether bytes were wrong or could not be read. `in_published`:
+    // some of them are part of what was published last; `elsewhere`: none of them is.
     enum class Wrong : uint8_t { none, elsewhere, in_published };
     Wrong what_was_wrong() const noexcept;
 

@@ -1,5 +1,6 @@
-// Asynchronous file I/O in fixed slots of preallocated files: every byte count checked, everything
-// bounded and allocated at start. See aio/README.md for the way from submit() to the kernel.
+// Asynchronous file I/O in fixed slots of preallocated files. Every byte count is checked, and
+// everything is bounded and allocated at start. aio/README.md shows the way from submit() to the
+// kernel.
 //
 // Threads: one owner thread (the "step thread") calls everything below except where a line says
 // otherwise. Each ring has its own thread, run by the Executor.
@@ -75,8 +76,8 @@ struct VolumeOptions {
     bool write_once = true, lays_out_later = false;
     // Memory to register with the kernel: only I/O slabs, on huge pages (aio/README.md).
     std::vector<std::span<std::byte>> registered{};
-    // With several paths: each gets so many more slots than its share, as far as its size allows,
-    // so that the shares can follow the speeds. No more than SlotClass::slots are ever in use.
+    // With several paths each gets so many more slots than its share, as far as its size allows. So
+    // the shares can follow the speeds. No more than SlotClass::slots are ever in use.
     double slack = 0.25;
     // Room for publish(): with a record published the files outlive volume and process. 0: never.
     int64_t record_bytes = 0;
@@ -89,7 +90,7 @@ enum class Kind : uint8_t { read, write };
 enum class Priority : uint8_t { urgent, normal, background };  // urgent overtakes write-back
 enum class State : uint8_t { idle, queued, done, failed, cancelled };
 
-// Caller-owned, and with its buffer untouched by the caller from submit() until poll() returned it.
+// Owned by the caller, who leaves it and its buffer alone from submit() until poll() returned it.
 struct Operation {
     Kind kind = Kind::read;
     Priority priority = Priority::normal;
@@ -119,7 +120,7 @@ public:
     // Locks, creates or takes over the files, lays the classes out. Blocks; throws Error (io or
     // does_not_fit). `executor` must outlive the volume.
     static std::unique_ptr<Volume> open(VolumeOptions options, Executor& executor);
-    // Cancels what is queued, waits for the rest, unlocks, removes the files unless a record was
+    // Cancels what is queued, waits for the rest and unlocks. Removes the files unless a record was
     // published. Operations that were not polled must live until then.
     virtual ~Volume() = default;
 
@@ -132,7 +133,7 @@ public:
     // Enqueues; never blocks, never allocates. Conflicting operations on a slot keep their order;
     // nothing else does. False, and nothing happened: operations_max are under way, poll() first.
     [[nodiscard]] virtual bool try_submit(Operation& operation) noexcept = 0;
-    // For callers that keep count themselves: with operations_max under way it is their bug.
+    // For callers that keep count themselves: to have more than operations_max under way is a bug.
     void submit(Operation& operation) noexcept {
         FERRY_CHECK(try_submit(operation), "more operations than operations_max");
     }
@@ -144,27 +145,31 @@ public:
     virtual int in_flight() const noexcept = 0;
     // Blocks until all written so far is on stable storage; throws Error, on that file for good.
     virtual void flush() = 0;
-    // The last step committed, into the headers: a kill does not lose it, a power failure may.
+    // Writes the last committed step into the headers. A kill does not lose it, a power failure
+    // may.
     virtual void note_step(int64_t step) noexcept = 0;
     virtual int64_t noted_step() const noexcept = 0;  // at first a resumed run's; -1: none
-    // The run ends, storage failed: where a step was noted the headers stay and say what is lost.
+    // The run ends because storage failed. Where a step was noted, the headers stay and say what is
+    // lost.
     virtual void note_lost() noexcept = 0;
 
     // ---- with record_bytes: a record of what the slots hold, in two copies
     virtual std::span<std::byte> record() noexcept = 0;  // to fill while none is published
     // Flushes on every path what was written and polled until now. Then the first `bytes` of
-    // record() replace the older copy, and are flushed. poll() moves it on; it never blocks.
+    // record() replace the older copy, and are flushed. It never blocks: poll() moves it on.
     virtual void publish(int64_t bytes) noexcept = 0;
     // False: it is under way. Throws Error where it failed: the copy before stands.
     virtual bool published() = 0;
-    // A file that was removed while the volume uses it, and with it the record; empty: none was.
+    // A file that was removed while the volume uses it. The record is gone with it. Empty: none
+    // was.
     virtual std::string missing() const = 0;
-    // With Leftover::resume, until publish(). The records that are whole come first, the newest
-    // with n = 0. For each n after them it throws io: a record that cannot be read, which does not
-    // prove that it is damaged. Empty: there are no more.
+    // The n-th record that was found, with Leftover::resume, until publish(). Whole records come
+    // first, and n = 0 is the newest. Behind them it throws io for each record that could not be
+    // read, which does not prove that it is damaged. Empty: there are no more.
     virtual std::span<const std::byte> found_record(size_t n) const = 0;
-    // Goes on from it, its copy overwritten last; takes exactly these slots. False: they cannot be.
+    // Goes on from this record. Its copy is the last to be overwritten.
     virtual void resume_from(size_t n) noexcept = 0;
+    // Takes exactly these slots. False: they cannot be taken.
     [[nodiscard]] virtual bool take(int slot_class, std::span<const SlotId> slots) = 0;
 
     virtual int64_t alignment() const noexcept = 0;
@@ -175,18 +180,19 @@ public:
     virtual std::string_view backend_name() const noexcept = 0;
     virtual bool direct(int path) const noexcept = 0;  // obtained; false: through the page cache
     virtual std::vector<PathCounters> counters() const = 0;
-    // For all slots that may be in use at once and the record's copies; for those that ever were.
+    // Bytes of all slots that may be in use at once, and of the record's copies. Then those of the
+    // most slots that ever were in use.
     virtual int64_t reserved_bytes() const noexcept = 0;
     virtual int64_t peak_bytes() const noexcept = 0;
 };
 
-// The error of a failed operation as one clear Error: path, offset, size, errno and what to do.
+// The Error of a failed operation: path, offset, size, errno and what to do.
 Error to_error(const Volume& volume, const Operation& operation);
 // The counters as lines of a run's summary: one a path, and a total for several.
 std::string describe(std::span<const PathCounters> paths, std::string_view indent = {});
 
-// Checksums of a slot's contents, kept in memory apart from the data: a lost or misdirected write
-// leaves bytes that do not match. One checksum for each 256 KiB piece, keyed by version.
+// Checksums of a slot's contents, one for each piece of 256 KiB, keyed by version. They are kept in
+// memory, apart from the data. So the bytes that a lost or misdirected write leaves do not match.
 constexpr int64_t kPieceBytes = 256 * kKiB;
 constexpr int64_t pieces_of(int64_t bytes) { return ceil_div(bytes, kPieceBytes); }
 

@@ -1,5 +1,6 @@
-// Where kernels run: a memory arena under a budget and ordered streams. The CPU device is a real
-// device: its "device memory" is an arena of its own, its streams are executor lanes.
+// Where kernels run: a device has a memory arena under a budget, and ordered streams. The CPU
+// device is a real one: its "device memory" is an arena of its own, and its streams are executor
+// lanes.
 #pragma once
 
 #include <array>
@@ -28,14 +29,14 @@ public:
     // Kernels are called inside a job. On the CPU device it runs on the stream's thread when its
     // turn comes. On CUDA it runs at once, and its kernels are enqueued.
     virtual void launch(Job job) = 0;
-    // A kernel that does nothing for so long, or a little longer; called inside a job as kernels
-    // are. What follows on this stream waits for its end; the other streams, the caller and the
-    // device's memory are left alone. In virtual time the job's own duration stands for it.
+    // Enqueues a kernel that does nothing for so long, or a little longer. It is called inside a
+    // job, as kernels are. What follows on this stream waits for its end. Other streams, the caller
+    // and the device's memory are left alone. In virtual time the job's own duration stands for it.
     virtual void pause(Nanos duration) = 0;
     // Either side may be device or page-locked host memory.
     virtual void copy(void* destination, const void* source, int64_t bytes) = 0;
-    // After everything enqueued so far: ++counter, then the executor's wake(). Also when that work
-    // failed: Device::check() then throws.
+    // After everything enqueued so far: increments `counter`, then calls the executor's wake(). It
+    // does so even when that work failed: Device::check() then throws.
     virtual void signal(std::atomic<uint64_t>& counter) = 0;
     // The cudaStream_t; null on the CPU device.
     virtual void* native() noexcept { return nullptr; }
@@ -43,10 +44,10 @@ public:
 
 class Device {
 public:
-    // Opens the device and its streams, without an arena; on CUDA the `gpu`-th of the visible ones.
-    // Where that is not the first, it is the only one that this process sees from then on, and
-    // nothing may have used CUDA before. Throws Trouble::usage where this build, this machine or
-    // its driver has none, or fewer.
+    // Opens the device and its streams, without an arena. On CUDA it is the `gpu`-th of the visible
+    // ones. Where that is not the first, this process sees no other from then on, and nothing may
+    // have used CUDA before. Throws Trouble::usage where this build, this machine or its driver has
+    // no such device.
     static std::unique_ptr<Device> open(DeviceKind kind, Executor& executor, int gpu = 0);
     virtual ~Device() = default;
     virtual DeviceKind kind() const noexcept = 0;
@@ -56,16 +57,16 @@ public:
     virtual std::string pci_address() const { return {}; }
     Stream& stream(StreamKind kind) noexcept { return *streams_[static_cast<size_t>(kind)]; }
 
-    // Device memory of this process, as measured now, beside its arena: context, loaded kernels,
-    // libraries, page tables of locked host memory, from the process's first device on. 0 on the
-    // CPU device.
+    // The device memory that this process holds beside its arena, as measured now: context, loaded
+    // kernels, libraries, page tables of locked host memory. It counts from the process's first
+    // device on. 0 on the CPU device.
     virtual int64_t overhead_bytes() const = 0;
     virtual int64_t free_bytes()
         const = 0;  // that reserve() could give now; the CPU device knows no limit
-    // The arena, every byte zero; again: another one in its place, which is freed before. Throws
+    // Makes the arena, with every byte zero. A second call frees it and makes another one. Throws
     // does_not_fit.
     virtual void reserve(int64_t bytes) = 0;
-    // The arena: the planner assigns offsets in it, nothing allocates from it while running.
+    // The arena. The planner assigns offsets in it, and nothing allocates from it while running.
     virtual std::span<std::byte> memory() noexcept = 0;
 
     // Page-locks touched host memory, so that copies run beside the host's threads; unlock before
@@ -81,9 +82,9 @@ protected:
     std::array<Stream*, kStreams> streams_{};  // by kind; the implementation owns and sets them
 };
 
-// For those who call CUDA or its libraries, when a call has failed. After enqueued work has failed,
-// every call returns that failure: then the caller says nothing, for it cannot name the work;
-// Device::check() will.
+// Whether enqueued work of the GPU has failed. Whoever calls CUDA or its libraries asks when a call
+// has failed: after such work every call returns its failure. The caller then reports nothing, for
+// it cannot name the work. Device::check() reports it.
 bool gpu_work_failed();
 // The error for a call that found no memory.
 Error out_of_gpu_memory(const std::string& where);

@@ -22,9 +22,9 @@ struct Job {
     Nanos simulated_ns = 0;
 };
 
-// Something with a thread of its own that blocks in the kernel rather than in the executor: an
-// io_uring. Real executors call run_once(kForever) in a loop on the service's thread; the simulated
-// one calls run_once(now) on the one thread whenever virtual time reaches next_event().
+// Something that has a thread of its own and blocks in the kernel rather than in the executor, such
+// as an io_uring. A real executor calls run_once(kForever) in a loop on the service's thread. The
+// simulated one calls run_once(now) on its one thread whenever virtual time reaches next_event().
 class Service {
 public:
     virtual ~Service() = default;
@@ -51,9 +51,9 @@ public:
     virtual void retire(Service& service) = 0;  // returns when run_once() will not be called again
     // Never allocates; a full lane is a bug of the caller, who bounds what it posts.
     virtual void post(LaneId lane, Job job) = 0;
-    // Step thread: sleeps until wake() was called since the last wait returned, or until `until`.
-    // The simulated executor runs the next event instead of sleeping; when there is no event before
-    // kForever it aborts with "deadlock": nothing could ever wake it.
+    // Step thread: sleeps until `until`, or until wake() is called. A wake() since the last wait
+    // returned counts. The simulated executor runs the next event instead of sleeping. When there
+    // is none before kForever it aborts with "deadlock": nothing could ever wake it.
     virtual void wait(Nanos until) = 0;
     virtual void wake() noexcept = 0;  // any thread
     virtual Nanos now() const noexcept = 0;

@@ -54,10 +54,10 @@ public:
     }
     ~Lease() { give_back(); }
 
-    // Does what the destructor does. Never waits or fails: what a write for this or another object
-    // runs into is thrown by flush(), check() and the object's next acquire(). It may hash objects
-    // whose writes it starts. bytes() are no longer to be used. What a writer left half done, for
-    // instance by an exception, counts as written.
+    // Does what the destructor does. It never waits or fails. It may start writes, of this object
+    // or another, and hash what they write. Where such a write fails, flush(), check() and that
+    // object's next acquire() throw. bytes() must no longer be used. What a writer left half done,
+    // for instance by an exception, counts as written.
     void give_back() noexcept;
     explicit operator bool() const noexcept { return store_ != nullptr; }
     ObjectId object() const noexcept { return object_; }
@@ -105,18 +105,18 @@ struct LeaseReport {
 
 class LeasedStore {
 public:
-    // `volume` is this store's alone as long as it lives, and may be null when no object lives on
-    // NVMe. What is passed must outlive the store. Throws usage or does_not_fit.
+    // Nobody else uses `volume` while the store lives. It may be null when no object lives on NVMe.
+    // What is passed must outlive the store. Throws usage or does_not_fit.
     static std::unique_ptr<LeasedStore> make(LeasedStoreOptions options, Executor& executor,
                                              aio::Volume* volume);
-    // Waits for what is under way; what was not flushed is not written, and all slots are free
-    // again: objects on NVMe do not outlive the store. That a lease does is a bug.
+    // Waits for what is under way. What was not flushed is not written. All slots are free again:
+    // objects on NVMe do not outlive the store. A lease that outlives it is a bug.
     ~LeasedStore();
     LeasedStore(const LeasedStore&) = delete;
     LeasedStore& operator=(const LeasedStore&) = delete;
 
-    // Waits until the object's bytes are in a buffer; for a writer also until no write of it is
-    // under way. It takes the buffer that was not used for longest, of those whose contents are
+    // Waits until the object's bytes are in a buffer. For a writer it also waits until no write of
+    // the object is under way. It takes the least recently used of the buffers whose contents are
     // written or can be read again. Where there is none, it waits for a write or a read to end.
     // Throws
     //   io            the read failed, or its bytes were not those written: nothing is leased, and
@@ -127,21 +127,21 @@ public:
     //   does_not_fit  every buffer is held by a lease
     Lease acquire(ObjectId object, Access access);
 
-    // A hint: starts the read if a buffer can be had, else does nothing. It never takes a buffer
-    // that was prefetched itself and is still to be acquired. Never waits. A failed read is not
-    // reported: acquire() reads again. Throws usage: no such object.
+    // A hint: starts the read if a buffer can be had, else does nothing. It never takes the buffer
+    // of another object that was prefetched and is still to be acquired. Never waits. A failed read
+    // is not reported: acquire() reads again. Throws usage: no such object.
     void prefetch(ObjectId object);
     void prefetch(std::span<const ObjectId> objects) {  // the first needed first
         for (const ObjectId object : objects) prefetch(object);
     }
 
-    // Writes everything that was changed, but for what is leased for writing now; waits for it and
+    // Writes everything that was changed, except what is leased for writing now. Waits for it, then
     // does check(). Buffers keep their contents.
     void flush();
     // Throws io: the first failed write that was not overwritten or reverted. Never waits.
     void check();
-    // After a failed write of an object that is not leased: the object has its contents before
-    // again, those last written without failure. The newer ones are lost. False: it has none.
+    // After a failed write of an object that is not leased: it has the contents again that were
+    // last written without failure. The newer ones are lost. False: there are none.
     bool revert(ObjectId object);
 
     LeaseReport report() const;

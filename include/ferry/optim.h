@@ -79,15 +79,15 @@ struct Scalars {
 // (2.8e-14 at beta2 = 0.999; 2^-50 for Adagrad). A gradient below e leaves no trace in v and must
 // not be divided by less. Scalars too small to be normal in fp32 become 0.
 Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale);
-// The two passes of Muon, of what scalars_of() gave for it. The first is of p = 0, which becomes u;
-// the second has o, in fp32, for a gradient, and keeps no moment.
+// The two passes of Muon, from what scalars_of() gave for it. The first takes p = 0, which becomes
+// u. The second takes o, in fp32, for a gradient and keeps no moment.
 Scalars muon_momentum(const Scalars& muon);
 Scalars muon_step(const Scalars& muon, double factor);
 // original: sqrt(max(1, rows / cols)); match_rms_adamw: 0.2 sqrt(max(rows, cols));
 // spectral_unclamped: sqrt(rows / cols).
 double adjust_lr_factor(AdjustLr adjust, int64_t rows, int64_t cols);
 // How many of m, v the method keeps: 2 for Adam, 1 (in m) for SGD with momentum, Lion and Adagrad.
-// Muon keeps m of its matrices, and both of what AdamW updates beside them.
+// Muon keeps m for its matrices, and both for what AdamW updates beside them.
 int moments_of(Method method);
 int moments_of(const Hyper& hyper);         // 0 for SGD without momentum
 float initial_moment(const Hyper& hyper);   // what m starts as: 0, but for Adagrad
@@ -213,8 +213,8 @@ double sum_leaves(std::span<const float> leaves, double initial = 0);
 // min(1, max_norm / (norm + 1e-6)); 1 when max_norm <= 0; 0 for an infinite norm, NaN for a NaN.
 double clip_factor(double norm, double max_norm);
 
-// SIMD targets: the ones this CPU runs, best first, by Highway's names; forcing one is for tests
-// and benchmarks, while nothing else runs.
+// The SIMD targets that this CPU runs, best first, by Highway's names. Only tests and benchmarks
+// force one, while nothing else runs.
 std::vector<std::string> supported_targets();
 void force_target(std::string_view name);  // "" undoes
 // The target that runs: of the norms and the cast, and of a method's update, asked of its own loop.
@@ -233,8 +233,8 @@ namespace cuda {
 // Whether this build has the kernels and the current device runs them.
 bool available();
 void update(const Span& span, const Scalars& scalars, void* stream);
-// Spans of which none needs what another gives. Neighbours of the same types share launches, up to
-// 24 of them one.
+// Spans that do not depend on each other. Neighbours of the same types share launches, up to 24 of
+// them one.
 void update(std::span<const Span> spans, const Scalars& scalars, void* stream);
 void recast(const float* p, int64_t count, DType weight_type, void* weight, void* stream);
 void leaf_norms(const void* gradient, DType type, int64_t count, float* leaves, void* stream);

@@ -27,10 +27,10 @@ struct SlabReport {
     int64_t huge_bytes = 0;  // bytes on huge pages, as the kernel said once all were touched
 };
 
-// Memory of the program's own, in place of the system's.
+// Gives memory of the program's own in place of the system's.
 struct Allocator {
-    // So many bytes at a multiple of `alignment`, writable, of whatever contents, and not
-    // page-locked. Null: there is no memory.
+    // Gives so many writable bytes at a multiple of `alignment`. Their contents do not matter, and
+    // they are not page-locked. Null: there is no memory.
     std::function<void*(int64_t bytes, int64_t alignment)> allocate{};
     std::function<void(void* memory, int64_t bytes)> release{};
     bool given() const { return static_cast<bool>(allocate); }
@@ -38,30 +38,31 @@ struct Allocator {
 
 class Pool {
 public:
-    // Throws does_not_fit when the sum would exceed `budget_bytes` or what was left of the machine
-    // or cgroup (Topology::memory_left_bytes). Beside it others reserve memory: that the sum of all
-    // fits is for whoever knows them.
-    // With an allocator every slab is one call of it.
+    // Throws does_not_fit when the sum of slabs would exceed `budget_bytes`, or what was left of
+    // the machine or cgroup (Topology::memory_left_bytes). It does not know what others reserve
+    // beside it: whoever does checks that all of it fits. With an allocator every slab is one call
+    // of it.
     Pool(const Topology& topology, int64_t budget_bytes, Allocator allocator = {});
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    // Before seal() only; a bug afterwards. The memory is zero. Each 2 MiB are touched by, and so
-    // lie on, another of the teams' nodes in turn: whatever is worked on keeps every node's memory
-    // busy. Warns of a slab that did not get the huge pages it asked for.
+    // Before seal() only; a bug afterwards. The memory is zero. The teams' nodes touch 2 MiB each
+    // in turn, and what a node touches lies on it. So whatever is worked on keeps every node's
+    // memory busy. Warns of a slab that did not get the huge pages it asked for.
     std::span<std::byte> reserve(std::string name, int64_t bytes, NodeTeams& teams) {
         return reserve(std::move(name), bytes, bytes, teams);
     }
-    // Only the first `now` bytes are touched; the rest is for lock_behind(), or for whoever uses it
-    // before. On Linux before 5.14 all are.
+    // Touches only the first `now` bytes. lock_behind() touches the rest, or whoever uses it
+    // before. On Linux before 5.14 all are touched.
     std::span<std::byte> reserve(std::string name, int64_t bytes, int64_t now, NodeTeams& teams);
     // Touches a part of a slab and what lies around it, so much at a time that every thread of the
-    // teams has pages of its own. Contents stay. Cheap where it was touched before, and better than
-    // many threads' first writes, which may each want the same page. One thread calls.
+    // teams has pages of its own. Contents stay. It is cheap where the part was touched before. It
+    // is better than the first writes of many threads, which may each want the same page. One
+    // thread calls.
     void touch(std::span<std::byte> part, NodeTeams& teams);
-    // Page-locks a slab, or from its start or to its end a part of whole kPartBytes, for the
-    // device, which must outlive the pool. Throws does_not_fit.
+    // Page-locks a slab for the device, which must outlive the pool. Or a part of one, of whole
+    // kPartBytes, that begins at its start or ends at its end. Throws does_not_fit.
     void lock_for(Device& device, std::span<std::byte> pages, Team& team);
     // The same by threads of its own, while others use the memory, touched before. Ends, and
     // throws, with get().

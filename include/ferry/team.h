@@ -28,8 +28,8 @@ public:
     Team& operator=(const Team&) = delete;
     int threads() const noexcept;
 
-    // Calls body(i) for i in [0, count), in any order, on any worker and on the calling thread;
-    // returns when all are done. May be called by several threads at once, and from within a body.
+    // Calls body(i) for i in [0, count), in any order, on any worker and on the calling thread.
+    // Returns when all are done. Several threads may call it at once, and a body may call it.
     template <class Body>
     void parallel(int64_t count, const Body& body) {
         run(
@@ -45,8 +45,8 @@ private:
     std::unique_ptr<Arena> arena_;
 };
 
-// Notes what each worker of the teams does in the loops that this thread calls, for a trace, as
-// long as it lives. One at a time on a thread.
+// As long as it lives, notes for a trace what each worker of the teams does in the loops that this
+// thread calls. A thread has one at a time.
 class Timesheet {
 public:
     struct Worker {
@@ -86,8 +86,8 @@ public:
     // Which of the teams is nearest to the address; 0 when unknown.
     int index_of(const void* address) const;
 
-    // Calls body(index, team) once for each node, all at the same time, on a core of that node;
-    // returns when all are done.
+    // Calls body(index, team) once for each node, all at the same time, on a core of that node.
+    // Returns when all are done.
     template <class Body>
     void each(const Body& body) {
         run([](const void* b, int index, Team& t) { (*static_cast<const Body*>(b))(index, t); },

@@ -27,7 +27,8 @@ struct StepReport {
     double loss = 0;   // mean over the step's real targets, natural logarithm
     double gradient_norm = 0, clip_factor = 1, lr = 0, loss_scale = 1;
     int64_t targets = 0, tokens = 0;
-    // No real target, a non-finite gradient with on_nonfinite: skip, or an overflow in fp16.
+    // The step had no real target, its gradient was not finite with on_nonfinite: skip, or fp16
+    // overflowed.
     bool skipped = false;
     bool speculative = false, committed = false;
     double seconds = 0;
@@ -46,8 +47,8 @@ struct LinkReport {
     double exposed_seconds = 0;  // seconds of these in which nothing computed
 };
 
-// What a rank sent to the others by one kind of collective: as it went, and as it would have gone
-// uncoded.
+// What a rank sent to the others by one kind of collective. `raw_bytes` is what it would have sent
+// without codes.
 struct CollectiveReport {
     std::string collective{};
     int64_t calls = 0, raw_bytes = 0, sent_bytes = 0;
@@ -65,8 +66,8 @@ struct Reserved {
 struct RunReport {
     int64_t steps = 0, tokens = 0;
     double seconds = 0;  // in steps, evaluation left out
-    // The model's operations in a step, recomputation left out, and the best
-    // rate of a product; 0: not known. A step's MFU is the first over its seconds and the second.
+    // The model's operations in a step, without recomputation, and the best rate of a product. 0:
+    // not known. A step's MFU is model_flops / seconds of the step / gemm_flops_per_s.
     double model_flops = 0, gemm_flops_per_s = 0;
     int64_t steps_committed = 0, steps_rolled_back = 0, clipped_steps = 0, skipped_steps = 0;
     // Compute, h2d, d2h, team, check, read, write and, of several ranks, comm.
@@ -74,100 +75,103 @@ struct RunReport {
     std::vector<CollectiveReport> collectives{};  // of several ranks
     std::vector<aio::PathCounters> paths{};
     Reserved reserved{};
-    // Lower bound of a step; 0: not measured, or some steps exchange momentum in place of
+    // Lower bound of a step. 0: it was not measured, or some steps exchange momentum in place of
     // gradients.
     double bound_seconds = 0;
     std::string binding{};  // the link that sets it
     // The same of kernels that multiply and move at the machine's peaks; 0: not measured.
     double peak_bound_seconds = 0;
     // A step's predicted seconds, by its schedule and by what is measured with the bound. The first
-    // is without speculative updates, the second with those that are committed (0: there are none).
+    // makes no speculative updates. The second makes them and they are committed (0: there are
+    // none).
     double predicted_seconds = 0, predicted_speculative_seconds = 0;
-    // The first two are of steps that exchange gradients. Of 1-bit and 0/1 Adam: updates that
-    // exchanged momentum and local ones, and what a step among its like should have taken. 0: there
-    // are none.
+    // The two before are of steps that exchange gradients. 1-bit and 0/1 Adam also have steps that
+    // exchange momentum, and local ones: how many there were, and the predicted seconds of each
+    // kind. 0: there are none.
     int64_t momentum_steps = 0, local_steps = 0;
     double predicted_momentum_seconds = 0, predicted_local_seconds = 0;
-    // A file of the durable state that was removed under the run: nothing outlives the process.
+    // A file of the durable state that was removed while the run used it. Nothing of that state
+    // outlives the process then.
     std::string removed{};
 };
 
-// Between ranks a library (NCCL, MPI) may never return. The process then ends, with exit code 6 and
-// a text on standard error. Or `instead` is called, once for each such call, on a thread of
-// ferry's, and the call stays where it is. Empty: as at first. For the whole process.
+// A call of NCCL or MPI may never return. The process then ends, with exit code 6 and a text on
+// standard error. With `instead` the process goes on: it is called once for each such call, on a
+// thread of ferry's, and the library's call stays where it is. Empty: the process ends again. This
+// is set for the whole process.
 void on_stuck(std::function<void(const Error&)> instead);
 
-// The ranks of a runtime that has no MPI and shares a unique id by means of its own, the same on
-// all ranks (ncclGetUniqueId).
+// The ranks of a runtime that has no MPI. It gives all ranks the same unique id (ncclGetUniqueId)
+// by means of its own.
 struct NcclRanks {
     std::array<std::byte, 128> unique_id{};
     int rank = 0, size = 1;
 };
 
-// A Hugging Face directory, with files of the optimizer's state beside its weights or without
-// (docs/checkpoints.md). What is not there begins as in a new run.
+// A Hugging Face directory to begin from (docs/checkpoints.md). It may hold files of the
+// optimizer's state beside its weights. What is not there begins as in a new run.
 struct Imported {
     std::string directory{};  // empty: nothing is imported
     int64_t step = 0;         // the last one done
     int64_t updates = 0;      // how often its weights were updated: not in skipped steps
     // How many of them its moments have seen (docs/numerics.md); 0 where it has no moments.
     int64_t moment_updates = 0;
-    // Of fp16, and the good steps in a row since it changed. 0: it begins as in a new run.
+    // fp16's loss scale, and the good steps in a row since it changed. 0: as in a new run.
     double loss_scale = 0;
     int64_t good_steps = 0;
 };
 
-// A batch of the program's own, for it to write: [sequences, batch.sequence] each, of all ranks.
-// There are batch.micro_batches x batch.micro_batch sequences of a step, and
-// evaluate.micro_batches x batch.micro_batch of an evaluation. Targets are the tokens to be
-// predicted, as a rule the next ones; -1: none, and it does not count.
+// The program writes its own batch here, of all ranks: [sequences, batch.sequence] each. A step has
+// batch.micro_batches x batch.micro_batch sequences. An evaluation has evaluate.micro_batches x
+// batch.micro_batch. Targets are the tokens to be predicted, as a rule the next ones. A target of
+// -1 does not count.
 struct FedBatch {
     int64_t step = 0;  // from 1; 0: of an evaluation
     std::span<int32_t> tokens{}, targets{};
 };
-// Called by step() and evaluate() on the thread that calls them, before anything of theirs is done.
-// What it throws comes out of that call, and so does usage for a token that the model does not
-// know. The engine is as it was, and asks again in the next call. Of several ranks every one is
-// called and gives the same. All of them end where one fails.
+// step() and evaluate() call this first, on the thread that calls them. What it throws comes out of
+// that call; a token that the model does not know throws usage there. The engine is then as it was,
+// and asks again in the next call. Each of several ranks is asked and must give the same. All of
+// them end where one fails.
 using LoadBatch = std::function<void(const FedBatch&)>;
 
-// How a start-up or a checkpoint gets on: so many bytes of so many, at most ten times a second and
-// at each stage's end. Called on any thread, one call at a time; it must not call the engine and
-// must not throw.
+// Hears how a start-up or a checkpoint gets on: so many bytes of so many. It is called at most ten
+// times a second and at the end of each stage, on any thread, one call at a time. It must not call
+// the engine and must not throw.
 using Progress = std::function<void(const char* stage, int64_t bytes, int64_t of)>;
 
-// src/train/inside.h, which is not installed: what ferry's own programs give an engine and ask of
-// it besides.
+// For ferry's own programs: what else they give an engine and ask of it. src/train/inside.h, which
+// is not installed, defines both.
 struct InsideOptions;
 class Inside;
 
 // What the engine stands on, and where its state comes from. Tests pass a simulated executor and
-// volume. Without `nccl`, and what is in `given`, the run is this process.
+// volume. Unless `nccl` or `given` names ranks, the run is this process alone.
 struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
         &aio::Volume::open;
-    // The ranks of a runtime that has no MPI, on CUDA devices. It brings `gpu` as well, and nothing
-    // in its process has used CUDA before. A rank that is lost then has no name, and is missed
-    // after zero.timeout_seconds.
+    // The ranks of a runtime that has no MPI, on CUDA devices. It must set `gpu` as well, and
+    // nothing in its process may have used CUDA before. A lost rank is noticed after
+    // zero.timeout_seconds, and errors cannot name it.
     std::optional<NcclRanks> nccl{};
-    // Which of the GPUs that this process sees; none: ranks of one host share them out.
+    // Which of the GPUs that this process sees it uses. None: ranks of one host share them out.
     std::optional<int> gpu{};
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;
-    // Goes on after the step of this checkpoint (DIR/step-00000100), with its bits, whatever the
-    // placement, the ranks and the device were that wrote it. All of it is read and checked first.
-    // Throws usage where it is of another run, and io where it is damaged.
+    // Goes on after the step of this checkpoint (DIR/step-00000100), with its bits. The run that
+    // wrote it may have had another placement, other ranks and another device. All of it is read
+    // and checked first. Throws usage where it is another run's, and io where it is damaged.
     std::string checkpoint{};
-    // Begins after a step that another program came to, or a run with other settings. One rank.
+    // Begins after a step of another program, or of a run with other settings. For one rank.
     Imported imported{};
-    // Given: batches come from here, and data.tokens is not looked at. data.isolate_documents and
-    // only_evaluates are refused then. A checkpoint is of fed batches: the program decides what a
-    // run that goes on from it is fed with.
+    // Where it is given, batches come from here and data.tokens is not looked at. Then
+    // data.isolate_documents and only_evaluates are refused. When a run goes on from a checkpoint,
+    // the program decides what it is fed with.
     LoadBatch load_batch{};
     Progress progress{};
-    // Host memory for state, staging and checkpoints on their way; none: the system's.
+    // Gives host memory for state, staging and checkpoints on their way. None: the system does.
     pinned_mem::Allocator memory{};
     // Trains nothing: evaluates on the whole token file, with no state but the weights.
     bool only_evaluates = false;
@@ -176,17 +180,17 @@ struct Runtime {
 
 class Engine {
 public:
-    // Plans, reserves everything, initialises the state over the tiers. Throws Error.
-    // With several ranks every one of them makes the same calls of everything below, and gets the
-    // same answers. Where one fails, the others throw rank_lost.
+    // Plans, reserves everything, and initialises the state over the tiers. Throws Error. Each of
+    // several ranks must make the same calls of everything below, and gets the same answers. Where
+    // one fails, the others throw rank_lost.
     static std::unique_ptr<Engine> make(const Config& config, Runtime runtime);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
     // Whether any rank says so.
     bool any(bool mine);
-    // Tells the other ranks that an error of its caller's ends this one between two calls of the
-    // engine. Of the engine's own errors they hear anyway. Never throws, never waits long.
+    // Tells the other ranks that this one ends by an error of the caller's, between two calls of
+    // the engine. The engine tells them of its own errors. Never throws, never waits long.
     void abandon(const char* why) noexcept;
 
     // Throws diverged when loss or gradient is not finite and the configuration does not skip, or

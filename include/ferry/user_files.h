@@ -1,5 +1,5 @@
-// Asynchronous I/O in files of the caller's: any regular file or block device, at any offset, from
-// any memory. What is aligned goes around the page cache (O_DIRECT), the rest through it.
+// Asynchronous I/O in the caller's files: any regular file or block device, at any offset, from any
+// memory. Aligned transfers go around the page cache (O_DIRECT), the rest through it.
 //
 // Threads: one owner thread calls everything below. The ring has its own, run by the Executor.
 #pragma once
@@ -42,7 +42,7 @@ public:
     // A file that is open already. It is duplicated: the caller's stays the caller's.
     FileNumber add(int descriptor);
     bool is_open(FileNumber file) const noexcept;
-    // Nothing of it is under way, all was polled.
+    // Only when nothing of the file is under way and all was polled.
     void remove(FileNumber file) noexcept;
     int in_flight(FileNumber file) const noexcept;
     int64_t size_bytes(FileNumber file) const;  // now; throws io

@@ -1,6 +1,6 @@
-// Philox4x32-10 (philox() of base/random.h), a counter a 64-bit lane: each of its four words in the
-// low half of a lane. Included once a target by Highway's foreach_target.h, hence the toggling
-// guard.
+// Philox4x32-10 (philox() of base/random.h) on vectors. Four vectors of 64-bit lanes hold the four
+// words of a counter for each lane, each word in the low half of its lane. Highway's
+// foreach_target.h includes this file once for each target, hence the toggling guard.
 #if defined(FERRY_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FERRY_PHILOX_INL_H_
 #undef FERRY_PHILOX_INL_H_

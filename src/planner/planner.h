@@ -1,5 +1,5 @@
-// From model, batch and budgets to a plan: where each object lives, and which buffers it
-// passes through. recorder.h turns a step into a schedule over it.
+// A plan follows from model, batch and budgets. It says where each object lives, and which buffers
+// it passes through. recorder.h turns a step into a schedule over it.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +26,8 @@ namespace ferry::planner {
 
 constexpr int64_t kPage = 4096;  // what is read and written at once is whole ones
 
-// The unit of optimizer work and of movement: a run of a layer's flat buffer inside one rank's
-// shard of a segment. A plan has the chunks that its rank keeps something of.
+// A chunk is what the optimizer updates and what is moved at once: a run of a layer's flat buffer,
+// inside one rank's shard of a segment. A plan has the chunks of which its rank keeps something.
 struct Chunk {
     int64_t layer = 0;
     int64_t first = 0, count = 0;          // elements; multiples of 4,096
@@ -41,17 +41,18 @@ struct Chunk {
     int32_t run = 1;  // of so many chunks it is the first (Plan::run_of); 0: it is another one
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
-    // Of its turn, where momentum is exchanged as signs: this rank's gradient until the outcome,
-    // and what it keeps from step to step (zero/feedback.h). A chunk of this rank's shards has
-    // them.
+    // Where momentum is exchanged as signs, the chunks of this rank's shards have two more. `kept`
+    // is this rank's gradient of the chunk's turn until the outcome. `feedback` is what the rank
+    // keeps of the turn from step to step (zero/feedback.h).
     swap::ObjectId kept = swap::kNoObject, feedback = swap::kNoObject;
 };
 
 inline bool is_matrix(const Chunk& chunk) { return chunk.rows > 0; }
 
-// What Newton-Schulz works in, for one matrix: it and the next iteration's, two products of the
-// shorter side's length squared, and the leaves of its norm. Where products are of a narrower type,
-// their factors too: the matrix, and a product. Offsets in floats.
+// The memory that Newton-Schulz works in, for one matrix. It holds the matrix, that of the next
+// iteration, two products of the shorter side's length squared, and the leaves of the norm. Where
+// products take a narrower type, it also holds their factors: the matrix and a product. Offsets are
+// in floats.
 struct MatrixWorkspace {
     int64_t count = 0, side = 0;  // of the chunk; of a product
     DType products = DType::f32;
@@ -72,7 +73,8 @@ inline MatrixWorkspace workspace_of(int64_t rows, int64_t cols, int64_t count, D
     return {.count = count, .side = std::min(rows, cols), .products = products};
 }
 
-// Of its update, in so many iterations, by factors of that type. `from_host`: its state is there.
+// The products of a matrix's update, in so many iterations, with factors of that type. `from_host`:
+// its state lies in host memory.
 inline cost::MatrixProducts products_of(const Chunk& matrix, int64_t ns_steps, DType type,
                                         DType compute, bool from_host) {
     const auto narrow = static_cast<double>(std::min(matrix.rows, matrix.cols)),
@@ -83,9 +85,9 @@ inline cost::MatrixProducts products_of(const Chunk& matrix, int64_t ns_steps, D
             .compute = compute};
 }
 
-// Turns whose momentum is under way at the same time, on every rank alike: each has two buffers of
-// parts, and its feedback. Gradients come to one of them. A GPU's turns have as many buffers of
-// codes in host memory.
+// How many turns have their momentum under way at the same time; the same on every rank. Each turn
+// has two buffers of parts, of which one takes gradients in, and its feedback. On a GPU each has as
+// many buffers of codes in host memory.
 constexpr int64_t kTurnsAtOnce = 2;
 
 // Bytes in memory and on storage: whole arrays, one after the other, up to a page.
@@ -93,8 +95,8 @@ inline int64_t state_bytes(const Chunk& chunk) {
     return round_up(chunk.format.bytes(chunk.count), kPage);
 }
 
-// A run of a layer's fp32 accumulator between groups: whole on every rank, as its own micro-batches
-// have left it.
+// A run of a layer's fp32 accumulator that is spilled between groups. Every rank spills all of its
+// own, as its micro-batches have left it.
 struct AccumulatorSpill {
     int64_t layer = 0;
     int64_t first = 0, count = 0;
@@ -129,8 +131,8 @@ struct LayerPlan {
     bool resident = false;                // this rank's weights live on the device
     model::OfSaved<bool> saves{};         // what the block saves on the device until backward
     int64_t device_offset = 0;            // resident: of the flat buffer, or of the shards together
-    // By segment, what this rank keeps once more of the gathered weights, or of their codes; empty:
-    // nothing (zero::second_shards).
+    // The second shards of gathered weights, or of their codes, that this rank keeps, by segment
+    // (zero::second_shards). Empty: none.
     std::vector<swap::ObjectId> second_shards{};
 };
 
@@ -204,10 +206,12 @@ struct Plan {
     int64_t report_offset = 0;              // of a step's report, in the host arena
     int64_t ns_steps = 0;                   // Muon's iterations of a matrix
     DType ns_products = DType::f32;
-    // Muon's, for one matrix, there too: to orthogonalise it, or to send it to a GPU that does.
+    // Muon's workspace for one matrix, in the host arena: to orthogonalise it there, or to send it
+    // to a GPU that does.
     int64_t workspace_bytes = 0, workspace_offset = 0;
-    // A GPU's, with its libraries' scratch at the beginning: for matrices that the team's updates
-    // send it, and for those whose state lies there; offset -1: no such matrix.
+    // Room on a GPU for matrices, with its libraries' scratch at the beginning. The team's updates
+    // send matrices to the one; those whose state lies on the GPU use the other. Offset -1: there
+    // is no such matrix.
     int64_t room_bytes = 0, room_scratch_bytes = 0;
     int64_t sent_room_offset = -1, own_room_offset = -1;
     uint32_t leaves_resource = 0, report_resource = 0, resources = 0;
@@ -234,18 +238,19 @@ struct Plan {
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
     // Whether momentum is exchanged instead of gradients, sooner or later.
     bool has_feedback() const { return partition.codecs.momentum.on(); }
-    // Whether its codes pass through host memory: the team makes them there, and the ranks exchange
-    // the device's.
+    // Whether the codes of momentum pass through host memory: the team makes them there, and the
+    // ranks exchange copies on the device.
     bool stages_codes() const {
         return buffers[static_cast<size_t>(Class::codes_staging)].count > 0;
     }
-    // State, weights and gradient all lie there: its update is the device's, after the outcome.
+    // Whether the device updates the chunk, after the outcome. Its state, weights and gradient all
+    // lie there.
     bool updates_on_device(const Chunk& chunk) const {
         return chunk.trainable && objects[chunk.state].home == swap::Tier::device;
     }
-    // Neighbours whose state the device has, beginning with this one: a kernel rounds them
-    // together, and a kernel updates them. Where the device updates nothing, each chunk is one of
-    // its own.
+    // This chunk and its next neighbours whose state the device has. One kernel rounds them
+    // together, and one updates them. Where the device updates nothing, a chunk is a run of its
+    // own.
     std::span<const Chunk> run_of(const Chunk& first) const {
         return {&first, static_cast<size_t>(first.run)};
     }
@@ -269,24 +274,26 @@ struct Plan {
     int64_t report_bytes() const { return nonfinite_offset() + std::ssize(layers) * 4; }
 };
 
-// Bytes: of a block input of a micro-batch; of the kernels' largest scratch; of what the process
-// holds on the device beside its arena; of what a block and micro-batch can save for backward (0:
-// nothing). Operations that give it, by block.
+// What a run needs of the device, in bytes.
 struct DeviceNeeds {
+    // A micro-batch's block input; the kernels' largest scratch; what the process holds on the
+    // device beside its arena.
     int64_t activation = 0, scratch = 0, overhead = 0;
     int64_t lists = 0;           // bytes of the block lists of attention's patterns
     int64_t matrix_scratch = 0;  // bytes that a GPU's products of Newton-Schulz ask for
     model::Exchanges exchanges{};
+    // What a block can save of a micro-batch for backward (0: nothing), and the FLOPs that compute
+    // it again, by block.
     model::OfSaved<int64_t> saved{};
     model::OfSaved<std::vector<double>> saved_flops{};
     // The device reads the host tier through page tables in its own memory, as a GPU does.
     bool maps_host = false;
     int64_t page_tables = 0;  // make_plan's own
-    // What a block and micro-batch keeps where backward leaves weights' gradients.
+    // What a block keeps of a micro-batch where backward leaves the gradients of weights for later.
     int64_t deferred = 0;
 };
 
-// A refusal for the sake of one tier.
+// One tier has too little room.
 class DoesNotFit : public Error {
 public:
     DoesNotFit(Problem problem, swap::Tier tier, int64_t smallest, std::string larger)
@@ -296,7 +303,7 @@ public:
           larger_(std::move(larger)) {}
     swap::Tier tier() const { return tier_; }
     int64_t smallest() const { return smallest_; }  // budget of that tier that works, in bytes
-    // Of the remedy, which names other ways too, to set that budget.
+    // The part of the remedy that says how to set that budget. The remedy names other ways too.
     const std::string& larger() const { return larger_; }
 
 private:
@@ -305,15 +312,14 @@ private:
     std::string larger_;
 };
 
-// Throws DoesNotFit, with the bytes missing and the smallest budget that works; or, where no tier's
-// budget would do alone, does_not_fit.
-// `layers` can be cut by the partition.
+// Throws DoesNotFit, with the bytes missing and the smallest budget that works. Where no tier's
+// budget would be enough alone it throws does_not_fit. The partition must be able to cut `layers`.
 Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs,
                const cost::Measurements& machine, const zero::Partition& partition = {});
 
-// Why a row of the plan's table must be there; docs/gpu.md says how large each is. Empty: of no
-// plan.
+// What a row of the plan's table is needed for; docs/gpu.md says how large each is. Empty: no plan
+// has such a row.
 std::string_view reason_of(const TierRow& row, const Plan& plan);
 
 // The format of a segment's chunks: whole arrays, one after the other.

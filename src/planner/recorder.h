@@ -1,5 +1,5 @@
-// The recorder turns a step written as plain code into a schedule: what fetch, save, send and
-// update mean in tasks of a plan's lanes.
+// The recorder turns a step written as plain code into a schedule. It knows which tasks of a plan's
+// lanes fetch, save, send and update stand for.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ using cost::Op;
 using cost::Role;
 namespace op = cost::op;
 
-// Whose buffers hold it, where that is one class alone.
+// The class of buffers that holds this content, where it is one class alone.
 constexpr Class buffers_of(Content content) {
     switch (content) {
         case Content::input:
@@ -61,7 +61,7 @@ struct Detail {
 
 class Recorder;
 
-// A view of a buffer between two points of the program; given back by the destructor.
+// A buffer that the step holds for a while. The destructor gives it back.
 class AssignedBuffer {
 public:
     AssignedBuffer() = default;
@@ -81,7 +81,7 @@ private:
     std::vector<uint32_t> resources_{};
 };
 
-// One that is known to hold this. Empty: where an operation may do without.
+// A buffer that is known to hold this content. It is empty where an operation may do without.
 template <Content content>
 class BufferOf : public AssignedBuffer {
 public:
@@ -89,22 +89,22 @@ public:
     explicit BufferOf(AssignedBuffer&& buffer) noexcept : AssignedBuffer(std::move(buffer)) {}
 };
 
-// A place, and the resources whose earlier users its own waits for: of something that is no buffer
-// of its own, an object or a part of a buffer. They must outlive the record.
+// Where an operand lies that is no buffer of its own: an object, or a part of a buffer. Its user
+// waits for earlier users of `resources`, which must outlive the record.
 struct Located {
     swap::OperandPlace place{};
     std::span<const uint32_t> resources{};
 };
-// One that is known to hold this, for an operation to read; and one for it to write, which is
-// another type: an old version and the new one cannot be exchanged.
+// An operand that is known to hold this content: one to be read, and one to be written. They are
+// two types, so that an old version and the new one cannot be exchanged.
 template <Content content>
 struct LocatedOf : Located {};
 template <Content content>
 struct WrittenOf : Located {};
 
-// How the recorder is given operands: as buffers of what they hold, or as places. What an operation
-// writes is no const buffer, or a place that is to be written; what it cannot do without has no
-// default.
+// How the recorder is given operands: as buffers of what they hold, or as places. An operation
+// writes to a buffer that is not const, or to a WrittenOf. An operand that it cannot do without has
+// no default.
 struct Assigned {
     struct GivenOperand {
         Located at{};
@@ -136,9 +136,9 @@ struct Assigned {
     };
 };
 
-// Records tasks in program order. Waits follow from what each task reads and writes; buffers are
-// assigned like registers, the one released longest ago first, so that copies run ahead of kernels
-// as far as the buffers reach.
+// Records tasks in program order. Waits follow from what each task reads and writes. Buffers are
+// assigned like registers, the one released longest ago first. So copies run ahead of kernels as
+// far as the buffers reach.
 class Recorder {
 public:
     enum class Keep : uint8_t { schedule, bytes };  // bytes: only how many, which is much faster
@@ -157,32 +157,35 @@ public:
     using TableGradient = BufferOf<Content::table_gradient>;
     using Input = BufferOf<Content::input>;
 
-    // On the device, ready to compute with. At its first visit in a step a layer leaves its second
-    // shards in the host, where it has some; the visits after it gather those.
+    // A layer's weights on the device, ready to compute with. At its first visit in a step a layer
+    // leaves its second shards in the host, where it has some. Later visits gather those.
     enum class Visit : uint8_t { any, first };
     Weights fetch_weights(int64_t layer, Visit visit = Visit::any);
-    // The same just after an update; where every rank keeps all weights, it then has the new ones.
+    // The same just after an update. Where every rank keeps all weights, every rank then has the
+    // new ones.
     Weights fetch_updated_weights(int64_t layer);
-    void share_updates(int64_t layer);  // no more than that: every rank has the new ones
-    // The layer fetched next. Where ranks gather weights and there is a buffer, its all-gather goes
-    // before the exchanges that follow, and so beside the work of this layer.
+    void share_updates(int64_t layer);  // every rank gets the new ones, and nothing is fetched
+    // Announces the layer that is fetched next. Where ranks gather weights and a buffer is free,
+    // its all-gather goes before the exchanges that follow. So it runs beside the work of this
+    // layer.
     void prefetch_weights(int64_t layer);
-    // An accumulator. For the first group nothing is in it: what adds first to a block's or a
-    // head's writes it whole (cost::kFresh), and the embedding's is zero.
+    // An accumulator. For the first group it has no contents: the first operation that adds to a
+    // block's or a head's writes all of it (cost::kFresh). The embedding's is zero.
     Gradient fetch_gradient(int64_t layer, bool first_group);
     Gradient norms_gradient(int64_t layer);                // of a block's norms alone, zero
     TableGradient fetch_table_gradient(bool first_group);  // tied: the head's part of it
     void spill_gradient(int64_t layer, const Gradient& gradient);
     void spill_table_gradient(const TableGradient& gradient);
-    // In the wire type, with norms. With several ranks they are under way to their owners, and
-    // receive_gradient() takes in what has come: the later, the less anyone waits for it.
+    // Rounds a gradient to the wire type and takes its norms. With several ranks it is then under
+    // way to its owners. receive_gradient() takes in what has come from the others: the later it is
+    // called, the less it waits.
     void send_gradient(int64_t layer, const Gradient& gradient);
     void receive_gradient();
-    // The same where momentum is exchanged: this rank's gradient stays, with norms, until the
+    // The same where momentum is exchanged: this rank keeps its gradient, with norms, until the
     // outcome. update_by_momentum() then exchanges the momentum of a layer and updates its chunks.
     void keep_gradient(int64_t layer, const Gradient& gradient);
     void update_by_momentum(int64_t layer);
-    // Or, of a local step, moves this rank's weights alone.
+    // In a local step: moves this rank's weights alone.
     void update_alone(int64_t layer);
     BufferOf<Content::tokens> load_tokens(int64_t micro_batch, bool evaluation);
     void send_report(const BufferOf<Content::report>& report);  // to the host
@@ -192,7 +195,8 @@ public:
     // The input fetched next. If it has left the device, its copy begins here.
     void prefetch_input(int64_t layer, int64_t i);
 
-    // Between the stages of a pipeline: what a buffer holds, to or from another rank.
+    // Between the stages of a pipeline: passes what a buffer holds to another rank, or takes it
+    // over from one.
     template <Content content>
     void pass_on(cost::StageLink link, int64_t layer, int64_t item, BufferOf<content>& what,
                  int64_t bytes) {
@@ -205,8 +209,9 @@ public:
         record<op::TakeOver>(layer, item, {.what = what},
                              {.bytes = bytes, .flags = static_cast<uint8_t>(link)});
     }
-    // Of a tied model: the embedding's weights as the first stage has updated them, to the last;
-    // `table`: all of them, and not used where ranks keep shards of weights, which then go alone.
+    // Of a tied model: the first stage gives the last one the embedding's weights once they are
+    // updated. `table` is all of them. Where ranks keep shards of weights only those go, and
+    // `table` is not used.
     void give_table(const Weights& table);
     void take_table();
 
@@ -219,7 +224,8 @@ public:
         record_kernel(Operation<Assigned>::kOp, layer, item, given, detail);
     }
 
-    // update, update_speculative or recast; update, given momentum, by that in place of a gradient.
+    // `op` is update, update_speculative or recast. Given momentum, update moves by that in place
+    // of a gradient.
     struct ByMomentum {
         Located momentum{};
         bool leaves_state = false;  // it is of the weight alone

@@ -1,4 +1,4 @@
-// What ferry's own programs and tests give an engine and ask of it, beside what an embedder does.
+// What ferry's own programs and tests give an engine and ask of it, and an embedder does not.
 #pragma once
 
 #include <functional>
@@ -24,10 +24,11 @@ using ValueSink = std::function<void(std::span<const float>)>;
 struct InsideOptions {
     // Gets every task from the first step on, and beside it, once the bound is known, the plan's.
     trace::Recording* recording = nullptr;
-    // Of this machine; then measure_bound() measures nothing.
+    // This machine's. With them measure_bound() measures nothing.
     const cost::Measurements* measurements = nullptr;
-    // measure_bound() will be called. What takes gigabytes to time is timed at the start, in the
-    // memory of the state to come. Otherwise it is timed in what budgets.host has left by then.
+    // Says that measure_bound() will be called. Then what needs gigabytes to be timed is timed at
+    // the start, in the memory that the state gets afterwards. Otherwise it is timed in what
+    // budgets.host has left when measure_bound() is called.
     bool measures_bound = false;
     // The other ranks, met over host memory: none, or what `ferry launch`, mpirun or srun started.
     // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
@@ -39,8 +40,9 @@ inline Runtime with(Runtime runtime, InsideOptions given) {
     return runtime;
 }
 
-// Which of the GPUs that this rank sees is its own: ranks of one host that see the same share them
-// out. Every rank asks, before it opens a device. 0 on the CPU, and without others (`ranks` null).
+// Which of the GPUs that this rank sees is its own. Ranks of one host that see the same GPUs share
+// them out. Every rank asks, before it opens a device. 0 on the CPU, and for a single rank (`ranks`
+// is null).
 int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor);
 
 // Of an engine, which outlives it.
@@ -55,19 +57,20 @@ public:
     // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
     // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
     void read_gradient(int64_t layer, const model::Tensor& tensor, const ValueSink& sink) const;
-    // body() on the first rank. Every rank calls it and gets the Error that it throws, or none:
-    // what cannot be begun there does not keep the others waiting, and the run goes on.
+    // Runs body() on the first rank. Every rank calls it and gets the Error that body() throws, or
+    // none. So a failure there does not keep the others waiting, and the run goes on.
     [[nodiscard]] std::optional<Error> on_first_rank(const std::function<void()>& body) const;
     // The error of the first rank that has one, on all of them.
     [[nodiscard]] std::optional<Error> error_of_any(const std::optional<Error>& mine) const;
     // Writes the whole state as a checkpoint of the last step. Training goes on after it with the
     // same bits as without it. What keeps it from being written comes back on the first rank.
     [[nodiscard]] std::optional<Error> save(const Saving& saving) const;
-    // The same in two parts. At return of the first the state was read: it is written, or lies in
-    // the memory that checkpoint.memory gives. Where all of it lies in host memory it is read while
-    // the next step is taken (reads_meanwhile), and where some lies on NVMe the updates that finish
-    // the last step hand it over (passes_by). A thread writes the rest while training goes on.
-    // `saving` must stay usable until end_save(); its `progress` is called by that thread.
+    // The same in two parts. When begin_save() returns, the state was read: it is written, or lies
+    // in the memory that checkpoint.memory gives. There are two exceptions. State that lies in host
+    // memory whole is read while the next step is taken (reads_meanwhile). Where some lies on NVMe,
+    // the updates that finish the last step hand it over (passes_by). A thread writes the rest
+    // while training goes on. `saving` must stay usable until end_save(); that thread calls its
+    // `progress`.
     void begin_save(const Saving& saving) const;
     bool save_ended() const;  // true: end_save() would not wait; also where none began
     [[nodiscard]] std::optional<Error> end_save() const;

@@ -35,20 +35,20 @@ void require_same_run(comm::Communicator& ranks, Executor& executor, const std::
                       const std::string& first_weights);
 // The same for a batch that a program feeds, of a step or with 0 of an evaluation.
 void require_same_batch(comm::Communicator& ranks, Executor& executor, int64_t step, uint64_t sum);
-// The same for what the ranks will say to each other, of all schedules; `in_kernels`: from within
-// those of blocks as well. Ranks of one stage alike: runs of so many neighbours.
+// The same for the exchanges of all schedules. `in_kernels`: those from within the kernels of
+// blocks as well. Ranks of one stage must have the same; `of_a_stage` neighbours are of one stage.
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
                             std::span<const swap::Schedule* const> schedules, bool in_kernels,
                             int of_a_stage);
 
-// Of each kind of kernel the time of the first rank that has one: the stages of a pipeline have
-// kernels of their own.
+// The time of each kind of kernel, from the first rank that has one. The stages of a pipeline have
+// different kernels.
 cost::KernelTimes kernels_of_any(comm::Communicator& ranks, Executor& executor,
                                  const cost::KernelTimes& mine);
 
-// `find()`, which throws the same usage error on all ranks or on none. Those of other kinds are one
-// rank's alone, and pass at once. No rank ends while others are in a collective: each says the
-// same, and none is taken for lost. `ranks`: null where there is one.
+// Calls `find()`, which must throw the same usage error on all ranks or on none. With such an error
+// no rank ends while others are in a collective. So each reports the same, and none is taken for
+// lost. Other errors are one rank's alone, and pass at once. `ranks`: null where there is one.
 template <class Find>
 auto find_alike(comm::Communicator* ranks, Executor& executor, const Find& find) {
     try {
@@ -59,7 +59,7 @@ auto find_alike(comm::Communicator* ranks, Executor& executor, const Find& find)
     }
 }
 
-// The error of the first rank that has one, on all of them; none where none has.
+// All ranks get the error of the first rank that has one. None: no rank has.
 std::optional<Error> error_of_any(comm::Communicator& ranks, Executor& executor,
                                   const std::optional<Error>& mine);
 

@@ -38,8 +38,8 @@ namespace ferry::zero {
 
 constexpr float kLeastCoded = 0x1p-100f, kBeyondCoded = 0x1p100f;  // magnitudes of a block
 constexpr int64_t kLeastBlock = 64, kLargestBlock = 2048;          // elements, a power of two
-// From so many bytes of values decode writes past the caches, where they begin at a multiple of 64:
-// about what one thread has of the last cache.
+// With so many bytes of values or more, which begin at a multiple of 64, decode writes past the
+// caches. It is about one thread's share of the last cache.
 constexpr int64_t kLeastStreamedBytes = int64_t{2} << 20;
 
 struct Codec {
@@ -76,7 +76,7 @@ struct PartOf {
 using Part = PartOf<std::byte>;
 using ConstPart = PartOf<const std::byte>;
 
-// Elements [first, first + count) of a part from `values`, which are those alone.
+// Encodes elements [first, first + count) of a part. `values` holds those alone.
 void encode(const Codec& codec, const float* values, int64_t count, Part part, int64_t first);
 // values[i] = decoded, or values[i] += decoded.
 void decode(const Codec& codec, ConstPart part, int64_t first, int64_t count, float* values);

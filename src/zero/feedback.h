@@ -1,8 +1,8 @@
 // The exchange of 1-bit Adam (Tang et al. 2021, arXiv 2102.02888) and of 0/1 Adam (Lu et al. 2022,
 // arXiv 2202.06009): ranks exchange their shares of the first moment as signs with a scale a block.
-// What a code is off by is kept, and joins what is sent next. The rank that sends keeps it; so does
-// the owner of a shard, which codes the sum once more for everyone. train/step/momentum_schedule.h
-// says which updates do so, and what becomes of the second moment.
+// The error of a code is kept, and is added to what is sent next. The rank that sends keeps one. So
+// does the owner of a shard, which codes the sum once more for everyone.
+// train/step/momentum_schedule.h says which updates do so, and what becomes of the second moment.
 //
 // A turn is a chunk of its owner's shard and the runs that lie alike in the others'. Of each turn
 // a rank keeps the momentum of all N runs, the errors of what it has sent of them, and as owner
@@ -22,16 +22,16 @@
 //     1-bit Adam    beta1 / N   1 - beta1          1        1
 //     0/1 Adam      beta1       (1 - beta1) * N    lr / N   1 / lr, summed over the interval
 //
-// The second sends what moves the weights, so errors keep their weight where lr changes. With local
-// steps a rank keeps another sum: what its updates moved since the last exchange. An update without
-// an exchange ends after the second line, and an exchange sends that sum:
+// 0/1 Adam sends what moves the weights, so errors keep their weight where lr changes. With local
+// steps a rank keeps another sum, u: what its updates moved since the last exchange. An update
+// without an exchange ends after the second line. An exchange sends that sum:
 //
 //     u' = (the first of an interval ? 0 : u) + h * step
 //     m' = h                                                  no exchange: of this rank alone
 //     c  = u' + error                                         an exchange
 //
-// Where the second moment is zero no gradient ever came, and none is divided by it: there m is -0,
-// which stays so, and c, s, u and both errors are zero. m is -0 nowhere else.
+// Where the second moment is zero no gradient ever came, and nothing is divided by it. There m is
+// -0 and stays -0, and c, s, u and both errors are zero. m is -0 nowhere else.
 #pragma once
 
 #include <cstddef>

@@ -26,12 +26,12 @@ struct Action {
     bool operator==(const Action&) const = default;
 };
 
-// Each group of micro-batches forward and back in each virtual stage. A stage asks for what others
-// send one action early, and every two stages pass in one order. So all stages could take their
-// actions even if each pass were made at both ends at once (decision 51).
+// The actions of a stage, in its order: each group of micro-batches goes forward and back through
+// each virtual stage. A stage asks for what others send one action early. Any two stages make their
+// passes in the same order. So no stage would be stuck even if both ends of a pass had to make it
+// at the same time (decision 51).
 std::vector<Action> actions_of(const Stage& stage, int64_t groups);
-// Groups whose block inputs or gradients a stage holds between two of its actions, or at one, at
-// most.
+// The most groups whose block inputs or gradients a stage holds at once.
 int64_t held_at_once(const Stage& stage, int64_t groups);
 
 }  // namespace ferry::zero

@@ -17,8 +17,8 @@
 
 namespace ferry::zero {
 
-// The parts of which a rank keeps only its shard; it keeps the rest whole. A gradient is kept where
-// it is used: beside the state.
+// What a rank keeps only its shard of. It keeps the rest whole. A gradient is kept beside the
+// state, where it is used.
 struct Sharding {
     bool state = false, weights = false;
 };
@@ -27,15 +27,15 @@ constexpr Sharding sharding_of(int64_t stage) {
     return {.state = stage >= 1, .weights = stage >= 3};
 }
 
-// What ranks exchange in a step: gradients on their way back, or momentum after the outcome, or, at
-// a local step, nothing (zero/feedback.h).
+// What ranks exchange in a step: gradients during backward, momentum after the outcome, or nothing
+// at a local step (zero/feedback.h).
 enum class Exchanged : uint8_t { gradients, momentum, nothing };
 
 // What travels as codes, and as which.
 struct Codecs {
     Codec gradients{}, weights{};
     Codec momentum{};  // of 1-bit and 0/1 Adam, in place of gradients
-    // Ranks also make updates of 0/1 Adam's between two exchanges, each alone.
+    // 0/1 Adam: between two exchanges each rank also makes updates alone.
     bool local_steps = false;
 };
 
@@ -50,22 +50,24 @@ struct VirtualStage {
     bool trains_below = false;  // something in the layers before
 };
 
-// Which of a model's layers a rank has, where its depth is cut among ranks. In the plan of such a
-// rank the layers of other stages are there, and empty.
+// Which of a model's layers a rank has, where its depth is cut among ranks. The plan of such a rank
+// has the layers of other stages too, but they are empty.
 struct Stage {
     int index = 0, count = 1;
-    // Layers [first, end); of one stage all of them. Of several virtual stages others are between.
+    // Layers [first, end); a single stage has all of them. Where a stage has several virtual
+    // stages, layers of other stages lie between.
     int64_t first = 0, end = 0;
     bool trains_below = false;  // something in the layers before
     // The head multiplies by the embedding's table: the first stage updates it, and the last one
     // has its weights.
     bool tied = false;
-    // Backward leaves the gradients of matrices and biases, to be computed where a stage would wait
-    // for others.
+    // Backward leaves the gradients of matrices and biases for later. They are computed where a
+    // stage would wait for others.
     bool splits_backward = false;
-    // Where it has several: the last one's output goes on to the first stage (zero/stage_order.h).
+    // Its virtual stages where it has several. The output of the last stage's then goes on to the
+    // first stage (zero/stage_order.h).
     std::vector<VirtualStage> several{};
-    // Each is taken by all groups of micro-batches before the next one is.
+    // All groups of micro-batches go through one virtual stage before the next one.
     bool round_robin = false;
 
     bool all() const { return count == 1; }
@@ -90,31 +92,32 @@ struct Stage {
     }
     bool copies_table() const { return !all() && tied && is_last(); }
     bool gives_table() const { return !all() && tied && is_first(); }
-    // Groups of micro-batches that are between their forward and their backward at most, in each
-    // virtual stage; and in the one that has most.
+    // The most groups of micro-batches that are between their forward and their backward: in each
+    // virtual stage, and in the one that has most.
     std::vector<int64_t> under_way_of_each(int64_t groups) const;
     int64_t under_way(int64_t groups) const;
     // The same by layer; none in those of others.
     std::vector<int64_t> under_way_by_layer(int64_t groups, int64_t layers) const;
-    // Groups whose backward has left something when another's is done, at most. The further down a
-    // stage, the sooner its backward's results are waited for; behind it nobody waits for the first
+    // The most groups whose backward has left gradients of weights for later. The further down a
+    // stage is, the more stages wait for the results of its backward. Nobody waits for the first
     // stage's.
     int64_t deferred(int64_t groups) const {
         return splits_backward ? std::min<int64_t>(index, groups) : 0;
     }
 };
 
-// Ranks that share a host, where they exchange among themselves first: neighbours, on every host as
-// many. What crosses between hosts then goes from a rank to those that stand where it does in the
-// other hosts.
+// The ranks that share a host, where they exchange among themselves first. They are neighbours, and
+// every host has as many. Between hosts a rank then exchanges only with the ranks that have its
+// position in the other hosts.
 struct Hosts {
     int each = 1;  // ranks of a host; 1: none of this
-    // Its ranks keep what all have gathered of a layer's weights once more, each a part.
+    // Its ranks together keep a copy of the weights that they have gathered of a layer, each a
+    // part.
     bool second_shards = false;
 };
 
-// One rank's view of the cut. Where several ranks share tensors, those that have the same slices
-// share what these need; `ranks` are they.
+// One rank's view of the cut. Where several ranks share tensors, `ranks` are those that have the
+// same slices: they share what these slices need.
 struct Partition {
     int rank = 0, ranks = 1;
     Sharding sharding{};
@@ -131,7 +134,7 @@ struct Partition {
         return stage.all() ? layers.back().find(model::Role::head_table) == nullptr : stage.tied;
     }
     bool decides_alone() const { return of_run() == 1; }
-    // Whether this rank counts what lies in a segment, or one that has it as well.
+    // Whether this rank counts what lies in a segment. Of the ranks that hold it one does.
     bool counts(const model::Segment& segment) const { return slice % segment.holders == 0; }
     // Segments are padded for it: model::layers_of(..., ranks).
     int64_t shard_elements(const model::Segment& segment) const { return segment.count / ranks; }
@@ -143,8 +146,8 @@ struct Partition {
     Run weights(const model::Segment& segment) const {
         return sharding.weights ? shard(segment, rank) : Run{segment.offset, segment.count};
     }
-    // Elements of this rank's weights of a layer, and where an element of them stands when they
-    // lie together, segment after segment.
+    // The elements of a layer's weights that this rank keeps. They lie together, segment after
+    // segment; the second function says where an element stands among them.
     int64_t weight_elements(const model::Layer& layer) const {
         return sharding.weights ? layer.elements / ranks : layer.elements;
     }
@@ -159,8 +162,8 @@ struct Partition {
     int host_count() const { return ranks / hosts.each; }
     // Whether coded gradients are added inside each host first, and coded once more.
     bool two_levels() const { return hosts.each > 1 && codecs.gradients.on(); }
-    // The ranks' parts of a turn, in the order in which they leave: where there are two levels,
-    // those of the ranks that stand alike in their hosts together.
+    // Where the part for another rank stands in the order in which a turn's parts leave. With two
+    // levels, the parts for ranks of the same position in their hosts lie together.
     int part_for(int other) const {
         return two_levels() ? other % hosts.each * host_count() + other / hosts.each : other;
     }
@@ -183,8 +186,8 @@ std::vector<model::Layer> layers_of_stage(const std::vector<model::Layer>& whole
 // The segment that an element lies in.
 const model::Segment& segment_of(const model::Layer& layer, int64_t element);
 
-// Bytes of a layer's weights as codes, of all ranks' shards: segment after segment, in each of
-// which the part of rank r comes r-th.
+// Bytes of a layer's weights as codes, of all ranks' shards. They lie segment after segment, and in
+// each of them rank after rank.
 int64_t coded_bytes(const Codec& codec, const model::Layer& layer, int ranks);
 
 // Bytes of one rank's shard of a layer's weights, as all gather it.
@@ -208,14 +211,16 @@ inline int64_t exchanged_across_bytes(const Partition& partition, int64_t part_b
 struct ByteRun {
     int64_t first = 0, bytes = 0;
 };
-// The parts of it that this rank keeps until its host's ranks gather them again: of each segment
-// the shards of as many ranks as there are hosts. In the whole layer, or in its codes.
+// The parts that this rank keeps until its host's ranks gather them again. Of each segment it keeps
+// the shards of as many ranks as there are hosts. They are runs of the whole layer, or of its
+// codes.
 std::vector<ByteRun> second_shards(const Partition& partition, const model::Layer& layer,
                                    DType type);
 
-// Enqueues the all-gather that makes a layer's weights whole in `whole`, on the device: of all
-// segments where weights are sharded, else of those that train, whose shards the ranks have
-// updated. `shards` are this rank's, together; null: they stand at their place in `whole`.
+// Enqueues the all-gather that makes a layer's weights whole in `whole`, on the device. Where
+// weights are sharded it gathers all segments, else those that train, whose shards the ranks have
+// updated. `shards` are this rank's, one behind the other. Null: they stand at their place in
+// `whole`.
 void gather_weights(comm::Communicator& ranks, const Partition& partition,
                     const model::Layer& layer, DType type, const std::byte* shards,
                     std::byte* whole, comm::Topic topic);

@@ -39,11 +39,11 @@ class StepKernels final : public swap::Kernels {
 public:
     StepKernels(const planner::Plan& plan, NodeTeams& teams, const StepModel& model);
     void run(const swap::Call& call) noexcept override;
-    // Updates of single elements, while nobody hears of them: a listener wants their order, and a
-    // matrix has the one workspace.
+    // True of updates by element while nobody listens: a listener wants them in order, and all
+    // matrices share one workspace.
     bool runs_beside(const swap::Task& task) const override;
-    // Passes to other stages, where a GPU's kernels exchange: their launch waits where the stream
-    // is full of what waits for the other ranks of the stage.
+    // True of passes to other stages, where a GPU's kernels exchange. Launching kernels waits when
+    // the stream is full of work that waits for other ranks of the stage.
     bool leaves_first(const swap::Task& exchange) const override {
         return model_.exchanges.any() && on_gpu() && cost::passes(exchange);
     }
@@ -58,8 +58,9 @@ public:
         logits_ = room;
         asks_for_logits_ = asks;
     }
-    // Who hears of what the team updates after the outcome, in schedules that are appended from
-    // here on; null: nobody. Only while no such kernel runs: behind an error it stays.
+    // From now on `listener` hears of what the team updates after the outcome, in schedules that
+    // are appended afterwards. Null: nobody does. Call it only while no such kernel runs. After an
+    // error the listener stays.
     void tell_of_updates(std::shared_ptr<UpdatedChunks> listener) {
         listener_ = std::move(listener);
     }

@@ -41,7 +41,7 @@ namespace ferry::train {
 
 class TierStack {
 public:
-    // Borrowed: all of it outlives the stack.
+    // The stack borrows all of it; it must outlive the stack.
     struct Ground {
         const Config& config;
         const RankShare& share;  // this rank's
@@ -56,8 +56,8 @@ public:
         model::Shape shape{};
         model::Numerics numerics{};
         std::vector<model::Layer> layers{};
-        // Optional: what decoder and kernels call instead of the stack's own operations, such as a
-        // layer that times these. It outlives the stack.
+        // Optional: decoder and kernels call what this returns instead of the stack's own
+        // operations, such as a layer that times them. It must outlive the stack.
         std::function<ops::Ops&(ops::Ops& own)> around{};
         KernelExchanges exchanges{};  // with the ranks that share sequences or tensors
     };
@@ -72,16 +72,16 @@ public:
 
     // ---- stages
 
-    // First. Takes the plan over; takes no memory. Throws does_not_fit where the machine has less
-    // memory left than the plan needs.
+    // The first stage. It takes the plan, and no memory. Throws does_not_fit where the machine has
+    // less memory left than the plan needs.
     void plan(planner::Plan plan);
 
     struct Reserving {
         int64_t host_budget_bytes = 0;  // that no slab may exceed
         std::string name = "state and staging";
     };
-    // After plan(). The device's arena; the host's, of which a GPU's homes are not touched yet; its
-    // buffers page-locked. Throws does_not_fit.
+    // After plan(). Reserves the device's arena and the host's, and page-locks the host's buffers.
+    // With a GPU, the homes in the host arena are not touched yet. Throws does_not_fit.
     void reserve(const Reserving& reserving);
 
     struct Opening {
@@ -90,8 +90,8 @@ public:
             &aio::Volume::open;
         uint64_t run_id = 0;
         bool resume = false;  // takes over what a run of this id left
-        // Optional: whether a run of this id whose durable state is found has come to its end, so
-        // that nobody goes on from it: then it is removed.
+        // Optional: whether the run whose durable state is found, of this id, has come to its end.
+        // Nobody goes on from it then, and it is removed.
         std::function<bool(const aio::Volume&)> has_ended{};
         bool lays_out_later = false;  // by fill(), and not where first contents were written
         aio::Tracer tracer{};
@@ -99,7 +99,7 @@ public:
         const Batches* loader = nullptr;
         int64_t evaluation_micro_batches = 0;
         WorkerRows* workers = nullptr;
-        // Optional: what the store calls instead of the step's kernels, and that may call them.
+        // Optional: the store calls these kernels instead of the step's. They may call those.
         std::function<std::unique_ptr<swap::Kernels>(StepKernels&)> instead{};
         // Store.
         trace::Recording* recording = nullptr;
@@ -108,29 +108,29 @@ public:
         // The plan's objects have no place: its buffers alone are used, to measure on. No volume.
         bool buffers_alone = false;
     };
-    // After reserve(), whose memory it seals. Files appear here, where the plan stores anything.
-    // All that `opening` names outlives the stack, and so do the schedules that its store is given.
-    // Throws usage, io or does_not_fit.
+    // After reserve(). It seals the pool's memory, and makes the files where the plan stores
+    // anything. All that `opening` names must outlive the stack, and so must the schedules that its
+    // store is given. Throws usage, io or does_not_fit.
     void open(const Opening& opening);
 
-    // After open(), before anything has contents: it runs the kernels of `step`, updates with these
-    // scalars included. Afterwards a GPU has taken what it takes; does_not_fit where that is more
-    // than the budget. Nothing on the CPU device.
+    // After open(), before anything has contents. It runs the kernels of `step`, and its updates
+    // with these scalars. So a GPU takes all the memory that it will take. Throws does_not_fit
+    // where that is more than the budget. On the CPU device it does nothing.
     void warm(const swap::Schedule& step, const ScalarsByKind& scalars);
 
-    // After open(), and warm() where that is called. `contents` gives every object what it holds
-    // first, through the store or in place. It may call lock_homes() and homes_locked(); what it
-    // does not call comes afterwards, and so does the layout of free slots. Throws what `contents`
-    // throws, io and does_not_fit.
+    // After open(), and after warm() where that is called. `contents` gives every object its first
+    // contents, through the store or in place. It may call lock_homes() and homes_locked(). Where
+    // it does not, fill() does afterwards. fill() also lays out the free slots. Throws what
+    // `contents` throws, io and does_not_fit.
     void fill(const std::function<void()>& contents);
 
-    // Within fill(): begins to page-lock the rest of host memory, behind what goes on. The driver
-    // does one thing at a time, so copies to a GPU go before it.
+    // Within fill(): begins to page-lock the rest of host memory in the background. The driver does
+    // one thing at a time, so make copies to a GPU before.
     void lock_homes();
     void homes_locked();  // waits for that
 
-    // Waits for what is under way, then gives back everything but the threads. Any stage, and
-    // again. The device's arena stays the device's.
+    // Waits for what is under way, then gives back everything but the threads. It may be called at
+    // any stage, and again. The device keeps its arena.
     void close() noexcept;
 
     // ---- what it has

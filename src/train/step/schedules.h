@@ -26,15 +26,16 @@ struct Passed {
     bool operator==(const Passed&) const = default;
 };
 std::vector<Passed> passes_of(const swap::Schedule& schedule);
-// Whether stages that do this one after the other, each waiting until the other one does the same,
-// all come to an end; else what each of those waits for that do not. `stages`: of every stage.
+// Whether all stages come to an end when each makes its passes one after the other, and waits at
+// each until the other stage makes it too. Empty: they do. Else it says what each stage waits for
+// that does not. `stages` has the passes of every stage.
 std::string why_stages_stop(std::span<const std::vector<Passed>> stages);
 
 struct Schedules {
     std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][speculative]
     std::array<swap::Schedule, kPrevious> drains{};
-    // Where momentum is exchanged nothing speculates: after Previous::none, not_speculative and
-    // alone.
+    // Where momentum is exchanged nothing speculates. So there are those after Previous::none,
+    // not_speculative and alone only.
     std::array<swap::Schedule, kPrevious> steps_by_momentum{}, drains_by_momentum{};
     swap::Schedule evaluation{};
     // Micro-batches that evaluation takes through the layers together: the most that fit a group.
@@ -52,7 +53,8 @@ struct Schedules {
         return found[static_cast<size_t>(previous)];
     }
     const swap::Schedule& steady() const { return step(Previous::not_speculative, false); }
-    // A steady step's tasks, and those of what only steps that exchange momentum compute.
+    // The tasks of a steady step, and those of operations that only steps that exchange momentum
+    // have.
     swap::Schedule of_all_kernels() const;
     std::vector<const swap::Schedule*> all() const;
 

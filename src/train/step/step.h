@@ -21,7 +21,7 @@ enum class Previous : uint8_t {
 };
 constexpr int kPrevious = 6;
 
-// A step without gradients follows one with them, and the other way round, after a drain alone.
+// A drain stands between a step that exchanges gradients and one that exchanges none.
 using zero::Exchanged;
 
 std::string name_of_step(Previous previous, bool speculative,
@@ -31,8 +31,8 @@ swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool sp
 // Finishes the step before, and nothing else.
 swap::Schedule record_drain(const planner::Plan& plan, Previous previous,
                             Exchanged what = Exchanged::gradients);
-// Bytes that these move on each lane, without recording them: a large model's have millions of
-// tasks.
+// Bytes that these schedules move on each lane. They are not recorded for it: those of a large
+// model have millions of tasks.
 using LaneBytes = std::array<int64_t, swap::kLanes>;
 LaneBytes step_bytes(const planner::Plan& plan, Previous previous, bool speculative,
                      Exchanged what = Exchanged::gradients);
