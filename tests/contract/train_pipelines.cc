@@ -8,7 +8,7 @@
 #include "tests/support/quick.h"
 #include "tests/support/run_ranks.h"
 #include "train/inside.h"
-#include "train/prediction/model_on_device.h"
+#include "train/measuring/model_on_device.h"
 #include "train/prediction/predictor.h"
 #include "train/setup/from_config.h"
 

@@ -3,7 +3,7 @@
 // on the device as was asked for.
 #include <gtest/gtest.h>
 
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "tests/support/temporary_directory.h"
 #include "train/prediction/rehearsal.h"
 #include "train/step/step.h"

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "cost/drives.h"
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "planner/work.h"
 #include "tests/support/seeds.h"
 #include "train/prediction/step_timeline.h"

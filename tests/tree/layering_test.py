@@ -23,10 +23,10 @@ OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "bas
 # The contract headers in a module's folder beside <module>.h.
 CONTRACTS = {"base": "bugs checksum cpu_time cuda_values files json_reader log median of_rank philox-inl process_limits progress random simd_dispatch simd_targets text threads widen-inl words",
              "aio": "published_run", "ops": "attention_tiles blas_kernels block_lists matrix_kernels part_attention patterns product_table slow_paths stopwatch timed_ops timed_stream view",
-             "model": "gradients huggingface saved_activations", "planner": "recorder request work",
+             "model": "gradients huggingface saved_activations", "planner": "recording/recorder request work",
              "checkpoint": "array_file file_writer io_memory manifest stripe_sums saved steps tensors_ahead",
              "zero": "codec feedback stage_order", "config": "words", "cost": "bound drives estimate kernel_times layout_seconds layouts measurements operands operation_table operations rank_layout simulator traffic",
-             "swap": "objects schedule store", "data": "fed_batches tokens", "train": "setup/from_config inside setup/loader_of step/momentum_schedule setup/rank_share saving/export setup/stages state/saving prediction/config_facts prediction/predictor prediction/kernel_profile prediction/planning_measurements prediction/rehearsal"}
+             "swap": "objects schedule store", "data": "fed_batches tokens", "train": "setup/from_config inside setup/loader_of step/momentum_schedule setup/rank_share saving/export setup/stages state/saving prediction/config_facts prediction/predictor prediction/kernel_profile measuring/planning_measurements prediction/rehearsal"}
 # Which module may depend on which: the design. base is everybody's. An arrow that CMakeLists.txt
 # states and this table does not is a change of the design: it wants a decision record first
 # (docs/decisions/0005, 0011 and 0031 hold those made so far). A row is of a module that there is.

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "planner/hazards.h"
+#include "planner/recording/hazards.h"
 
 namespace ferry::planner {
 namespace {

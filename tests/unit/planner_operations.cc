@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 
 namespace ferry::planner {
 namespace {

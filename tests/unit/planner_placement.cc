@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "planner/chunks.h"
+#include "planner/placing/speculation.h"
 #include "planner/planner.h"
-#include "planner/speculation.h"
 
 namespace ferry::planner {
 namespace {

@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "planner/chunks.h"
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 
 namespace ferry::planner {
 namespace {

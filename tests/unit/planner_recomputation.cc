@@ -7,9 +7,9 @@
 #include <set>
 
 #include "planner/chunks.h"
-#include "planner/place.h"
+#include "planner/placing/place.h"
+#include "planner/placing/step_seconds.h"
 #include "planner/planner.h"
-#include "planner/step_seconds.h"
 
 namespace ferry::planner {
 namespace {

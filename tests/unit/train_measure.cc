@@ -1,11 +1,10 @@
-#include "train/prediction/measure.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "ferry/optim.h"
+#include "train/measuring/measure.h"
 #include "train/stack/memory_left.h"
 
 namespace ferry::train {

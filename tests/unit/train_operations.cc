@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "model/gradients.h"
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "planner/work.h"
 #include "train/step/step.h"
 

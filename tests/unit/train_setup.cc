@@ -1,7 +1,3 @@
-#include "train/setup/volume_options.h"
-#include "train/stack/memory_left.h"
-#include "train/stack/threads.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,11 +5,14 @@
 
 #include "ferry/error.h"
 #include "tests/support/temporary_directory.h"
-#include "train/prediction/planning_measurements.h"
+#include "train/measuring/planning_measurements.h"
 #include "train/run/outcome.h"
 #include "train/setup/from_config.h"
 #include "train/setup/loader_of.h"
 #include "train/setup/model_of.h"
+#include "train/setup/volume_options.h"
+#include "train/stack/memory_left.h"
+#include "train/stack/threads.h"
 
 namespace ferry::train {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "planner/work.h"
 #include "train/step/step.h"
 

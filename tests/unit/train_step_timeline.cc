@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "ferry/aio.h"
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "planner/work.h"
 #include "train/prediction/step_timeline.h"
 #include "train/stack/device_needs.h"

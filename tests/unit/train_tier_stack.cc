@@ -1,6 +1,4 @@
 // The tier stack, stage by stage, on a directory and on a device that counts what it page-locks.
-#include "train/stack/tier_stack.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,8 +12,9 @@
 #include "ferry/error.h"
 #include "tests/support/plan_for.h"
 #include "tests/support/tiny_run.h"
-#include "train/prediction/measure.h"
+#include "train/measuring/measure.h"
 #include "train/stack/threads.h"
+#include "train/stack/tier_stack.h"
 #include "train/state/state_io.h"
 #include "train/step/step.h"
 

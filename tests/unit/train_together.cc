@@ -1,7 +1,5 @@
 // Members that measure at the same time: what each of them gets to know, and that none waits for
 // one that has failed.
-#include "train/prediction/together.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,6 +12,7 @@
 #include "base/log.h"
 #include "ferry/error.h"
 #include "tests/support/simulated_ranks.h"
+#include "train/measuring/together.h"
 
 namespace ferry::train {
 namespace {

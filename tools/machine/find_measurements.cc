@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "io_load.h"
 #include "io_site.h"
-#include "train/prediction/planning_measurements.h"
+#include "train/measuring/planning_measurements.h"
 #include "train/setup/from_config.h"
 
 namespace ferry::tools {

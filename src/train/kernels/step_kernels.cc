@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "state_span.h"
 #include "train/setup/model_of.h"
 #include "weight_alone.h"

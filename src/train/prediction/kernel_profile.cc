@@ -1,18 +1,17 @@
-#include "train/prediction/kernel_profile.h"
-
 #include <algorithm>
 #include <chrono>
 #include <map>
 #include <optional>
 
 #include "base/median.h"
-#include "measure.h"
 #include "ops/timed_stream.h"
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "planner/work.h"
 #include "slow_shapes.h"
 #include "train/kernels/state_span.h"
 #include "train/kernels/step_kernels.h"
+#include "train/measuring/measure.h"
+#include "train/prediction/kernel_profile.h"
 #include "train/prediction/predictor.h"
 #include "train/setup/from_config.h"
 #include "train/setup/model_of.h"

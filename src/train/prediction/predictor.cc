@@ -1,5 +1,3 @@
-#include "train/prediction/predictor.h"
-
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -15,18 +13,19 @@
 #include "cost/measurements.h"
 #include "ferry/config.h"
 #include "ferry/units.h"
-#include "measure.h"
-#include "measured_rank.h"
 #include "model/model.h"
-#include "model_on_device.h"
 #include "ops/patterns.h"
 #include "ops/product_table.h"
 #include "planner/planner.h"
 #include "planner/request.h"
 #include "planner/work.h"
-#include "planning_measurements.h"
 #include "simulated_stages.h"
-#include "together.h"
+#include "train/measuring/measure.h"
+#include "train/measuring/measured_rank.h"
+#include "train/measuring/model_on_device.h"
+#include "train/measuring/planning_measurements.h"
+#include "train/measuring/together.h"
+#include "train/prediction/predictor.h"
 #include "train/setup/from_config.h"
 #include "train/setup/numerics_record.h"
 #include "train/setup/rank_share.h"

@@ -7,8 +7,8 @@
 
 #include "base/log.h"
 #include "cost/kernel_times.h"
-#include "model_on_device.h"
-#include "planning_measurements.h"
+#include "train/measuring/model_on_device.h"
+#include "train/measuring/planning_measurements.h"
 #include "train/prediction/predictor.h"
 #include "train/setup/from_config.h"
 #include "train/setup/model_of.h"

@@ -1,6 +1,4 @@
 // What a step of a plan takes: one rank's, or that of all stages of a pipeline.
-#include "train/prediction/predictor.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -16,13 +14,14 @@
 #include "cost/traffic.h"
 #include "ferry/config.h"
 #include "model/model.h"
-#include "model_on_device.h"
 #include "planner/planner.h"
 #include "planner/request.h"
 #include "planner/work.h"
 #include "simulated_stages.h"
 #include "step_timeline.h"
 #include "swap/schedule.h"
+#include "train/measuring/model_on_device.h"
+#include "train/prediction/predictor.h"
 #include "train/setup/rank_share.h"
 #include "train/step/step.h"
 

@@ -1,5 +1,3 @@
-#include "train/prediction/rehearsal.h"
-
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -7,13 +5,14 @@
 
 #include "cost/operands.h"
 #include "ferry/units.h"
-#include "measure.h"
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "planner/work.h"
-#include "planning_measurements.h"
 #include "step_timeline.h"
 #include "train/inside.h"
 #include "train/kernels/step_kernels.h"
+#include "train/measuring/measure.h"
+#include "train/measuring/planning_measurements.h"
+#include "train/prediction/rehearsal.h"
 #include "train/setup/from_config.h"
 #include "train/setup/model_of.h"
 #include "train/stack/device_needs.h"

@@ -5,7 +5,7 @@
 
 #include "ferry/aio.h"
 #include "ferry/error.h"
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "planner/work.h"
 #include "train/stack/device_needs.h"
 

@@ -20,7 +20,7 @@
 #include "train/inside.h"
 #include "train/kernels/step_kernels.h"
 #include "train/loss_scale.h"
-#include "train/prediction/measure.h"
+#include "train/measuring/measure.h"
 #include "train/saving/background_save.h"
 #include "train/saving/durable.h"
 #include "train/saving/save.h"

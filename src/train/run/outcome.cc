@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "ferry/train.h"
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "train/loss_scale.h"
 #include "train/setup/from_config.h"
 #include "train/setup/model_of.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "train/prediction/planning_measurements.h"
+#include "train/measuring/planning_measurements.h"
 #include "train/prediction/simulated_stages.h"
 #include "train/rank_agreement.h"
 #include "train/setup/from_config.h"

@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "ferry/units.h"
-#include "train/prediction/planning_measurements.h"
+#include "train/measuring/planning_measurements.h"
 #include "train/prediction/prediction.h"
 #include "train/setup/attention_of.h"
 #include "train/setup/from_config.h"

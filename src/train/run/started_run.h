@@ -15,7 +15,7 @@
 #include "run_plans.h"
 #include "run_setup.h"
 #include "train/kernels/trace_rows.h"
-#include "train/prediction/measure.h"
+#include "train/measuring/measure.h"
 #include "train/resuming/first_state.h"
 #include "train/saving/durable.h"
 #include "train/setup/numerics_record.h"

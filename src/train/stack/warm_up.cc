@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "planner/work.h"
 #include "seconds_of.h"
 #include "train/kernels/step_state.h"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "zero/stage_order.h"
 
 namespace ferry::train {

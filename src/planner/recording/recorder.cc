@@ -1,7 +1,7 @@
 #include <utility>
 
-#include "chunks.h"
 #include "model/gradients.h"
+#include "planner/chunks.h"
 #include "recorder_impl.h"
 
 namespace ferry::planner {

@@ -2,7 +2,7 @@
 
 #include "base/cpu_time.h"
 #include "measure.h"
-#include "planner/recorder.h"
+#include "planner/recording/recorder.h"
 #include "planning_measurements.h"
 
 namespace ferry::train {

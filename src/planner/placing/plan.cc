@@ -1,10 +1,9 @@
 #include <algorithm>
 
-#include "chunks.h"
-#include "layout.h"
-#include "planner/planner.h"
-
 #include "cost/traffic.h"
+#include "layout.h"
+#include "planner/chunks.h"
+#include "planner/planner.h"
 #include "recomputation.h"
 
 namespace ferry::planner {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "chunks.h"
 #include "place.h"
+#include "planner/chunks.h"
 
 namespace ferry::planner {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "task_facts.h"
+#include "planner/task_facts.h"
 
 namespace ferry::planner {
 

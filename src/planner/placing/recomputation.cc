@@ -1,3 +1,5 @@
+#include "recomputation.h"
+
 #include <algorithm>
 #include <functional>
 #include <limits>
@@ -5,7 +7,6 @@
 #include <span>
 
 #include "place.h"
-#include "recomputation.h"
 #include "speculation.h"
 #include "step_seconds.h"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "budget.h"
-#include "buffer_sizes.h"
+#include "planner/budget.h"
+#include "planner/buffer_sizes.h"
 #include "planner/planner.h"
 
 namespace ferry::planner {

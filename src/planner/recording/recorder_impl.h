@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "hazards.h"
-#include "planner/recorder.h"
+#include "planner/task_facts.h"
 #include "planner/work.h"
-#include "task_facts.h"
+#include "recorder.h"
 
 namespace ferry::planner {
 

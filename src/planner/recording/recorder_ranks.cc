@@ -1,6 +1,6 @@
 // The exchanges of ranks as tasks: weights gathered before they are used, gradients cut, exchanged
 // and added by their owners.
-#include "chunks.h"
+#include "planner/chunks.h"
 #include "recorder_impl.h"
 
 namespace ferry::planner {
