@@ -71,8 +71,8 @@ protected:
     aio::Volume* volume() const { return stack_->volume(); }
 
     const RunSetup setup_;
-    // Where the run is; its step is the last that was begun. What changes in a step of the loss
-    // scale and of clipping is in these (run_state()).
+    // Where the run is: its step is the last that was begun. Once steps are taken the loss scale
+    // and the judge count for themselves.
     RunState now_{};
     // The stack needs both until it is closed: after an error its store still finishes tasks.
     std::unique_ptr<RankDirectories> directories_{};
