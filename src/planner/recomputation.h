@@ -1,4 +1,4 @@
-// Chooses what backward computes again, and what stays on the device for it.
+// Chooses what backward computes again, and what stays on the device so that it need not.
 #pragma once
 
 #include <vector>

@@ -8,7 +8,7 @@
 
 namespace ferry::planner {
 
-// Seconds of the kernels that give such an activation, for one micro-batch.
+// Seconds of the kernels that compute this activation, for one micro-batch.
 double seconds_of(const SavedActivation& activation, const Workload& work,
                   const cost::Measurements& machine);
 
