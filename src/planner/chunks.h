@@ -10,7 +10,7 @@ namespace ferry::planner {
 
 using cost::kLeafElements;
 
-// Elements of a chunk of that format, so that it takes a slot of the others, if a leaf does.
+// Elements of a chunk of that format that fit into a slot of the other chunks. At least one leaf.
 int64_t elements_of_chunk(int64_t chunk_elements, const StateFormat& asked,
                           const StateFormat& format);
 // Bytes of the largest chunk's state.

@@ -7,7 +7,8 @@
 
 namespace ferry::planner {
 
-// Saves as much as is asked for, or as makes the step shortest, in as many groups.
+// Saves what the user asks for, else what makes the step shortest. It chooses the number of groups
+// likewise.
 Placement place_for_speed(const PlanRequest& request, const Workload& work,
                           const std::vector<Chunk>& chunks,
                           const std::vector<AccumulatorSpill>& spills,

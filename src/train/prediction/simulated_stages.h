@@ -50,9 +50,8 @@ struct StageStep {
 struct ShortSteps {
     int64_t from = 0, to = 0, all = 0;
     bool in_turn = false;  // micro-batches of one group, in round robin
-    // Whether the same lane binds both short steps and so the long one: each further group then
-    // takes as long as the busiest lane works for it. Else a drive or a network may hide what
-    // grows.
+    // Whether a further group takes about as long as the busiest lane works for it. The line then
+    // holds for the long step. Else a drive or a network may hide what grows.
     bool steady = true;
     // On a line through both, of a step in which so many pass, or all.
     double at(int64_t count, double of_from, double of_to) const;
