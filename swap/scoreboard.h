@@ -8,7 +8,8 @@
 
 namespace ferry::swap {
 
-// A schedule in the lanes: where its tasks 0 lie in absolute counts, and what its entries wait for.
+// A schedule in the lanes: the absolute count of its first task in each, and what its entries wait
+// for.
 struct Active {
     const Schedule* schedule = nullptr;
     int64_t sequence = 0, step = -1;  // as the owner numbers it; as a recording shows it
@@ -28,8 +29,8 @@ public:
     void complete(Lane lane, int64_t count) { completed_[index(lane)] = count; }
 
     bool ready(const Task& task, const Active& active) const;
-    // Whether a task of `lane`, of which next() was asked since, comes before this one of another
-    // lane in program order, was not taken yet and is what `asked` says.
+    // Whether `lane` has a task that was not taken yet, comes before this task of another lane in
+    // program order, and for which `asked` is true. next() of `lane` must have been called since.
     template <class Asked>
     bool is_left_before(Lane lane, const Task& task, const Active& active,
                         const Asked& asked) const {
@@ -52,10 +53,10 @@ public:
     int64_t completed(Lane lane) const { return completed_[index(lane)]; }
     int64_t in_flight(Lane lane) const { return taken(lane) - completed(lane); }
     bool all_complete() const { return completed_ == appended_; }
-    // Once all is complete: the schedules need not outlive this.
+    // When all is complete: afterwards the schedules may go.
     void forget_schedules();
     bool none_in_flight() const { return completed_ == taken_; }
-    // Completed writes with which the step before the newest schedule is committed.
+    // How many writes must be completed for the step before the newest schedule to be committed.
     int64_t committed_writes() const;
     const Active& newest() const { return ring_[(count_ - 1) % kActiveMax]; }
 

@@ -101,8 +101,8 @@ struct OptimizerConfig {
     double momentum = 0;             // sgd, muon
     bool nesterov = false;           // sgd, muon
     double initial_accumulator = 0;  // adagrad
-    // Muon's own. Of what it leaves to AdamW: the learning rate (empty: lr), and tensors that would
-    // be Muon's, by glob patterns over their names.
+    // Muon's own keys. The last two are of what it leaves to AdamW: the learning rate (empty: lr),
+    // and glob patterns over the names of further tensors that AdamW takes.
     int64_t ns_steps = 5;
     NewtonSchulzCoefficients ns_coefficients{};
     DType ns_products = DType::f32;  // what its products' factors are rounded to; not f16
@@ -110,9 +110,10 @@ struct OptimizerConfig {
     std::optional<double> adamw_lr{};
     std::vector<std::string> adamw_tensors{};
     int64_t freeze_step = 0;  // onebit_adam: updates before its second moment stays as it is
-    // zeroone_adam (docs/configuration.md): the last update that may change its second
-    // moment, changes at each interval between them, and then updates at each interval between
-    // exchanges, which is this at the most.
+    // zeroone_adam (docs/configuration.md). Its second moment may change until update
+    // var_freeze_step; after var_update_scaler changes at an interval the interval grows. Then
+    // exchanges have intervals, which grow after local_step_scaler updates, up to
+    // local_step_clipper.
     int64_t var_freeze_step = 0, var_update_scaler = 16;
     int64_t local_step_scaler = 32678, local_step_clipper = 1;
     bool decay_norms_and_biases = false;
@@ -145,22 +146,23 @@ struct NvmePath {
 struct BudgetConfig {
     int64_t device_bytes = kUnlimited, host_bytes = kUnlimited;
     std::vector<NvmePath> nvme{};
-    // Ranks that share a host, and so its budgets, where they are planned for and not there; empty:
+    // Ranks that share a host, and so its budgets, in a plan for ranks that are not there. Empty:
     // as the plan's options say.
     std::optional<int> ranks_per_host{};
 };
 
-// Where things go and in what portions; never what they are. Empty: the planner chooses.
+// Where things go and in what portions. No key changes a number. Empty: the planner chooses.
 struct SwapConfig {
     std::optional<int64_t> chunk_elements{};  // multiple of 4,096
-    // Read from storage, and as many written; empty: by the paths.
+    // Chunks that are read from storage at once, and as many are written. Empty: by the paths.
     std::optional<int64_t> chunks_at_once{};
     std::optional<int64_t> groups{};             // of micro-batches; each group passes all layers
     Speculate speculate = Speculate::automatic;  // updates before the clip factor is known
     std::optional<double> expect_clipped{};      // share of the steps; empty: nobody knows
     std::optional<double> state_on_nvme{};       // share of the state; empty: what the budget asks
     std::optional<double> state_on_device{};     // at most; empty: all that fits, of a GPU
-    // Blocks that do not recompute what attention, the MLP's first matrices or attention's gave.
+    // How many blocks save attention's output, the MLP's first products or the products around
+    // attention, so that backward does not compute them again.
     std::optional<int64_t> save_attention{}, save_mlp{}, save_projections{};
     std::optional<int64_t> save_inputs{};  // at most so many blocks' inputs on the device
     bool verify = true;                    // checksums of what comes back from NVMe
@@ -197,8 +199,8 @@ struct CompressConfig {
     CodecKind weights = CodecKind::none;  // none or int8
     int64_t block = 256;                  // elements that share a scale
 };
-// Where the weights that all ranks have gathered are kept once more until the end of a step.
-// node: sharded among the ranks of a host, so that backward gathers them there.
+// Where a copy of the gathered weights is kept until the end of a step. node: the ranks of a host
+// keep shards of it, so that backward gathers them inside the host.
 enum class SecondShard : uint8_t { none, node };
 
 // How several ranks share a run.
@@ -210,17 +212,20 @@ struct ZeroConfig {
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange
 };
 
-// What ranks that share a sequence send each other for attention: heads, so that each has all
-// tokens of some, or keys and queries in a ring, so that each has its tokens of all heads.
-// automatic: heads where the ranks divide them, and on a GPU; else a ring.
+// What ranks that share a sequence send each other for attention. heads: each then has all tokens
+// of some heads. ring: keys and queries go round, and each has its tokens of all heads. automatic:
+// heads where the ranks divide them, and on a GPU; else a ring.
 enum class SequenceOrder : uint8_t { automatic, heads, ring };
 
-// The order in which stages of a pipeline take micro-batches. one_f_one_b: one goes back for each
-// that goes forward. zero_bubble: the same, but backward leaves weights' gradients, which fill a
-// part of what stages wait (zero-bubble H1). interleaved: the same of several virtual stages on
-// each rank. round_robin: all micro-batches go through one of these before the next. automatic: the
-// fastest of those that the number of virtual stages admits, as simulated; where that number is
-// chosen as well, of several numbers.
+// The order in which stages of a pipeline take micro-batches.
+//   one_f_one_b  one goes back for each that goes forward
+//   zero_bubble  the same, but backward leaves the gradients of weights for later. They fill a part
+//                of the time that stages wait (zero-bubble H1)
+//   interleaved  one_f_one_b with several virtual stages on each rank
+//   round_robin  all micro-batches go through one virtual stage before the next
+//   automatic    the fastest by simulation, of those that the number of virtual stages admits.
+//   Where
+//                that number is to be chosen too, several numbers are tried
 enum class PipelineSchedule : uint8_t {
     automatic,
     one_f_one_b,
@@ -277,19 +282,19 @@ struct Config {
 };
 
 // `overrides` are "key.path=value" (JSON value, or a bare string). Relative paths inside the file
-// are relative to the working directory. The result is whole. What the file leaves out
+// are relative to the working directory. Every key of the result is set. What the file leaves out
 // is derived: kv_heads, head_dim, the schedule's total_steps and decay_steps, and constants for
-// which optimizer.method has defaults of its own. A key that the chosen method or schedule
-// does not use is warned about, not refused.
+// which optimizer.method has its own defaults. A key that the chosen method or schedule does not
+// use gets a warning and is not refused.
 Config load_config(const std::string& path, std::span<const std::string> overrides);
 Config parse_config(std::string_view json, const std::string& where,
                     std::span<const std::string> overrides);
-// The keys that the file or an override gives, in the order of their names. Nothing is checked but
-// what reading them needs.
+// The keys that the file or an override gives, in the order of their names. Only what reading them
+// needs is checked.
 std::vector<std::string> given_keys(const std::string& path,
                                     std::span<const std::string> overrides);
-// One "key=value" more, into a configuration that is still being put together: its value is checked
-// as in a file, and against no other key.
+// Sets one "key=value" in a configuration that is still being put together. Its value is checked as
+// in a file, but not against other keys.
 void set_value(Config& config, const std::string& override);
 
 // Every key and its value: what the ranks of a run compare.

@@ -64,8 +64,8 @@ public:
     // Page-locks a slab for the device, which must outlive the pool. Or a part of one, of whole
     // kPartBytes, that begins at its start or ends at its end. Throws does_not_fit.
     void lock_for(Device& device, std::span<std::byte> pages, Team& team);
-    // The same by threads of its own, while others use the memory, touched before. Ends, and
-    // throws, with get().
+    // The same by threads of its own, while others use the memory. It is touched first. get() waits
+    // for the end, and throws.
     std::future<void> lock_behind(Device& device, std::span<std::byte> pages);
     static constexpr int64_t kPartBytes = int64_t{2} << 20;
     void seal() noexcept { sealed_ = true; }

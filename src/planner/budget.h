@@ -11,12 +11,12 @@ namespace ferry::planner {
 
 class Budget {
 public:
-    // `sharers`: ranks that have as much of it each. Refusals speak of all of theirs.
+    // `sharers`: ranks that share the tier, each with as much. Refusals name the sum.
     Budget(swap::Tier tier, int64_t limit_bytes, int sharers = 1)
         : tier_(tier), limit_(limit_bytes), sharers_(sharers) {}
     // Takes the bytes if they are left.
     bool take(const RowName& row, int64_t bytes);
-    // Takes them in any case: what cannot be done without.
+    // Takes the bytes in any case, for what the run cannot do without.
     void need(const RowName& row, int64_t bytes);
     swap::Tier tier() const { return tier_; }
     int64_t spent() const { return spent_; }
@@ -35,8 +35,8 @@ private:
 // The sum of all paths.
 Budget nvme_budget(const PlanRequest& request);
 
-// "3 MiB needed (3145728 bytes)", where a rank needs so many; of all that share the budget, who is
-// named.
+// "3 MiB needed (3145728 bytes)", where a rank needs so many. Where ranks share the budget it is
+// the sum, and the text says so.
 std::string needed_text(const Budget& budget, int64_t bytes);
 // Throws DoesNotFit with what is missing of the `smallest` budget that works, in bytes.
 [[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,

@@ -22,7 +22,8 @@ struct Workload {
     int64_t ns_steps = 0;
     DType ns_products = DType::f32;
     bool sends_matrices = false;  // to a GPU, which orthogonalises them
-    // Bytes of the host's workspace for one matrix: all, or what is sent. Of a GPU's room.
+    // Bytes of the host's workspace for one matrix: all of it, or what is sent to a GPU. The second
+    // function: bytes of a GPU's room.
     int64_t matrix_workspace() const {
         return sends_matrices ? matrices.elements * 4 : matrices.workspace_bytes;
     }
@@ -37,15 +38,15 @@ struct Workload {
 inline int64_t report_room(int64_t leaves, int64_t report_bytes) {
     return round_up(leaves * 4, 8) + report_bytes;
 }
-// The family of slots on NVMe that a chunk's part goes to: of what is cut into chunks, or of Muon's
-// matrices of one shape, or with several ranks in shards of one size.
+// A family of slots on NVMe, for one kind of a chunk's bytes. What is cut into chunks has one.
+// Muon's matrices of one shape have another; with several ranks, those in shards of one size.
 struct SlotFamily {
     RowKind kind{};
     std::string name{};
     int64_t bytes = 0;
 };
 SlotFamily slots_of(const Chunk& chunk, Class staging, const Workload& work);
-// That of gradients that wait for the outcome; they pass through momentum's staging.
+// The family of gradients that wait for the outcome. They pass through momentum's staging.
 SlotFamily slots_of_kept(const Workload& work);
 
 // Bytes of one buffer, a multiple of the page.

@@ -8,7 +8,8 @@
 
 namespace ferry::planner {
 
-// Whose an object is: a layer, and its chunk or micro-batch (-1: a part of an accumulator).
+// What an object belongs to: a layer, and its chunk or micro-batch. -1: it is a part of an
+// accumulator.
 struct Owner {
     int32_t layer = -1, item = -1;
 };

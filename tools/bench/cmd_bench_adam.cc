@@ -137,7 +137,7 @@ std::string command_of(const AdamOptions& options) {
 void run_adam(const AdamOptions& options) {
     const AdamBench what = bench_of(options);
     AdamRows measured = measure_adam(what);
-    std::vector<Row>& rows = measured.rows;
+    std::vector<BenchRow>& rows = measured.rows;
     if (!options.deepspeed.empty()) {
         const auto more = compare_deepspeed(what, measured, options.deepspeed);
         rows.insert(rows.end(), more.begin(), more.end());

@@ -11,7 +11,7 @@
 
 namespace ferry::planner {
 
-// How many blocks the user has save that; none: the planner decides.
+// How many blocks save this, as the user asks. None: the planner decides.
 std::optional<int64_t> blocks_asked_to_save(const PlanRequest& request, model::Saved what);
 
 // The activations that stay on the device from forward to backward. First the inputs of at most so
@@ -21,8 +21,8 @@ struct ToSave {
     int64_t inputs = 0;
     std::span<const SavedActivation> activations{};
 };
-// How often a placement can yield some of the device's buffers that keep the lanes busy, each time
-// some more, so that what the host has no room for stays on the device.
+// How often a placement can give up device buffers that only keep the lanes busy. Each time it
+// gives up more, so that what the host has no room for stays on the device.
 inline constexpr size_t kMostYielded = 5;
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
 Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,

@@ -1,4 +1,4 @@
-// What both halves of a placement stand on: what they are asked, and what is placed so far.
+// What both halves of a placement use: the request, and what is placed so far.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct ToPlace {
     size_t yielded = 0;
 };
 
-// Its halves derive from it.
+// The base of both halves.
 class Placing {
 protected:
     Placing(const ToPlace& what, Placement& result)
@@ -43,9 +43,10 @@ protected:
     int64_t bytes_of(Class c) const { return buffer_bytes(c, work_); }
     static RowName state_row() { return {RowKind::state, "optimizer state"}; }
 
-    // The weight of a split master is half of a version, and a durable version is on NVMe.
+    // Whether weights must lie on NVMe: with a split master the weight is half of a version, and
+    // durable versions lie there.
     bool stores_weights() const { return work_.state.split && request_.durable; }
-    // The least share of the state on NVMe; none: what the budget asks.
+    // The share of the state that is on NVMe at least. None: the budget decides.
     std::optional<double> given_fraction() const {
         return request_.durable ? 1 : request_.swap.state_on_nvme;
     }

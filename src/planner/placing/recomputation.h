@@ -1,4 +1,4 @@
-// Chooses what backward computes again, and what stays on the device for it.
+// Chooses what backward computes again, and what stays on the device so that it need not.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,8 @@
 
 namespace ferry::planner {
 
-// Saves as much as is asked for, or as makes the step shortest, in as many groups.
+// Saves what the user asks for, else what makes the step shortest. It chooses the number of groups
+// likewise.
 Placement place_for_speed(const PlanRequest& request, const Workload& work,
                           const std::vector<Chunk>& chunks,
                           const std::vector<AccumulatorSpill>& spills,

@@ -20,8 +20,7 @@ double expected_speculative_fraction(const PlanRequest& request, const Workload&
                                      const std::vector<Chunk>& chunks, const Placement& placement,
                                      const cost::Measurements& machine);
 
-// Bytes of the NVMe paths that a placement needs beyond what they are given, whatever is
-// speculative.
+// Bytes that a placement needs on NVMe beyond the paths' sizes, whatever is speculative.
 int64_t missing_on_paths(const PlanRequest& request, const Workload& work,
                          const std::vector<Chunk>& chunks,
                          const std::vector<AccumulatorSpill>& spills, const Placement& placement);

@@ -8,7 +8,7 @@
 
 namespace ferry::planner {
 
-// Seconds of the kernels that give such an activation, for one micro-batch.
+// Seconds of the kernels that compute this activation, for one micro-batch.
 double seconds_of(const SavedActivation& activation, const Workload& work,
                   const cost::Measurements& machine);
 
@@ -21,7 +21,8 @@ cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& w
 double update_seconds(const Workload& work, const Chunk& chunk, const cost::Measurements& machine);
 double update_seconds(const Workload& work, const cost::Measurements& machine);
 
-// The share of steps that will be clipped, where anything says so: none without a limit.
+// The share of steps that is expected to be clipped: none of them without a limit. Empty: nothing
+// says so.
 std::optional<double> expected_clipped(const PlanRequest& request);
 
 struct StepSeconds : cost::OfPrevious {

@@ -8,8 +8,9 @@
 
 namespace ferry::planner {
 
-// join: one of several writers that fill a resource together; they wait for its earlier readers but
-// not for each other. Verification of bytes already on their way joins too: readers wait for it.
+// join: one of several writers that fill a resource together. They wait for its earlier readers,
+// but not for each other. The verification of bytes that are on their way joins too, so that
+// readers wait for it.
 enum class Effect : uint8_t { read, write, join };
 struct Use {
     uint32_t resource = 0;

@@ -1,4 +1,4 @@
-// What the layers' kernels send to other ranks from within: to those that share the sequences, or
+// The exchanges that layers' kernels make from within, with the ranks that share the sequences or
 // the tensors.
 #pragma once
 
@@ -25,7 +25,8 @@ public:
     void gather(const std::byte* mine, std::byte* all, int64_t bytes, int64_t block) override;
     void shift(const model::Shift& parts, int64_t block) override;
 
-    // What this rank has sent since it counts, by call; those that it made none of left out.
+    // What this rank has sent since count_anew(), by kind of call. Kinds that it has not called are
+    // left out.
     std::vector<CollectiveReport> sent() const;
     void count_anew();
 

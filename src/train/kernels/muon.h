@@ -1,6 +1,6 @@
-// Muon's update of a matrix, whole: momentum, orthogonalisation, step (ferry/optim.h). The device
-// that computes the model orthogonalises. Momentum and step are of whoever has the state: the
-// processors send a GPU the momentum's move, and get its orthogonal one.
+// Muon's whole update of a matrix: momentum, orthogonalisation, step (ferry/optim.h). The device
+// that computes the model orthogonalises. Whoever has the state does momentum and step. Where the
+// processors have it, they send a GPU the momentum's move and get it back orthogonal.
 #pragma once
 
 #include <optional>
@@ -27,8 +27,9 @@ public:
     };
     Muon(const OptimizerConfig& config, NodeTeams& teams, Device& device, const OnDevice& rooms);
 
-    // `span` is a matrix, rows x cols elements, then padding of zeros. In place or not, with any
-    // format of the master and of the moment. On the team's lane; it waits for the GPU.
+    // `span` is a matrix of rows x cols elements, then padding of zeros. It may be updated in place
+    // or not, with any format of the master and of the moment. Called on the team's lane; it waits
+    // for the GPU.
     void update(int64_t rows, int64_t cols, const optim::Span& span, const optim::Scalars& muon);
     // The same of device memory, enqueued on the device's compute stream. The same bits.
     void update_on_device(int64_t rows, int64_t cols, const optim::Span& span,

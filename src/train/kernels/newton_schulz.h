@@ -3,10 +3,10 @@
 //   x  = u / max(|u|, 1e-7)                           |u|: the Frobenius norm
 //   ns_steps times, with x as wide as it is high or wider (else with its transpose):
 //     s = x x^T;  x = (a I + b s + c s s) x
-// torch rounds x, s and their polynomial to bf16. Here all is fp32, or by optimizer.ns_products
-// each product rounds its two factors to bf16: then 5 steps end 1e-2 apart in norm. Products are
-// Ops::gemm's; the norm's leaves are added as the gradient's are. So the bits depend on the matrix
-// and the device alone: not on threads, nor on where the state lies.
+// torch rounds x, s and their polynomial to bf16. Here all is fp32, or with optimizer.ns_products
+// each product rounds its two factors to bf16. Then 5 steps end 1e-2 apart in norm. Products are
+// Ops::gemm's, and the norm's leaves are added as the gradient's are. So the bits depend on the
+// matrix and the device alone, and not on threads or on where the state lies.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// Where the arrays of a chunk's state lie in its bytes, what an update of them moves, and by whom.
+// Where the arrays of a chunk's state lie in its bytes. Also: the bytes that an update moves, and
+// the threads that make it.
 #pragma once
 
 #include <cstddef>

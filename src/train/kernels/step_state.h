@@ -11,7 +11,7 @@
 
 namespace ferry::train {
 
-// Of a chunk without weight decay, of one with it, and of Muon's matrices.
+// Updates of chunks without weight decay, of chunks with it, and of Muon's matrices.
 enum class UpdateKind : uint8_t { plain, decayed, matrix };
 constexpr size_t kUpdateKinds = 3;
 using ScalarsByKind = std::array<optim::Scalars, kUpdateKinds>;

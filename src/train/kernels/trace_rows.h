@@ -1,4 +1,4 @@
-// The rows of a run's trace: what each lane did, and beside it what it should.
+// The rows of a run's trace: what each lane did, and beside it what the plan predicts for it.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace ferry::train {
 
 class TraceRows {
 public:
-    // Nothing where there is no recording. `lanes`: the first so many.
+    // Does nothing where there is no recording. `lanes`: only the first so many get rows.
     TraceRows(trace::Recording* recording, size_t lanes);
 
     // The rows that the store writes to.
@@ -28,8 +28,8 @@ private:
     std::array<trace::RowId, swap::kLanes> measured_{}, planned_{};
 };
 
-// A checkpoint's parts: as the run reads them and copies them aside, and as another thread writes
-// them meanwhile.
+// Rows for the parts of a checkpoint. The run reads them and copies them aside, and another thread
+// writes them meanwhile.
 class CheckpointRows {
 public:
     // Nothing where there is no recording.
@@ -47,8 +47,8 @@ private:
     std::array<Nanos, 2> since_{};
 };
 
-// Each thread's part of the team lane's tasks. Of two tasks at once each has rows of its own: a
-// thread works for both in turn, and what is drawn on a row does not overlap.
+// Rows for each thread's part of the team lane's tasks. Two tasks at once have separate rows: a
+// thread works for both in turn, and slices of a row must not overlap.
 class WorkerRows {
 public:
     // Nothing where there is no recording.

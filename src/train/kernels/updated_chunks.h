@@ -10,12 +10,13 @@ namespace ferry::train {
 
 class UpdatedChunks {
 public:
-    // Where a chunk's state and weights lie behind its update.
+    // Where a chunk's state and weights lie after its update.
     struct UpdatedBytes {
         std::span<std::byte> state{}, weight{};
     };
     virtual ~UpdatedChunks() = default;
-    // Of the updates' thread, in the order in which they are made. Until it returns the bytes stay.
+    // The thread that updates calls this, in the order of the updates. The bytes stay as they are
+    // until it returns.
     virtual void updated(const planner::Chunk& chunk, const UpdatedBytes& place) noexcept = 0;
 };
 

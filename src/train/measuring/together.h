@@ -1,6 +1,6 @@
-// Those that measure at the same time, because they will run at the same time: the ranks of a run,
-// or threads of this process that stand for the ranks of a host. They share its caches, its memory
-// and its clock, so that each is slower than alone.
+// Members that measure at the same time, because they will run at the same time. They are the ranks
+// of a run, or threads of this process that stand for the ranks of a host. They share its caches,
+// its memory and its clock, so each is slower than alone.
 #pragma once
 
 #include <condition_variable>
@@ -23,9 +23,9 @@ public:
     virtual ~Together() = default;
     virtual int size() const noexcept = 0;
     using Work = std::function<void()>;
-    // All begin `work` at once. Who has ended its own goes on with `load`, which is short, until
-    // all have. An empty one is nothing. Throws where another member failed, and never waits for
-    // it.
+    // All members begin `work` at once. Whoever is done repeats `load`, which is short, until all
+    // are done. `load` may be empty. Throws where another member failed, and never waits for that
+    // one.
     virtual void run(const Work& work, const Work& load) = 0;
     // Everybody's numbers, as many as each has.
     virtual std::vector<std::vector<double>> all(std::span<const double> mine) = 0;

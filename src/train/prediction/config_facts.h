@@ -12,8 +12,8 @@
 
 namespace ferry::train {
 
-// Refuses tokens that a run would refuse by the header of their file, so that planning reads no
-// tokens. False: there is no such file yet.
+// Refuses tokens that a run would refuse. It reads only the header of their file, so that planning
+// reads no tokens. False: there is no such file yet.
 bool check_token_header(const Config& config);
 // The part of the causal mask that a pattern of attention leaves.
 struct PatternShare {

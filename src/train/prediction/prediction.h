@@ -16,7 +16,7 @@
 
 namespace ferry::train {
 
-// A link of a plan: what a step moves over it, and the seconds that takes with nothing beside it.
+// A link of a plan: the bytes that a step moves over it, and the seconds that this takes alone.
 struct LinkPrediction {
     cost::Link link = cost::Link::compute;
     int64_t bytes = 0;
@@ -33,7 +33,7 @@ struct StagePrediction {
     zero::Stage stage{};
     int64_t blocks = 0;
     int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
-    // Sent to the next stage and the one before, of a tied table, and to ranks of its own stage.
+    // Bytes sent: to the next stage, to the one before, of a tied table, to ranks of its own stage.
     int64_t to_next = 0, to_previous = 0, of_table = 0, to_sharers = 0;
     int64_t weights_up = 0;  // of weights that stream to the device
     int64_t accumulators_down = 0, accumulators_up = 0;
@@ -64,13 +64,14 @@ struct Prediction {
     const LinkPrediction& binding() const;  // the link that takes longest: the plan's own bound
 };
 
-// The part of a step that a stage of its pipeline waits, where all take as long. 0: of no pipeline.
+// The share of a step that a stage of the plan's pipeline waits, where all stages take equally
+// long. 0: there is no pipeline.
 double bubble_of(const planner::Plan& plan);
 
 // "4 groups of 2 micro-batches"
 std::string groups_text(const planner::Plan& plan);
-// Warns where what passes through the stages is less than there are of them, with the theory's
-// bubble: of groups, and in round robin, whose stages take all micro-batches in turn, of these.
+// Warns, with the bubble in theory, where fewer groups pass through the stages than there are
+// stages. In round robin stages take micro-batches in turn, so those are counted.
 void warn_of_bubble(const planner::Plan& plan);
 
 // Bytes that a schedule moves on each lane, exactly.

@@ -31,16 +31,16 @@ class TierStack;
 // The step and the end of a search for the longest sequence, in tokens.
 constexpr int64_t kSequenceUnit = 1024, kSequenceMost = int64_t{1} << 20;
 
-// Plans one model on one device again and again, with other budgets, and says what a step would
-// take: with several ranks each of them. Touches neither tokens nor disks.
+// Plans one model on one device again and again, with other budgets, and predicts the step of each
+// plan. With several ranks it does so for each of them. It touches neither tokens nor disks.
 class Predictor {
 public:
-    // Opens the device, and reserves nothing on it. Throws Error. A schedule that is ferry's choice
-    // is chosen when it is first asked for, by plan() or schedules(): that takes seconds of many
-    // stages.
+    // Opens the device, and reserves nothing on it. Throws Error. Where ferry is to choose the
+    // schedule, plan() or schedules() does so when it is first called. With many stages that takes
+    // seconds.
     static std::unique_ptr<Predictor> make(const Config& config, const RankCount& count = {});
-    // For a device that is not here: nothing is opened, and measure() throws usage. What the
-    // kernels' scratch is not known to be is taken to be as much as the CPU's need.
+    // For a device that is not here. Nothing is opened, and measure() throws usage. Where the
+    // kernels' scratch is not known, it is taken to be as large as the CPU's.
     static std::unique_ptr<Predictor> make(const Config& config, const RankCount& count,
                                            const AbsentDevice& device);
     ~Predictor();
@@ -48,32 +48,32 @@ public:
     Predictor& operator=(const Predictor&) = delete;
 
     // `known`: measurements of the machine, as far as there are any. Later plans are weighed with
-    // them, earlier ones were with the defaults; a schedule that is ferry's choice is to be chosen
-    // anew.
+    // them; earlier ones were weighed with the defaults. Where ferry chooses the schedule, it
+    // chooses anew.
     void plan_by(const cost::Measurements& known);
     // The same by measurements of one rank, for the schedule alone; longest_sequence() goes by
     // them, too, until plan_by() is called again.
     void choose_schedule(const cost::Measurements& of_a_rank);
     // One rank's, by which plans are weighed.
     cost::Measurements planned_by() const;
-    // How the schedule of a pipeline was chosen, for the budgets of the configuration; no offers
-    // where there was no choice. Until it is to be chosen anew.
+    // How the schedule of a pipeline was chosen, for the budgets of the configuration. It has no
+    // offers where there was no choice. Valid until it is chosen anew.
     const ScheduleChoice& schedules() const { return chosen().choice; }
     // Whether there is a choice.
     bool chooses() const;
     // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
     // knobs, state and micro-batches. Throws does_not_fit.
     planner::Plan plan(const planner::PlanRequest& request) const;
-    // The same of a rank of each stage, in their order, all in the same chunks; plan() gives the
-    // first.
+    // The plan of a rank of each stage, in their order, all in the same chunks. plan() gives the
+    // first one.
     std::vector<planner::Plan> plans(const planner::PlanRequest& request) const;
     const std::vector<model::Layer>& layers() const;  // of the whole model
-    // Everything but storage, on device memory and staging memory as large as the plan's buffers.
-    // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
-    // or as a large model does. On processors all ranks of this machine run at once, by threads
-    // with buffers of their own, and the slowest is what is found; fewer (measured_at_once())
-    // where half of this machine's memory does not hold so many, or they would take more than a
-    // few turns on its cores. Once; blocks for seconds. Throws Error.
+    // Measures everything but storage, on device memory and staging memory as large as the plan's
+    // buffers. Memory is measured as a run of this plan meets it, in the caches where all of its
+    // state fits into them, or as a large model meets it. On processors all ranks of this machine
+    // run at once, by threads with buffers of their own, and the slowest one counts. Fewer run
+    // (measured_at_once()) where half of this machine's memory does not hold so many, or they would
+    // take more than a few turns on its cores. To be called once. Blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
     cost::Measurements measure(const planner::Plan& plan, Memory memory);
     // Steps of that kind one after another. Local steps have no bound, and no shares of state.
@@ -84,10 +84,9 @@ public:
     bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const;
     // And of the schedules that were chosen from.
     bool covers_choice(const planner::Plan& plan, const cost::KernelTimes& times) const;
-    // What is known of the same before anything is chosen: whether times cover all that the
-    // configuration's plan can be, and whether this machine has the memory that measure() takes.
-    // The latter throws does_not_fit, as measure() would. Both are silent where no plan fits the
-    // budgets.
+    // What is known before a schedule is chosen. The first: whether times cover every plan that the
+    // configuration can get. The second throws does_not_fit, as measure() would, where this machine
+    // lacks the memory that measure() takes. Neither complains where no plan fits the budgets.
     bool covers_all(const cost::KernelTimes& times) const;
     void require_memory_to_measure() const;
     // The things that the kernels' times depend on.
@@ -106,8 +105,8 @@ public:
     // What kept measure() from running all: half of this machine's memory, or turns on its cores.
     enum class Short : uint8_t { of_nothing, of_memory, of_cores };
     Short short_at_once() const { return short_at_once_; }
-    // By arithmetic, where nobody has measured: the operations of the products at the default
-    // rate, everything else by its bytes. Links as the defaults, too.
+    // Measurements by arithmetic, where nobody has measured. Products take their operations at the
+    // default rate, everything else its bytes. Links have the defaults, too.
     cost::Measurements assumed(const planner::Plan& plan) const;
     // The same of the kernels alone, at the rate of what is known: its assumed_flops_per_s.
     cost::Measurements with_assumed_kernels(cost::Measurements known,
@@ -116,8 +115,8 @@ public:
     int cores() const;  // of this machine, which those ranks share
     // The longest batch.sequence, in multiples of kSequenceUnit, whose plan fits the budgets with
     // all else as it is, and that the model and its attention take. They must take the
-    // configuration's own. 0: none does; kSequenceMost: or longer. Throws what plan() throws, but
-    // for does_not_fit.
+    // configuration's own. 0: none fits. kSequenceMost: that one fits, and longer ones were not
+    // tried. Throws what plan() throws, except does_not_fit.
     int64_t longest_sequence() const;
 
 private:

@@ -1,6 +1,6 @@
-// A run without a model: parameters on real tiers, moved and updated by the schedules, the store,
-// the device's streams and the optimizer of a training run. What else the device computes is a
-// pause on its compute stream. `ferry bench swap`.
+// A run without a model, for `ferry bench swap`. Its parameters lie on real tiers. The schedules,
+// the store, the device's streams and the optimizer of a training run move and update them. A pause
+// on the compute stream stands for all else that the device would compute.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@ struct RehearsalOptions {
     int64_t parameters = 0;      // rounded up to 4,096 in each layer
     int64_t layers = 8;          // blocks, alike
     double compute_seconds = 0;  // a step's: a quarter forward, the rest backward
-    // measure() will be called. Updates are timed at the start, in the memory of the state to come;
-    // otherwise in what budgets.host has left by then.
+    // Says that measure() will be called. Updates are then timed at the start, in the memory that
+    // the state gets afterwards. Otherwise they are timed in what budgets.host has left later.
     bool measures = false;
 };
 
@@ -53,8 +53,8 @@ public:
     // Everything but storage, measured alone.
     cost::Measurements measure();
     const planner::Plan& plan() const;
-    // That the pass's updates on this lane read and write: the team in host memory, compute in the
-    // device's.
+    // Bytes that the pass's updates on this lane read and write: the team's in host memory, those
+    // of compute in the device's.
     double bytes_of_pass(Pass pass, swap::Lane lane) const;
     double state_on(swap::Tier tier) const;  // the part of the optimizer's that is there
     uint64_t state_hash();

@@ -1,5 +1,6 @@
-// The order in which the stages of a pipeline take micro-batches, where that is ferry's choice:
-// each one that the configuration admits is planned, and all its stages are simulated together.
+// Chooses the order in which the stages of a pipeline take micro-batches, where that is left to
+// ferry. Each order that the configuration admits is planned, and all its stages are simulated
+// together.
 #pragma once
 
 #include <cstdint>
@@ -32,10 +33,10 @@ bool chooses_schedule(const Config& config);
 // Numbers of virtual stages that are weighed at the most where auto chooses them: each is planned
 // and simulated, and stages keep block inputs of more groups.
 inline constexpr int kMostVirtualStages = 8;
-// What is chosen from, of a model with so many blocks: the schedules that take
-// parallel.virtual_stages. Where that is auto, its powers of two up to kMostVirtualStages that
-// divide the blocks of a stage, and for round robin one block a run. Of some that take as long the
-// earlier one is taken. Never none.
+// The schedules to choose from, for a model with so many blocks. They are those that take
+// parallel.virtual_stages. Where that is auto, they have powers of two up to kMostVirtualStages
+// that divide the blocks of a stage, and for round robin also one block a run. Of several that take
+// equally long the earlier one is chosen. The list is never empty.
 std::vector<StageOrder> orders_to_choose(const Config& config, int64_t blocks);
 Config with_order(Config config, const StageOrder& order);
 std::string_view name_of(PipelineSchedule schedule);  // as the configuration names it
@@ -68,14 +69,14 @@ struct ScheduleOffer {
     std::optional<Error> refusal{};  // where it cannot be; nothing below is known then
     double seconds = 0;              // of a step
     double waits = 0;                // the part of it that the stage waits which waits most
-    // Of weights that come to a rank's device in a step, of the stage where that is most; and what
-    // a rank of the stage takes that takes most.
+    // Bytes of weights that come to a rank's device in a step, of the stage where that is most.
+    // Then the bytes that a rank takes, of the stage that takes most.
     int64_t weight_bytes = 0;
     int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
 };
 
-// The first one that takes at most 1 % longer than the fastest: the simulation errs by more. None:
-// all are refused.
+// The first schedule that takes at most 1 % longer than the fastest, as the simulation errs by
+// more. None: all are refused.
 std::optional<size_t> fastest_of(std::span<const ScheduleOffer> offers);
 
 struct ScheduleChoice {
@@ -94,7 +95,8 @@ ScheduleChoice choose_schedule(std::vector<PlannedSchedule> planned, const model
 
 // "zero_bubble, the fastest as simulated: 1f1b 0.512 s a step, zero_bubble 0.47 s"
 std::string text_of(const ScheduleChoice& choice);
-// What is refused, and by how much: without the remedy, which is a key that the others need not.
+// What is refused, and by how much. It leaves out the remedy, which is a key that the other
+// schedules do not need.
 std::string why_not(const Error& refusal);
 
 }  // namespace ferry::train

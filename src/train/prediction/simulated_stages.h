@@ -31,7 +31,7 @@ std::vector<planner::Plan> plans_of_stages(std::span<const zero::Stage> stages,
     return found;
 }
 
-// What goes through a pipeline: groups, and in round robin micro-batches of the one group.
+// How many pass through a pipeline: groups, or in round robin the micro-batches of the one group.
 int64_t passing(const planner::Plan& plan);
 // The same plans for a step in which so many pass, placed as for all of them.
 std::vector<planner::Plan> shortened(std::vector<planner::Plan> plans, int64_t count);
@@ -45,13 +45,13 @@ struct StageStep {
     double compute_seconds() const { return lanes[static_cast<size_t>(swap::Lane::compute)]; }
 };
 
-// A step of a large pipeline is long: it is not simulated whole but in two shorter steps, in which
-// `from` and `to` pass. Each further group then takes what those between the two do.
+// A step of a large pipeline is long. So two shorter steps are simulated in its place, in which
+// `from` and `to` pass. Each further group takes what a group between the two takes.
 struct ShortSteps {
     int64_t from = 0, to = 0, all = 0;
     bool in_turn = false;  // micro-batches of one group, in round robin
-    // What binds the two binds a long step: its further groups take as long as the busiest lane
-    // works for them. Else a drive or a network may hide what grows.
+    // Whether a further group takes about as long as the busiest lane works for it. The line then
+    // holds for the long step. Else a drive or a network may hide what grows.
     bool steady = true;
     // On a line through both, of a step in which so many pass, or all.
     double at(int64_t count, double of_from, double of_to) const;
@@ -67,7 +67,7 @@ struct ShortSteps {
 // Both fill all stages. The longer one has about as many visits of blocks by micro-batches, all
 // stages together, where that is more; and up to the second number until they are steady.
 inline constexpr int64_t kMostVisits = 512, kMostUnsteadyVisits = 4096;
-// How far a step in this way is from one that is simulated whole, at the most, in the tests.
+// The most by which such a step differs from one that is simulated whole, in the tests.
 inline constexpr double kShortStepsErr = 0.13;
 // None: all are simulated. `most_visits`: as above.
 std::optional<ShortSteps> short_steps_of(std::span<const planner::Plan> plans,
@@ -76,8 +76,8 @@ std::optional<ShortSteps> short_steps_of(std::span<const planner::Plan> plans,
 std::optional<ShortSteps> steady_steps_of(std::span<const planner::Plan> plans, int64_t most_visits,
                                           const std::function<bool(const ShortSteps&)>& are_steady);
 
-// A step among its like, by stage; `first` is the one before them. Speculative where `speculative`,
-// which every plan must be then.
+// A step among steps of its kind, by stage. `first` is the step before them. With `speculative`
+// they are speculative steps, and every plan must be speculative.
 struct RecordedStages {
     std::vector<swap::Schedule> first{}, steady{};
 };

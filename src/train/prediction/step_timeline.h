@@ -22,9 +22,9 @@ std::vector<swap::Timeline> predict_stages(std::span<const planner::Plan> plans,
                                            std::span<const swap::Schedule> steady,
                                            const cost::Measurements& measured);
 
-// `step` is the steady one of those that exchange gradients, or of those that exchange momentum: a
-// local step, which leaves the state as it is, has no bound. The host memory and the drives are the
-// budgets'; of the device's memory that which the kernels' buffers leave.
+// `step` is the steady step that exchanges gradients, or the one that exchanges momentum. A local
+// step leaves the state as it is and has no bound. Host memory and drives are the budgets'. Of the
+// device's memory it counts what the kernels' buffers leave.
 cost::Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan,
                      const model::Shape& shape, const swap::Schedule& step,
                      const cost::Measurements& measured,

@@ -1,5 +1,5 @@
-// The outcome of a step: its norm, its clip factor, whether its numbers are finite; and from it the
-// scalars of the update.
+// The outcome of a step: its norm, its clip factor, and whether its numbers are finite. The scalars
+// of the update follow from it.
 #pragma once
 
 #include <array>
@@ -64,9 +64,9 @@ Error diverged(const Config& config, const Outcome& outcome, const Divergence& h
 // The error that ends an evaluation whose numbers are not finite: such a loss is no result.
 Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute);
 
-// Numbers from 1 of an update, which differ where moments began in the middle of a run. The
-// learning rate follows the weights' updates; bias correction and the moments' rounding follow
-// theirs.
+// The number of an update, from 1, by the weights and by the moments. They differ where moments
+// began in the middle of a run. The learning rate follows the weights' number. Bias correction and
+// the rounding of moments follow the moments'.
 struct UpdateNumber {
     int64_t of_weights = 1, of_moments = 1;
 };
@@ -83,13 +83,13 @@ public:
     // The loss of the last schedule, which evaluated so many micro-batches. Their targets are not
     // counted.
     HeldBack held_back(int64_t micro_batches) const;
-    // `reports`: all ranks', in their order, so that all decide alike. The gradients carry
-    // `loss_scale`, the losses are those of `targets`. Where momentum is exchanged no rank has the
-    // sum of the gradients: the norm is then the root of the mean square of what N times each
-    // rank's own would have.
+    // `reports` are all ranks', in their order, so that all decide alike. Gradients carry
+    // `loss_scale`, and losses are sums over `targets`. Where momentum is exchanged no rank has the
+    // sum of the gradients. The norm is then the root mean square of the norms of N times each
+    // rank's gradient.
     Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale,
                   Exchanged what = Exchanged::gradients);
-    // What ranks exchange for the update after so many of the moments.
+    // What ranks exchange for the update after the moments have had so many.
     Exchanged exchanged_after(int64_t updates) const {
         return plan_.has_feedback() ? momentum_.of(updates + 1) : Exchanged::gradients;
     }

@@ -13,8 +13,8 @@
 
 namespace ferry::train {
 
-// Of the ranks that share weights and gradients: those of this host, and those that stand in other
-// hosts where this one does in its own. Null: hosts are none of their business.
+// Groups of the ranks that share weights and gradients: those of this host, and those that have
+// this one's position in the other hosts. Null: they do not exchange by hosts.
 struct HostGroups {
     comm::Communicator *inside = nullptr, *across = nullptr;
 };
@@ -41,8 +41,8 @@ public:
     void signal(std::atomic<uint64_t>& counter) override;
     void check() override;
 
-    // What this rank has sent since it counts, by collective; those that it took no part in left
-    // out.
+    // What this rank has sent since count_anew(), by collective. Those that it took no part in are
+    // left out.
     std::vector<CollectiveReport> collectives() const;
     void count_anew() { sent_ = {}; }
     // The reports of the step whose outcome is due.
@@ -69,7 +69,7 @@ private:
     void count(const swap::Task& task, int64_t others, int64_t raw_bytes, int64_t sent_bytes);
     int64_t others() const { return plan_.partition.ranks - 1; }
     void gather_second_shards(const swap::Task& task, std::byte* all);
-    // Where the ranks that this one exchanges with by such a task are.
+    // Which communicator such a task goes through.
     static size_t on_of(const swap::Task& task);
     void tell_ended();
     bool one_order() const;
@@ -79,8 +79,9 @@ private:
     comm::Communicator* const sharers_;
     const HostGroups hosts_;
     const Links links_;
-    // Where they are not the same their operations end each in an order of its own, and the
-    // lane's in the order of its tasks: by task, on which it is, and how many of each have ended.
+    // Each communicator ends its operations in an order of its own, but the lane ends tasks in
+    // their order. So there is noted for each task which communicator it is on, and for each
+    // communicator how many operations have ended.
     static constexpr size_t kTasks = 1024;
     enum On : uint8_t { run, slice, inside, across, link };  // link: and which
     static constexpr size_t kOns = link + cost::kStageLinks;

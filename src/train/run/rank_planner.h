@@ -11,7 +11,7 @@
 
 namespace ferry::train {
 
-// Knows the device as it was before the run took anything of it.
+// It knows the device as it was before the run took any of its memory.
 class RankPlanner {
 public:
     // `request` is this rank's. `ranks` is null where there is only one; else every rank makes one
@@ -20,7 +20,7 @@ public:
                 const model::Decoder& decoder, const zero::Partition& partition,
                 const cost::Measurements& machine, comm::Communicator* ranks, Executor& executor);
 
-    // Of another stage of its pipeline, or of the same in another order; before plan().
+    // Before plan(): plans for another stage of the pipeline, or for the same in another order.
     void take(const zero::Stage& stage) { partition_.stage = stage; }
 
     // The plan by which every rank starts the same exchanges. It goes by the device memory that
@@ -29,12 +29,12 @@ public:
     planner::Plan plan(comm::Communicator* ranks, Executor& executor);
     // The same in the same chunks, had this share of the steps been expected to be clipped.
     planner::Plan expecting(double clipped) const;
-    // That of a rank that stands where this one does in such a stage, for its request, on the
-    // device memory that all have. In such chunks, or, with none, in those that the ranks have
-    // agreed on, if they have.
+    // The plan of the rank that has this one's position in that stage, for that rank's request,
+    // with the device memory that all ranks have. Without `chunk_elements` it has the chunks that
+    // the ranks have agreed on, if they have.
     planner::Plan plan_of(planner::PlanRequest request, const zero::Stage& stage,
                           std::optional<int64_t> chunk_elements) const;
-    // By which plans are weighed, this rank's.
+    // This rank's measurements, by which plans are weighed.
     const cost::Measurements& machine() const { return machine_; }
 
 private:

@@ -21,18 +21,18 @@
 
 namespace ferry::train {
 
-// Gives the sink a tensor's arrays, of which `mine` has this rank's part, on all ranks alike: a
-// call blocks until they have made it.
+// Gives the sink a tensor's arrays, of which `mine` has this rank's part. All ranks make this call,
+// and it blocks until they have.
 using JoinParts = std::function<void(int64_t layer, const model::Tensor& tensor,
                                      const ArraySource& mine, const ArraySink& sink)>;
 
 class BackgroundSave {
 public:
     // Starts the thread that writes. `room` holds what waits for it, and the team's threads copy it
-    // there; plan, layers, room, team and rows must outlive this. `layers`: the whole model's.
-    // `passing`: what is read, where that passes by. `join`: each of several ranks reads its part,
-    // and those without a directory send theirs; empty: all is read here. Throws does_not_fit where
-    // no thread can be made.
+    // there. Plan, layers, room, team and rows must outlive this. `layers` are the whole model's.
+    // `passing`: where the state is read from, if it passes by. `join`: each of several ranks reads
+    // its part, and those without a directory send theirs. Where it is empty, all is read here.
+    // Throws does_not_fit where no thread can be made.
     BackgroundSave(const planner::Plan& plan, const std::vector<model::Layer>& layers,
                    Unwritten unwritten, Saving saving, std::span<std::byte> room, Team& team,
                    CheckpointRows& rows, std::shared_ptr<PassingState> passing = nullptr,
@@ -41,21 +41,22 @@ public:
     BackgroundSave(const BackgroundSave&) = delete;
     BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-    // Reads all of the state: at return it lies in the room or is written. `together`: other ranks
-    // give as well, so that all is read even where it cannot be written. Throws what `read` throws;
-    // then there is no checkpoint.
+    // Reads all of the state. When it returns, the state lies in the room or is written.
+    // `together`: other ranks take part, so all is read even where it cannot be written. Throws
+    // what `read` throws. Then there is no checkpoint.
     void read(const ReadArrays& read, bool together);
-    // The same by a thread of its own: until end_reading() the state stays as it is. False:
-    // there is no thread to be had, and nothing is read. Where parts are joined that is thrown, as
-    // does_not_fit: the other ranks count on this one's.
+    // The same by a thread of its own. The state must not change until end_reading(). False: no
+    // thread could be made, and nothing is read. Where parts are joined it throws does_not_fit
+    // instead, as the other ranks count on this one's part.
     bool begin_reading(ReadArrays read);
     bool reads() const { return reader_.joinable(); }
-    // Neither thread waits any more: what is not whole by now goes again.
+    // Makes both threads stop waiting. A checkpoint that is not whole by now is removed.
     void stop() noexcept;
     void end_reading();  // throws what `read` threw
     // Whether it was written, or could not be.
     bool ended() const { return ended_.load(std::memory_order_acquire); }
-    // Waits for that. Why it could not be written; then what was there before is as it was.
+    // Waits until ended(). Returns why it could not be written. Then the files before are as they
+    // were.
     [[nodiscard]] std::optional<Error> end();
 
 private:

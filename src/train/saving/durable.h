@@ -18,7 +18,7 @@
 
 namespace ferry::train {
 
-// After a step was committed. The data position follows from the step.
+// The state after a step was committed. The data position follows from the step.
 struct RunState {
     int64_t step = 0;
     // Of the weights, and those that their moments took in: fewer where moments began later.
@@ -46,8 +46,8 @@ struct Moment {
     swap::Store::Wrong wrong = swap::Store::Wrong::none;
 };
 bool is_of_storage(const std::exception& error);
-// In a handler: throws the exception again. Storage knows the place alone: what it says gets the
-// step, the last good one, and what has become of the state.
+// In a handler: throws the exception again. An error of storage only knows the place. It gets the
+// step, the last good step, and what has become of the state.
 [[noreturn]] void throw_again_at(const Moment& moment);
 
 // States of one run as bytes, and back.
@@ -76,21 +76,21 @@ private:
 bool has_ended(const aio::Volume& volume, const RunRecord& record, int64_t map_bytes,
                int64_t steps);
 
-// Reads all slots of a record, and returns the hash of the frozen weights. Before it writes any it
-// asks whether it may; where not it returns nothing.
+// Reads all slots of a record, and returns the hash of the frozen weights. Before it writes any
+// weight it calls may_write(). Where that is false it writes none and returns nothing.
 using Prove = std::function<std::optional<uint64_t>(const std::function<bool()>& may_write)>;
 
 // Resumes from the newest record whose every slot is as it was written. Throws usage where the run
 // is another one, io where no record can be used: it says whether a transfer failed, or all of them
 // are wrong.
 RunState resume(swap::Store& store, const RunRecord& record, const Prove& prove);
-// The same of several ranks: from the newest step of which all of them have such a record. None
-// writes anything before.
+// The same for several ranks: from the newest step of which all of them have such a record. No rank
+// writes anything before that is known.
 RunState resume(swap::Store& store, const RunRecord& record, const Prove& prove,
                 comm::Communicator& ranks, Executor& executor);
 
-// After which step a run goes on, and which steps it does again: those after it that its files have
-// noted as committed (-1: none noted).
+// Says after which step a run goes on, and which steps it does again. Those are the steps up to
+// `noted`, the last one that its files have as committed (-1: none).
 std::string resumed_text(int64_t step, int64_t noted);
 
 }  // namespace ferry::train

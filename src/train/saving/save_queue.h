@@ -1,5 +1,5 @@
-// What was read of the state and is not written yet: between the thread that trains and the one
-// that writes a checkpoint.
+// Holds what was read of the state and is not written yet. It stands between the thread that trains
+// and the one that writes a checkpoint.
 #pragma once
 
 #include <condition_variable>
@@ -14,9 +14,9 @@
 
 namespace ferry::train {
 
-// Parts of tensors in their order. They are copied into `room`, which must outlive the queue. One
-// that is larger than it is handed over in place: put() then waits until it was taken. One thread
-// puts and one takes.
+// Parts of tensors in their order. They are copied into `room`, which must outlive the queue. A
+// part that is larger than the room is handed over in place, and put() waits until it was taken.
+// One thread puts and one takes.
 class SaveQueue {
 public:
     // The team copies.
@@ -29,7 +29,7 @@ public:
     // Gives the sink the parts of one tensor. Throws what the sink throws; false: the queue was
     // closed before its end.
     [[nodiscard]] bool take_tensor(const ArraySink& sink);
-    // Of either side: nothing more is put or taken. Wakes the other one.
+    // Either side may call it. Nothing more is put or taken afterwards. Wakes the other side.
     void close() noexcept;
     bool closed() const;
 

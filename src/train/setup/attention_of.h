@@ -9,8 +9,8 @@ namespace ferry::train {
 // Gives the shape its patterns: the lists of each block's attention. Reads a layout's file. Throws
 // usage naming the key, or the file, and what does not fit.
 void set_patterns(model::Shape& shape, const Config& config);
-// Says where a layout's blocks are narrower than those of the kernels, as the configuration says
-// it of other patterns.
+// Logs where a layout's blocks are narrower than those of the kernels. Reading the configuration
+// does so for other patterns.
 void warn_of_layout(const Config& config);
 
 }  // namespace ferry::train

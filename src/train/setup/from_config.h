@@ -10,12 +10,12 @@
 
 namespace ferry::train {
 
-// The request of the whole run, as if it were one rank: a rank's is of_rank() of it.
+// The request of the whole run, as if it were one rank. of_rank() makes a rank's request of it.
 planner::PlanRequest request_of(const Config& config);
 // The optimizer, where ranks exchange nothing: 1-bit Adam is AdamW. Its learning rate is the
 // schedule's peak (schedule_of()).
 optim::Hyper hyper_of(const Config& config);
-// The same of what is updated element by element: beside Muon's matrices that is AdamW's.
+// The same for what is updated element by element. Beside Muon's matrices AdamW does that.
 optim::Hyper elements_hyper_of(const Config& config);
 StateFormat format_of(const Config& config);
 zero::Codecs codecs_of(const Config& config);

@@ -21,8 +21,8 @@ std::unique_ptr<Batches> batches_of(const Config& config, const model::Shape& sh
                                     const Runtime& runtime, const World& world);
 // Warns where sequences are longer than those that the model was made for.
 void warn_of_text(const Config& config, const model::Description& made);
-// Refuses tokens that can hardly be those of the tokenizer that loaded weights go with, unless the
-// configuration insists.
+// Refuses tokens that can hardly be of the tokenizer that the loaded weights were trained with,
+// unless the configuration insists.
 void check_vocabulary(const Config& config, const model::Description& made,
                       const TokenFileInfo& tokens);
 // Sequences of the whole token file, for a configuration that only evaluates. Throws usage where

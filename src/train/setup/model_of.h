@@ -18,8 +18,8 @@ constexpr TextFile kModelFile{.name = "the model's configuration",
                               .remedy = "name the directory of a Hugging Face model"};
 // The model's shape and context, from the configuration's own keys or its Hugging Face directory.
 model::Description model_of(const Config& config);
-// Its config.json, of weights of this type: what was read from a directory goes back as it was, but
-// for the type.
+// The model's config.json, with weights of this type. What was read from a directory stays as it
+// was, except the type.
 std::string description_of(const Config& config, const std::string& read, DType type);
 std::string description_of(const Config& config, DType type);  // reads it
 // Its decoder on these operations, as a run of so many ranks has it. Reads the same file, once.
@@ -37,7 +37,8 @@ struct TensorCount {
     int64_t tensors = 0, elements = 0;
     void add(const model::Tensor& tensor) { tensors += 1, elements += tensor.count; }
 };
-// Of those that train, where `optimizer.moments` is int8: whose moments are coded, and whose not.
+// Says which of the tensors that train have coded moments, and which have not, where
+// `optimizer.moments` is int8.
 struct CodedParts {
     TensorCount coded{}, fp32{};
 };
@@ -48,8 +49,8 @@ std::string muon_rule(const Config& config, const std::vector<model::Layer>& lay
 // device. `world`: of the rank that has them.
 model::Numerics numerics_of(const Config& config, const model::Shape& shape,
                             const World& world = {});
-// The same, but for tiles that were asked for and cut nothing: what `auto` would make of them has
-// the same numbers, so a run is told by that.
+// The same, except for tiles that were asked for and cut nothing. They have what `auto` would make
+// of them, which gives the same numbers. So a run is identified by that.
 Config without_idle_tiles(Config config, const model::Shape& shape);
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer);
 

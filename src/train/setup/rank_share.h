@@ -1,4 +1,4 @@
-// What of a run's configuration, and of a host, is one rank's own.
+// One rank's part of a run's configuration, and of a host.
 #pragma once
 
 #include <cstdint>
@@ -61,15 +61,17 @@ struct RankShare {
 RankShare share_of(const Config& config, const World& world);
 // The same of what a plan of the whole run is asked for. Throws usage as well.
 planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);
-// Where nothing says how many groups a stage of a pipeline takes: each micro-batch is one, for then
-// the bubbles are shortest; in round robin all are one, which goes through a virtual stage whole.
+// Where nothing says how many groups a stage of a pipeline takes. Each micro-batch is then a group,
+// as bubbles are shortest so. In round robin all are one group, which goes through a virtual stage
+// whole.
 planner::PlanRequest in_groups(planner::PlanRequest request, const zero::Stage& stage);
 // Where the configuration asks for speculation that ranks do not do.
 void warn_of_speculation(const Config& config, const World& world);
 // Where second shards or levels of coded gradients are asked for and all ranks are one host: nobody
 // has any. For plans, too.
 void warn_of_one_host(const Config& config, const World& world);
-// The rank whose directory below a path of the configuration this could be; none: it is nobody's.
+// The rank whose directory this could be, by its name below a path of the configuration. None: it
+// is no rank's.
 std::optional<int> rank_of(const std::string& directory);
 
 // Directories of this rank's own below the paths of the configuration, as its share names them;
@@ -85,11 +87,11 @@ private:
     std::vector<std::string> made_;
 };
 
-// The cores and the memory of this rank; `ranks` is null where there is only one. Ranks of a host
-// that may run on the same cores share those out in equal parts, in the order of the nodes that
-// their GPUs (`gpu`: PCI address, or empty) hang off; others have been given their own. The host's
-// memory and its quota are everybody's in any case. Warns where ranks were bound to less than their
-// part of the host's cores.
+// The cores and the memory of this rank. `ranks` is null where there is only one. Ranks of a host
+// that may run on the same cores share them in equal parts. They go in the order of the nodes that
+// their GPUs (`gpu`: PCI address, or empty) hang off. Ranks that were bound to different cores keep
+// those. All ranks of a host share its memory and its quota. Warns where ranks were bound to less
+// than their part of the host's cores.
 Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communicator* ranks,
                          Executor& executor);
 

@@ -14,8 +14,8 @@
 
 namespace ferry::train {
 
-// The arenas of the plan; the host's is returned, its buffers page-locked where the device needs
-// it. `name`: the slab's, in errors.
+// Reserves the arenas of the plan. Returns the host's, with its buffers page-locked where the
+// device needs it. `name`: how errors call its slab.
 std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, NodeTeams& teams,
                                     pinned_mem::Pool& pool, StartUp& start_up,
                                     const std::string& name);
@@ -24,8 +24,8 @@ std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, N
 std::future<void> lock_homes(const planner::Plan& plan, Device& device, pinned_mem::Pool& pool,
                              std::span<std::byte> arena);
 
-// Once everything that takes device memory has taken it: throws does_not_fit where that is more
-// than the budget.
+// To be called when everything that takes device memory has taken it. Throws does_not_fit where
+// that is more than the budget.
 void check_device_memory(Device& device, const planner::Plan& plan, int64_t budget);
 
 // The bytes that a run holds of each tier; `volume` may be null.

@@ -14,10 +14,11 @@
 
 namespace ferry::train {
 
-// Reads the table that numerics.products names, where it does. Throws usage for one that is none.
+// The device's operations. Reads the table of products where numerics.products names one. Throws
+// usage where that file is no such table.
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
-// Operations that give each block's activations that can be saved, of a micro-batch: of attention
-// with the keys that a query sees.
+// FLOPs that compute the activations that each block can save of a micro-batch. Those of attention
+// count only the keys that a query sees.
 model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder);
 model::OfSaved<double> most_saved_flops(const model::Decoder& decoder);  // the most of any block
 model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder);
@@ -26,13 +27,13 @@ model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder);
 int64_t overhead_of(const Device& device);
 // The same as the planner takes it.
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
-// The part of a budget that this device can give; says where that is less.
+// The budget, or what this device can give of it. Logs it where that is less.
 int64_t device_bytes_within(int64_t budget, const Device& device);
 // Bytes of the buffers alone, without resident weights and without what the process holds beside
 // them.
 int64_t device_buffer_bytes(const planner::Plan& plan);
-// Of these, from the arena's begin on, what measurements may overwrite: the lists of attention's
-// patterns are read again.
+// How many of these bytes, from the arena's begin on, measurements may overwrite. The lists of
+// attention's patterns must stay: they are read again.
 int64_t overwritable_bytes(const planner::Plan& plan);
 
 }  // namespace ferry::train

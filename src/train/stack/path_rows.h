@@ -18,7 +18,8 @@ public:
     aio::Tracer tracer();
 
 private:
-    // Transfers overlap, slices of a row must not: each begins where the one before it ended.
+    // Transfers overlap, but slices of a row must not. So each slice begins where the one before it
+    // ended.
     struct Row {
         trace::RowId id = 0;
         Nanos end_ns = 0;

@@ -13,7 +13,8 @@ class StartUp {
 public:
     explicit StartUp(const Executor& executor, Progress progress = {})
         : executor_(executor), progress_(std::move(progress)) {}
-    // Within a stage, often: a line every ten seconds, with the rate and the time left.
+    // To be called often within a stage. Logs a line every ten seconds, with the rate and the time
+    // left.
     void at(const char* stage, int64_t bytes, int64_t of);
     // Ends a stage, with a line if it took a second, and begins the next.
     void done(const char* stage, int64_t bytes);

@@ -14,13 +14,13 @@
 
 namespace ferry::train {
 
-// As many as asked for, or one for each core that is not reserved, less those that a rank of
-// several GPUs leaves to its exchanges.
+// How many threads compute: as many as asked for, or one for each core that is not reserved. Of
+// several GPUs each rank leaves some to its exchanges.
 int threads_for(std::optional<int> asked, DeviceKind device, const Topology& machine, int ranks);
-// The machine as this process may use it. Throws usage when a reserved core is none of it.
+// The machine as this process may use it. Throws usage when it has no such core as a reserved one.
 Topology machine_for(const Config& config);
-// A line of what this process found to stand on: nodes, limits, and where of several nodes its GPU
-// and its storage paths are. Nothing in virtual time.
+// Logs in a line what this process found: nodes, limits, and with several nodes where its GPU and
+// its storage paths are. Logs nothing in virtual time.
 void log_machine(const std::vector<NvmePath>& paths, const Topology& machine, const Device& device,
                  const Executor& executor);
 // The threads that compute, on the cores of the machine that are not reserved.

@@ -1,5 +1,5 @@
-// A step's kernels on the buffers of a plan that is not running yet: each once, so that a GPU has
-// loaded them, or one at a time, to be measured.
+// Runs a step's kernels on the buffers of a plan that is not running yet. Each runs once, so that a
+// GPU has loaded it, or one runs at a time to be measured.
 #pragma once
 
 #include <map>
@@ -22,7 +22,7 @@ struct Bench {
     Executor& executor;
     swap::Kernels& kernels;
     swap::Store& store;
-    ops::Ops* ops = nullptr;  // null, both: of updates alone, without a model
+    ops::Ops* ops = nullptr;  // this and decoder are null where there are updates and no model
     const model::Decoder* decoder = nullptr;
 };
 
@@ -41,15 +41,15 @@ struct KernelCall {
 
 // The operands of a step's task in the buffers.
 swap::Call call_of(const swap::Task& task, const Bench& on);
-// One kernel of each kind among the step's; none that would change the state.
+// One kernel of each kind among the step's, except those that would change the state.
 std::map<cost::KernelTimes::Kind, KernelCall> distinct_kernels(const swap::Schedule& step,
                                                                const Bench& on);
 // Repeats a pattern in page-locked memory over device memory.
 void fill_device(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::byte> pattern);
 // Makes each sequence of the token buffers one document.
 void fill_documents(const Bench& on);
-// Runs each kind of kernel of a recorded step once, updates of the device's state too, so before
-// there is any: the driver loads its code, and cuBLASLt chooses its algorithm.
+// Runs each kind of kernel of a recorded step once. So the driver loads its code, and cuBLASLt
+// chooses its algorithm. Updates of the device's state run too, so there must be none yet.
 void warm_up(const swap::Schedule& step, const Bench& on);
 
 }  // namespace ferry::train

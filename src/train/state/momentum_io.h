@@ -1,5 +1,5 @@
-// Ranks that exchange momentum keep more than others (zero/feedback.h). This begins, restores,
-// reads and hashes it, outside of any schedule.
+// Ranks that exchange momentum keep more state than others (zero/feedback.h). MomentumIo begins,
+// restores, reads and hashes it, outside of any schedule.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +31,14 @@ public:
     MomentumIo(const planner::Plan& plan, swap::Store& store, comm::Communicator& ranks,
                Executor& executor, std::span<std::byte> arena);
 
-    // Gives every rank all moments, from those that own them. `off`: codes have left errors by
-    // now, and these are kept; otherwise errors begin as zeros.
+    // Gives every rank all moments, from the ranks that own them. `off`: codes have left errors by
+    // now, and they are kept. Otherwise errors begin as zeros.
     void begin(StateIo& state, bool off);
     // Gives elements of one of a checkpoint's arrays, from `first` on. Padding is left as it is.
     using Fill = std::function<void(const model::Layer&, const StateArray& array, int64_t first,
                                     std::span<std::byte> out)>;
     void restore(const Fill& fill);
-    // Computes the weights of a local step anew: from the state that all ranks have, and from what
+    // Computes the weights of a local step again, from the state that all ranks share and from what
     // this rank has moved alone since.
     void restore_weights(StateIo& state, const ScalarsByKind& scalars);
     // Reads the error arrays of a tensor that trains, all ranks', run after run.
@@ -62,7 +62,7 @@ private:
     void each_turn(const Body& body);
     Turn turn_of(const planner::Chunk& chunk) const;
     zero::Feedback feedback_in(const planner::Chunk& chunk, std::span<std::byte> memory) const;
-    // Where it lies in host memory; from NVMe it is read into the buffer first.
+    // A chunk's feedback in host memory. From NVMe it is read into the buffer first.
     zero::Feedback brought(const planner::Chunk& chunk);
     template <class Body>
     void write(const planner::Chunk& chunk, const Body& body);

@@ -1,5 +1,5 @@
-// State on its way back to storage: the updates that finish a step have all of it in host memory,
-// chunk by chunk, and a checkpoint is read from there.
+// Hands state to a checkpoint on its way back to storage. The updates that finish a step have all
+// of it in host memory, chunk by chunk, and the checkpoint is read from there.
 #pragma once
 
 #include <condition_variable>
@@ -12,9 +12,9 @@
 
 namespace ferry::train {
 
-// Between the thread of the updates and one that reads. The updates wait with a chunk that goes
-// back to storage, or to the device, until it was read: memory for a second version is then where
-// the reader puts it, and there is no other.
+// It stands between the thread of the updates and one that reads. A chunk that goes back to
+// storage, or to the device, is held until it was read. There is no memory for a second version but
+// where the reader puts it.
 class PassingState final : public UpdatedChunks {
 public:
     // The plan must outlive it.
@@ -23,15 +23,15 @@ public:
     void updated(const planner::Chunk& chunk, const UpdatedBytes& place) noexcept override;
     // After the last of them.
     void end() noexcept;
-    // That the updates have waited until now: for copies, and for room.
+    // Seconds that the updates have waited until now, for copies and for room.
     double held_back_seconds() const;
 
-    // Of the reader, which goes through the chunks in their order: where this one lies, once it is
-    // as the step leaves it. Those before it are not needed any more. What was not updated has no
-    // place.
+    // The reader calls this, chunk after chunk in their order. It returns where the chunk lies once
+    // the step has updated it. The chunks before it may then go. Spans are empty for what was not
+    // updated.
     struct Closed {};
     UpdatedBytes take(const planner::Chunk& chunk);  // throws Closed
-    // Of either side: nothing is read any more, and nobody waits.
+    // Either side may call it. Afterwards nothing is read, and nobody waits.
     void close() noexcept;
 
 private:

@@ -1,4 +1,4 @@
-// Values that one rank has, to every rank that asks.
+// Gives values that one rank has to every rank that asks.
 #pragma once
 
 #include <functional>
@@ -15,11 +15,12 @@ using Sink = std::function<void(std::span<const float>)>;
 // Gives a sink the values of a run of elements, in order, part by part.
 using Source = std::function<void(const zero::Run&, const Sink&)>;
 using ArraySource = std::function<void(const zero::Run&, const ArraySink&)>;
-// Values as one array of bytes, and back. What is given must outlive what comes back.
+// Values as one array of bytes, and back. The argument must outlive the result.
 ArraySource as_arrays(const Source& values);
 ArraySink of_arrays(const Sink& values);
 
-// Of these elements of one segment of a layer, those in this rank's shard; perhaps none.
+// The elements of this run that lie in this rank's shard; perhaps none. The run is of one segment
+// of a layer.
 zero::Run own_run(const zero::Partition& partition, const model::Layer& layer,
                   const zero::Run& run);
 

@@ -1,5 +1,5 @@
-// The arrays that a checkpoint keeps of a tensor, in their order: one list, by which it is written,
-// read and shared among ranks.
+// The arrays that a checkpoint keeps of a tensor, in their order. It is written, read and shared
+// among ranks by this one list.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,8 @@ struct StateArray {
         moved         // and what it has moved since
     };
     What what{};
-    // The files of all such arrays begin with it, and hold no others of the tensor: it is written
-    // part by part, one after the other.
+    // How the names of this array's files begin. They hold no other arrays of the tensor: an array
+    // is written part by part, one after the other.
     std::string file{};
     std::string suffix{};           // behind the tensor's name
     std::string_view dtype{"F32"};  // as safetensors calls it
@@ -54,8 +54,9 @@ std::vector<StateArray> state_arrays(const StateFormat& format, DType compute, b
 std::vector<StateArray> state_arrays_of(const planner::Plan& plan, const model::Layer& layer,
                                         const model::Tensor& tensor);
 
-// What is kept beside them of a tensor that trains, where momentum is exchanged: of every rank the
-// errors of what it has sent, and the owners'; with local steps, of every rank what it did alone.
+// What else is kept of a tensor that trains where momentum is exchanged. These are every rank's
+// errors of what it has sent, and the owners' errors. With local steps they are also what every
+// rank did alone.
 std::vector<StateArray> error_arrays(const zero::Partition& partition);
 
 // Takes the same elements of each array, run after run.

@@ -26,7 +26,7 @@ public:
     struct Staging {
         std::span<std::byte> state, weight;
     };
-    // With several, one is filled while the others are on their way.
+    // With several of `staging`, one is filled while the others are on their way.
     StateIo(const planner::Plan& plan, swap::Store& store, Team& team, std::vector<Staging> staging)
         : plan_(plan), store_(store), team_(team), staging_(std::move(staging)) {}
     // The plan's buffers of a chunk in its host arena.
@@ -56,38 +56,39 @@ public:
         std::function<void(const model::Layer&, const StateArray& array, int64_t first,
                            std::span<std::byte> out)>
             moments{};
-        // Who reads ahead hears of all parts in the order in which they are filled, and then of
-        // each before it is.
+        // For whoever reads ahead. `begin` gets all parts in the order in which they are filled.
+        // `next` is called before each of them is filled.
         std::function<void(std::span<const ChunkRun>)> begin{};
         std::function<void()> next{};
     };
-    // Weights in the compute type, each chunk to its home. The hash of the frozen weights.
+    // Who hears how initialise() gets on.
     struct Watch {
         std::function<void(std::span<std::byte>)> before_filled;  // gets that part of host memory
         std::function<void()> copied;  // once: the last copy to the device is under way
     };
+    // Gives every chunk its state and its weights in the compute type, at their homes. Returns the
+    // hash of the frozen weights.
     uint64_t initialise(const Contents& contents, const Watch& watch, StartUp& start_up);
-    // The same where the state is stored already, and read back and checked here: compute weights
-    // are made from it, frozen ones by `fill`. Throws io where it is not what was written. `proved`
-    // hears that all of it is, before a frozen one is written: where it says false none is, and
-    // there is no hash.
+    // The same where the state is stored already. It is read back and checked, and compute weights
+    // are made from it; `fill` gives frozen ones. Throws io where it is not what was written.
+    // `proved` is called when all of it is checked, before a frozen weight is written. Where it
+    // returns false none is written, and there is no hash.
     std::optional<uint64_t> restore(const Fill& fill, const std::function<bool()>& proved);
-    // Behind restore(), on all ranks alike: the weights that a rank keeps of the others' shards,
-    // made of their owners' masters. `share` is share_values() of a layer.
+    // After restore(), on all ranks: makes the weights that a rank keeps of the others' shards,
+    // from their owners' masters. `share` is share_values() of a layer.
     using Share = std::function<void(int64_t layer, const zero::Run& run, const Source& mine,
                                      const Sink& sink)>;
     void restore_replicas(const Share& share);
-    // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows; of the master in
-    // fp32, however it is kept. Of this rank's shards.
+    // The hash of this rank's shards. It goes by leaves of 4,096 elements, so that chunk size and
+    // placement do not change it. It is of the master in fp32, however that is kept.
     uint64_t hash();
     // fp32 values of elements [first, first + count) of a layer: the master's, or the compute
     // weights' where the chunk is frozen.
     void read(int64_t layer, int64_t first, int64_t count, const Sink& sink);
-    // The same of all that a checkpoint keeps (state_arrays): elements of this rank's shards. A
-    // pass begins with begin_arrays() and does nothing else until its end: a chunk that is in
-    // storage and holds several tensors is then read once.
-    // `team` has the threads for it, or else this one's own. Of `passing` the state is taken as it
-    // passes, and storage is not read.
+    // The same for all that a checkpoint keeps (state_arrays), of this rank's shards. A pass begins
+    // with begin_arrays(), and nothing else is called until its end. So a chunk in storage that
+    // holds several tensors is read once. `team` does the work, by default this object's own. With
+    // `passing` the state is taken as it passes, and storage is not read.
     void begin_arrays() { begin_arrays(team_); }
     void begin_arrays(Team& team, PassingState* passing = nullptr) {
         held_ = nullptr;
@@ -95,11 +96,11 @@ public:
         passing_ = passing;
     }
     void read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink);
-    // Has the weight of a chunk that trains written anew: `write` gets its state, and where the
-    // weight is to be.
+    // Writes the weight of a chunk that trains anew. `write` gets its state, and where to put the
+    // weight.
     void rewrite_weight(const planner::Chunk& chunk,
                         const std::function<void(const optim::Span&)>& write);
-    // The same of the gradients that wait for their update, zeros where the chunk is frozen.
+    // Reads the gradients that wait for their update; zeros where the chunk is frozen.
     void read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink);
 
 private:

@@ -40,7 +40,7 @@ public:
     std::array<int64_t, kExchanged> of_each(int64_t update) const;
     // How many of the updates up to this one change the second moment.
     int64_t changes_of_variance(int64_t update) const;
-    // The first update since the exchange before this one, of one that takes in no gradient in
+    // The first update after the exchange before this update. This one must take in no gradient in
     // full.
     int64_t interval_begin(int64_t update) const;
 

@@ -17,7 +17,7 @@ enum class Previous : uint8_t {
     committed,        // speculative updates stand; the other chunks are still to be updated
     rolled_back,  // speculative updates do not stand: every chunk is updated from its old version
     dropped,      // the step is skipped: speculative chunks go back to their old version
-    alone,        // where momentum is exchanged: a local step, of which none was
+    alone,        // where momentum is exchanged: it was a local step, which never speculates
 };
 constexpr int kPrevious = 6;
 
