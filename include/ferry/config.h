@@ -223,9 +223,8 @@ enum class SequenceOrder : uint8_t { automatic, heads, ring };
 //                of the time that stages wait (zero-bubble H1)
 //   interleaved  one_f_one_b with several virtual stages on each rank
 //   round_robin  all micro-batches go through one virtual stage before the next
-//   automatic    the fastest by simulation, of those that the number of virtual stages admits.
-//   Where
-//                that number is to be chosen too, several numbers are tried
+//   automatic    by simulation the fastest that the number of virtual stages admits. Where ferry
+//                chooses that number too, it tries several
 enum class PipelineSchedule : uint8_t {
     automatic,
     one_f_one_b,
