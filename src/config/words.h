@@ -98,7 +98,7 @@ std::string_view word_of(const Words<Value, count>& words, const Value& value) {
 
 // None: no value has that word.
 template <class Value, size_t count>
-std::optional<Value> value_of(const Words<Value, count>& words, std::string_view text) {
+std::optional<Value> find_value(const Words<Value, count>& words, std::string_view text) {
     for (const Word<Value>& word : words) {
         if (word.text == text) return word.value;
     }

@@ -72,9 +72,9 @@ Trained trained_by(const checkpoint::Manifest& manifest) {
         const std::string key = line.substr(0, equals), word = line.substr(equals + 3);
         if (key == "optimizer.method") {
             found.optimizer = word;
-            found.method = config::value_of(config::kMethods, word);
+            found.method = config::find_value(config::kMethods, word);
         }
-        if (key == "precision") found.precision = config::value_of(config::kPrecisions, word);
+        if (key == "precision") found.precision = config::find_value(config::kPrecisions, word);
     }
     return found;
 }
