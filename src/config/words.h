@@ -96,4 +96,13 @@ std::string_view word_of(const Words<Value, count>& words, const Value& value) {
     return words[index_of(words, value)].text;
 }
 
+// None: no value has that word.
+template <class Value, size_t count>
+std::optional<Value> find_value(const Words<Value, count>& words, std::string_view text) {
+    for (const Word<Value>& word : words) {
+        if (word.text == text) return word.value;
+    }
+    return std::nullopt;
+}
+
 }  // namespace ferry::config

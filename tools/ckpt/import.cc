@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "base/files.h"
 #include "base/json_reader.h"
@@ -14,7 +15,9 @@
 #include "base/text.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
+#include "config/words.h"
 #include "ferry/config.h"
+#include "ferry/optim.h"
 #include "ferry/train.h"
 #include "tools/options/refuse.h"
 #include "tools/output/copy_progress.h"
@@ -53,27 +56,44 @@ void refuse_pickles(const fs::path& source) {
                " CONVERTED; then import CONVERTED");
 }
 
+// How a checkpoint was trained. Read back from the text that its manifest has of it, which an
+// earlier run, or another ferry, has written.
+struct Trained {
+    std::string optimizer{};  // its word; empty: the text has none
+    std::optional<optim::Method> method{};
+    std::optional<DType> precision{};
+};
+Trained trained_by(const checkpoint::Manifest& manifest) {
+    Trained found;
+    std::istringstream lines(manifest.training);
+    for (std::string line; std::getline(lines, line);) {
+        const size_t equals = line.find(" = ");
+        if (equals == std::string::npos) continue;
+        const std::string key = line.substr(0, equals), word = line.substr(equals + 3);
+        if (key == "optimizer.method") {
+            found.optimizer = word;
+            found.method = config::find_value(config::kMethods, word);
+        }
+        if (key == "precision") found.precision = config::find_value(config::kPrecisions, word);
+    }
+    return found;
+}
+
 // Moments of Adam and AdamW mean the same; those of others do not.
-void require_same_moments(const checkpoint::Manifest& manifest, const Config& config,
-                          const fs::path& source) {
-    constexpr std::string_view kKey = "optimizer.method = ";
-    const size_t at = manifest.training.find(kKey);
-    const bool keeps_none =
-        config.optimizer.method == optim::Method::sgd && config.optimizer.momentum == 0;
-    if (at == std::string::npos || keeps_none) return;
-    const size_t begin = at + kKey.size();
-    const std::string theirs =
-        manifest.training.substr(begin, manifest.training.find('\n', begin) - begin);
-    std::string ours;
-    for (const KeyValue& one : describe_values(config))
-        if (one.key == "optimizer.method") ours = one.value;
-    const auto adams = [](std::string_view word) { return word == "adamw" || word == "adam"; };
-    if (ours == theirs || (adams(ours) && adams(theirs))) return;
+void require_same_moments(const Trained& trained, const Config& config, const fs::path& source) {
+    using optim::Method;
+    const Method method = config.optimizer.method;
+    const bool keeps_none = method == Method::sgd && config.optimizer.momentum == 0;
+    if (trained.optimizer.empty() || keeps_none) return;
+    const auto is_adam = [](Method one) { return one == Method::adamw || one == Method::adam; };
+    if (trained.method &&
+        (trained.method == method || (is_adam(*trained.method) && is_adam(method))))
+        return;
     throw Error(Trouble::usage,
                 {.what = "the moments are another optimizer's",
                  .where = source,
-                 .measured = theirs,
-                 .limit = ours,
+                 .measured = trained.optimizer,
+                 .limit = std::string(optim::name_of(method)),
                  .remedy = "begin with its weights: ferry ckpt export " + source.string() +
                            " WEIGHTS --export-type fp32; then import WEIGHTS "
                            "with --step 0"});
@@ -120,11 +140,12 @@ train::Imported position_of(const ImportOptions& options, const Config& config) 
     const fs::path file = source / kTrainerState;
     if (const auto manifest = checkpoint::manifest_of_model(source)) {
         require_as_written(source);
-        require_same_moments(*manifest, config, source);
+        const Trained trained = trained_by(*manifest);
+        require_same_moments(trained, config, source);
         step = manifest->step;
         found.updates = manifest->updates;
         found.moment_updates = manifest->moment_updates;
-        if (manifest->training.find("precision = fp16\n") != std::string::npos) {
+        if (trained.precision == DType::f16) {
             found.loss_scale = manifest->loss_scale;
             found.good_steps = manifest->scale_good;
         }
