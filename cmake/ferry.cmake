@@ -200,7 +200,8 @@ function(ferry_fuzz_targets)
     set(of_checkpoint checkpoint)
     set(of_tokens data)
     set(of_volume aio)
-    set(beside_machine tools/machine/machine_file.cc tools/machine/machine_text.cc
+    set(beside_machine tools/machine/machine_file.cc tools/machine/machine_entries.cc
+        tools/machine/machine_gpu.cc tools/machine/measurements_of.cc tools/machine/machine_text.cc
         tools/machine/io_site.cc tools/output/writable.cc tools/bench/bench_rows.cc)
     file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*.cc)
     foreach(source IN LISTS sources)

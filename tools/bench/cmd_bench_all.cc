@@ -9,6 +9,7 @@
 #include "bench_rows.h"
 #include "tools/commands.h"
 #include "tools/machine/find_measurements.h"
+#include "tools/machine/machine_writing.h"
 #include "tools/options/override_options.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"

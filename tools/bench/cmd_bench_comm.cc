@@ -9,7 +9,7 @@
 #include "bench_comm.h"
 #include "number_options.h"
 #include "tools/commands.h"
-#include "tools/machine/machine_file.h"
+#include "tools/machine/machine_writing.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "word_option.h"

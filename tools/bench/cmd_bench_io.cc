@@ -16,7 +16,7 @@
 #include "io_plot.h"
 #include "number_options.h"
 #include "tools/commands.h"
-#include "tools/machine/machine_file.h"
+#include "tools/machine/machine_writing.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
 #include "tools/output/svg.h"
