@@ -25,18 +25,9 @@ std::vector<std::string> lines_of(const std::string& command) {
     return lines;
 }
 
-const Row* in_place_fp32(const std::vector<Row>& rows, int threads) {
-    const std::string count = ", " + std::to_string(threads) + " thread";
-    for (const Row& row : rows) {
-        const bool ours = row.name.starts_with("adamw in place, fp32");
-        if (ours && row.name.find(count) != std::string::npos) return &row;
-    }
-    return nullptr;
-}
-
 }  // namespace
 
-std::vector<Row> compare_deepspeed(const AdamBench& what, const std::vector<Row>& ours,
+std::vector<Row> compare_deepspeed(const AdamBench& what, const AdamRows& ours,
                                    const std::string& script) {
     if (!std::filesystem::exists(script)) {
         throw Error(Trouble::usage, {.what = "no such script to measure DeepSpeed with",
@@ -53,9 +44,9 @@ std::vector<Row> compare_deepspeed(const AdamBench& what, const std::vector<Row>
         const auto found = parse_json_if_it_is(line, {.where = script}).value_or(nlohmann::json());
         if (!found.is_object()) continue;  // a line that some library printed
         reason = found.value("missing", "ferry's own row, in place from fp32, was not asked for");
-        const Row* mine = in_place_fp32(ours, found.value("threads", 0));
-        if (!mine) continue;
-        Row row = *mine;
+        const auto mine = ours.in_place_fp32.find(found.value("threads", 0));
+        if (mine == ours.in_place_fp32.end()) continue;
+        Row row = ours.rows[mine->second];
         row.name.insert(0, "deepspeed: unscale + ");
         row.more.clear();
         row.reference = 0;

@@ -113,9 +113,11 @@ public:
     Bench(const AdamBench& what, int threads)
         : what_(what), threads_(threads), team_(threads), buffers_(what, team_) {}
 
-    void run(std::vector<Row>& rows) {
+    void run(AdamRows& measured) {
+        std::vector<Row>& rows = measured.rows;
         measure_triad();
         for (const DType type : what_.gradient_types) {
+            if (type == DType::f32) measured.in_place_fp32.emplace(threads_, rows.size());
             rows.push_back(adamw(type, false, Stores::plain));
             if (!what_.out_of_place) continue;
             rows.push_back(adamw(type, true, Stores::plain));
@@ -291,12 +293,12 @@ int64_t bytes_of(const AdamBench& what) {
     return what.count * (4 + 2 + 4 * int64_t{state_arrays(what)});
 }
 
-std::vector<Row> measure_adam(const AdamBench& given) {
+AdamRows measure_adam(const AdamBench& given) {
     AdamBench what = given;
     what.count = round_up(what.count, 64);  // the hand-written loop knows no tails
-    std::vector<Row> rows;
-    for (const int threads : what.threads) Bench(what, threads).run(rows);
-    return rows;
+    AdamRows measured;
+    for (const int threads : what.threads) Bench(what, threads).run(measured);
+    return measured;
 }
 
 }  // namespace ferry::tools

@@ -1,7 +1,9 @@
 // Measures ferry's optimizer beside a hand-written loop in the same process: `ferry bench adam`.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,9 +27,14 @@ struct AdamBench {
 // Bytes of all arrays together.
 int64_t bytes_of(const AdamBench& what);
 
+struct AdamRows {
+    std::vector<Row> rows{};
+    // By the number of threads, AdamW's in place from fp32 gradients: what DeepSpeed's does.
+    std::map<int, size_t> in_place_fp32{};
+};
 // A row for each loop, in ns/param; `reference` is the hand-written loop, and "triad" the bytes
 // that the pass must move a second against a streaming triad's. Throws Trouble::does_not_fit where
 // the system gives no memory.
-std::vector<Row> measure_adam(const AdamBench& what);
+AdamRows measure_adam(const AdamBench& what);
 
 }  // namespace ferry::tools

@@ -136,9 +136,10 @@ std::string command_of(const AdamOptions& options) {
 
 void run_adam(const AdamOptions& options) {
     const AdamBench what = bench_of(options);
-    auto rows = measure_adam(what);
+    AdamRows measured = measure_adam(what);
+    std::vector<Row>& rows = measured.rows;
     if (!options.deepspeed.empty()) {
-        const auto more = compare_deepspeed(what, rows, options.deepspeed);
+        const auto more = compare_deepspeed(what, measured, options.deepspeed);
         rows.insert(rows.end(), more.begin(), more.end());
     }
     if (!options.json) return print("{}", rows_table(rows, "by hand"));
