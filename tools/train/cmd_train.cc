@@ -2,32 +2,28 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
-#include <filesystem>
-#include <future>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <system_error>
+#include <optional>
 
 #include "base/files.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/steps.h"
 #include "ferry/config.h"
 #include "ferry/learning_rate.h"
 #include "ferry/train.h"
-#include "ops/blas_kernels.h"
 #include "ranks.h"
+#include "result_files.h"
 #include "resume.h"
+#include "run_saves.h"
 #include "run_table.h"
+#include "step_lines.h"
 #include "tools/commands.h"
 #include "tools/machine/find_measurements.h"
-#include "tools/options/export_options.h"
-#include "tools/options/override_options.h"
 #include "tools/output/copy_progress.h"
 #include "tools/output/json_line.h"
 #include "tools/output/output.h"
-#include "tools/output/writable.h"
 #include "tools/process/interrupt.h"
 #include "tools/process/rank_error.h"
 #include "trace/trace.h"
@@ -35,79 +31,10 @@
 #include "train/saving/export.h"
 #include "train/setup/from_config.h"
 #include "train/state/saving.h"
+#include "train_options.h"
 
 namespace ferry::tools {
 namespace {
-
-struct TrainOptions {
-    std::string config{};
-    Overrides overrides{};
-    std::string weights_out{}, trace{}, machine{};
-    train::ExportOptions exported{};
-    bool json = false;
-    bool bound = true;
-    std::optional<std::string> resume{};  // "": with nothing behind it
-};
-
-// The bounds that a step is compared with, as known before the first: zeros where nothing was
-// measured.
-struct Yardsticks {
-    double bound_seconds = 0;
-    double model_flops = 0, gemm_flops_per_s = 0;
-};
-
-// Empty: the step was not skipped.
-std::string why_skipped(const train::StepReport& report, const Config& config) {
-    if (!report.skipped) return {};
-    if (report.targets == 0) return "no real target";
-    if (config.precision == DType::f16)
-        return fmt::format("gradients overflowed at loss scale {}", report.loss_scale);
-    return fmt::format("loss {:.4g}, gradient norm {:.4g}: not finite", report.loss,
-                       report.gradient_norm);
-}
-
-// Null: there is no such number, which is not a 0. Of a step without targets nothing is computed;
-// only a step that updates is clipped.
-nlohmann::json to_json(const train::StepReport& report, const Config& config,
-                       const Yardsticks& by) {
-    const bool computed = report.targets > 0;
-    const auto where = [](bool there, const auto& value) {
-        return there ? nlohmann::json(value) : nlohmann::json();
-    };
-    const double mfu = computed ? mfu_of(by.model_flops / report.seconds, by.gemm_flops_per_s) : 0;
-    const auto known = [](double value) {
-        return value > 0 ? nlohmann::json(value) : nlohmann::json();
-    };
-    return {{"step", report.step},
-            {"loss", where(computed, report.loss)},
-            {"gradient_norm", where(computed, report.gradient_norm)},
-            {"clip_factor", where(!report.skipped, report.clip_factor)},
-            {"lr", report.lr},
-            {"loss_scale", where(computed, report.loss_scale)},
-            {"targets", report.targets},
-            {"tokens", report.tokens},
-            {"skipped", report.skipped},
-            {"why_skipped", where(report.skipped, why_skipped(report, config))},
-            {"speculative", report.speculative},
-            {"committed", report.committed},
-            {"seconds", report.seconds},
-            {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds},
-            {"mfu", known(mfu)},
-            {"bound_ratio", known(by.bound_seconds / report.seconds)}};
-}
-
-void print_step(const train::StepReport& report, const Config& config) {
-    const int64_t steps = config.steps;
-    if (report.skipped) {
-        print("step {:>5}/{}  skipped: {}\n", report.step, steps, why_skipped(report, config));
-        return;
-    }
-    print("step {:>5}/{}  loss {:.6f}  norm {:.4f}  lr {:.3e}  {:>7.0f} tokens/s{}{}\n",
-          report.step, steps, report.loss, report.gradient_norm, report.lr,
-          static_cast<double>(report.tokens) / report.seconds,
-          report.clip_factor < 1 ? fmt::format("  clipped to {:.4f}", report.clip_factor) : "",
-          report.speculative ? (report.committed ? "  committed" : "  rolled back") : "");
-}
 
 // Every rank does the same; the first one prints and writes.
 class TrainCommand {
@@ -117,6 +44,7 @@ public:
         : options_(options),
           config_(options.overrides.checked(load_config(options.config, options.overrides.keys))),
           executor_(make_thread_executor()),
+          saves_(config_, *executor_, options_.json),
           from_(resume_from(options_.resume, config_)),
           ranks_(join(rank)),
           gpu_(train::gpu_of_rank(config_, ranks_.get(), *executor_)),
@@ -133,9 +61,10 @@ public:
                                     .measurements = measurements_ ? &*measurements_ : nullptr,
                                     .measures_bound = options_.bound,
                                     .ranks = std::move(ranks_)}))),
-          steps_(engine_->last_step()),
-          saved_(is_in(from_.checkpoint, config_.checkpoint.dir) ? steps_ : 0),
-          saved_at_(executor_->now()) {}
+          steps_(engine_->last_step()) {
+        const bool saved = is_in(from_.checkpoint, config_.checkpoint.dir);
+        saves_.begin_run(*engine_, saved ? steps_ : 0, speaks_);
+    }
 
     void run() {
         telling(engine_.get(), [this] { train(); });
@@ -143,7 +72,7 @@ public:
 
 private:
     void train() {
-        if (checkpoints_) make_way(*checkpoints_, from_);
+        saves_.make_way(from_);
         if (speaks_ && !options_.json) {
             print_plan(inside().plan(), config_);
             print("numerics {}\n\n", engine_->numerics_record());
@@ -169,8 +98,8 @@ private:
             if (train::evaluates_behind(config_, step)) evaluate(step);
             if (config_.hash_every == HashEvery::step) print_hash(step);
             steps_ = step;
-            if (save_ && inside().save_ended()) end_save();
-            if (is_save_due()) begin_save();
+            saves_.end_if_written();
+            if (saves_.is_due(steps_)) save();
         }
         finish();
     }
@@ -180,14 +109,6 @@ private:
     std::string trace_of(int rank) const {
         const bool first = rank == 0 || options_.trace.empty();
         return first ? options_.trace : options_.trace + "." + std::to_string(rank);
-    }
-
-    void check_trace(const std::string& file) const {
-        check_writable("--trace", file, {.beginning = "{\"displayTimeUnit\""});
-        check_differ("--trace", file, "--weights-out", options_.weights_out);
-        check_outside("--trace", file, "the model that is trained", config_.model.path);
-        check_outside("--trace", file, "--export", options_.exported.directory);
-        check_no_volume("--trace", file, config_.budgets.nvme);
     }
 
     // Errors that can be known before the training must not cost the run's weights.
@@ -200,19 +121,13 @@ private:
                                  {"--resume", from_.any()}});
         rank = rank_of(ranks.get());
         if (rank != 0) {
-            telling(ranks.get(), [this, rank] { check_trace(trace_of(rank)); });
+            telling(ranks.get(),
+                    [this, rank] { check_trace_file(trace_of(rank), options_, config_); });
             return ranks;
         }
         telling(ranks.get(), [this] {
-            check_writable("--weights-out", options_.weights_out, checkpoint::kSafetensors);
-            check_trace(options_.trace);
-            check_outside("--weights-out", options_.weights_out, "the model that is trained",
-                          config_.model.path);
-            check_outside("--weights-out", options_.weights_out, "--export",
-                          options_.exported.directory);
-            check_no_volume("--weights-out", options_.weights_out, config_.budgets.nvme);
-            check_no_volume("--export", options_.exported.directory, config_.budgets.nvme);
-            checkpoints_ = claim_checkpoints(config_, from_);
+            check_result_files(options_, config_);
+            saves_.claim(from_);
             if (!options_.exported.directory.empty())
                 export_directory_.emplace(options_.exported.directory, config_);
         });
@@ -256,33 +171,14 @@ private:
         const train::Evaluation found = engine_->evaluate();
         held_back_loss_ = found.loss;
         if (!speaks_) return;
-        if (options_.json) {
-            const nlohmann::json line{{"step", step},
-                                      {"evaluation_loss", found.loss},
-                                      {"perplexity", found.perplexity()}};
-            print("{}", json_line(line));
-        } else {
-            print("step {:>5}/{}  held-back loss {:.6f}, perplexity {:.4g}\n", step, config_.steps,
-                  found.loss, found.perplexity());
-        }
+        print_evaluation(step, found, config_, options_.json);
         flush_output();
     }
 
     void print_hash(int64_t step) {
         const std::string hash = fmt::format("{:016x}", engine_->state_hash());
         if (!speaks_) return;
-        if (options_.json) {
-            nlohmann::json line{{"step", step}, {"state_hash", hash}};
-            if (config_.device == DeviceKind::cpu) line["kernels"] = ops::blas_core();
-            print("{}", json_line(line));
-        } else {
-            // Whoever compares hashes of two machines must know it here.
-            print("step {:>5}/{}  state hash {}{}\n", step, config_.steps, hash,
-                  config_.device == DeviceKind::cpu
-                      ? fmt::format(" with OpenBLAS's {} kernels (others round differently)",
-                                    ops::blas_core())
-                      : "");
-        }
+        tools::print_hash(step, hash, config_, options_.json);
     }
 
     void finish() {
@@ -291,13 +187,13 @@ private:
                                                  : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
         attempt([this] {
-            if (steps_ > saved_) begin_save();
-            end_save();
+            if (steps_ > saves_.saved()) save();
+            saves_.end();
         });
         // The trained weights go first: nothing that comes after may cost them.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty()) attempt([this] { export_model(); });
-        end_removal();
+        saves_.end_removal();
         train::RunReport report = engine_->report();  // waits for what the steps left under way
         if (traces()) attempt([this] { write_trace(); }, true);
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
@@ -309,116 +205,15 @@ private:
         if (speaks_ && report.steps > 0 && report.skipped_steps == report.steps)
             log_warn("nothing was trained: every step was skipped");
         if (config_.hash_every != HashEvery::step) print_hash(steps_);
-        if (unsaved_) keep(*unsaved_);
+        if (saves_.unsaved()) keep(*saves_.unsaved());
         if (failed_) throw Error(*failed_);
         check_left(report);
     }
 
-    // On all ranks alike, by the first one's clock.
-    bool is_save_due() {
-        const Period& every = config_.checkpoint.every;
-        if (every.steps > 0) return train::saves_behind(config_, steps_);
-        if (every.seconds == 0) return false;
-        const double since = static_cast<double>(executor_->now() - saved_at_) * 1e-9;
-        return engine_->any(speaks_ && since >= every.seconds);
-    }
-
-    // A checkpoint on its way.
-    struct Save {
-        Save(int64_t of_step, const Executor& executor)
-            : step(of_step), progress(fmt::format("checkpoint of step {}", of_step), executor) {}
-        const int64_t step;
-        CopyProgress progress;
-        std::atomic<int64_t> bytes = 0;
-        std::atomic<double> written_seconds = 0;  // when the last of them was
-        std::atomic<bool> alone = true;           // the run waits for it
-        double started_seconds = 0, begun_seconds = 0, waited_seconds = 0;
-    };
-
     train::Inside inside() const { return train::Inside(*engine_); }
 
-    // Training goes on with what comes after, where there is memory for what is not written yet.
-    void begin_save() {
-        if (config_.checkpoint.dir.empty()) return;
-        end_save();  // the one before ends first
-        save_.emplace(steps_, *executor_);
-        Save& save = *save_;
-        end_removal();
-        save.waited_seconds = save.progress.seconds();
-        inside().begin_save(
-            {.directory = checkpoints_.get(),
-             .held_back_loss = evaluated_ == steps_ ? std::optional(held_back_loss_) : std::nullopt,
-             .progress =
-                 [&save](int64_t written, int64_t of) {
-                     save.bytes = written;
-                     save.written_seconds = save.progress.seconds();
-                     if (save.alone) save.progress.at(written, of);
-                 },
-             .started = [&save] { save.started_seconds = save.progress.seconds(); },
-             .begun = [&save] { save.begun_seconds = save.progress.seconds(); },
-             .waited = [&save](double seconds) { save.waited_seconds += seconds; },
-             .program = FERRY_VERSION});
-        save.waited_seconds += save.progress.seconds() - save.begun_seconds;
-        save.alone = false;
-        saved_ = steps_;
-        saved_at_ = executor_->now();
-        if (config_.checkpoint.memory_bytes == 0) end_save();
-    }
-
-    // Waits for the one that is on its way.
-    void end_save() {
-        if (!save_) return;
-        Save& save = *save_;
-        const double before = save.progress.seconds();
-        save.alone = true;
-        const double waited = save.waited_seconds;
-        unsaved_ = inside().end_save();
-        save.waited_seconds = waited + save.progress.seconds() - before;
-        if (speaks_ && !unsaved_) say_saved(save);
-        save_.reset();
-        if (!speaks_ || !unsaved_) return;
-        if (config_.checkpoint.on_failure == UnsavedRun::stop) throw Error(*unsaved_);
-        log_warn(std::string(unsaved_->what()) + "; the run goes on (checkpoint.on_failure)");
-    }
-
-    void say_saved(const Save& save) {
-        const std::string path =
-            std::filesystem::path(config_.checkpoint.dir) / checkpoint::name_of_step(save.step);
-        // The thread that trains looks for its end between steps alone.
-        const double seconds =
-            std::max(save.written_seconds - save.started_seconds, save.waited_seconds);
-        if (options_.json) {
-            const nlohmann::json line{{"step", save.step},
-                                      {"checkpoint", path},
-                                      {"bytes", save.bytes.load()},
-                                      {"seconds", seconds},
-                                      {"waited_seconds", save.waited_seconds}};
-            print("{}", json_line(line));
-        } else {
-            print("step {:>5}/{}  checkpoint {}: {} in {:.2f} s, of which training waited {:.2f}\n",
-                  save.step, config_.steps, one_line(path), format_bytes(save.bytes), seconds,
-                  save.waited_seconds);
-        }
-        flush_output();
-        // A file system takes seconds to remove many gigabytes.
-        try {
-            removal_ = std::async(std::launch::async, [this] { retain(); });
-        } catch (const std::system_error&) {
-            retain();  // there is no thread to be had
-        }
-    }
-
-    void retain() const {
-        const KeptCheckpoints& keep = config_.checkpoint.keep;
-        try {
-            checkpoints_->retain({.last = keep.last, .every = keep.every, .best = keep.best});
-        } catch (const Error& error) {
-            log_warn(error.what());  // there are more than are wanted
-        }
-    }
-    // Until those that are no longer wanted are gone.
-    void end_removal() {
-        if (removal_.valid()) removal_.get();
+    void save() {
+        saves_.begin(steps_, evaluated_ == steps_ ? std::optional(held_back_loss_) : std::nullopt);
     }
 
     // Durable steps were asked for, and whoever looks for them must not learn it only then.
@@ -530,9 +325,9 @@ private:
     static constexpr size_t kTraceSlices = 400'000;             // 36 MB
     std::optional<train::ExportDirectory> export_directory_{};  // join() claims it
     std::unique_ptr<Executor> executor_;
+    RunSaves saves_;  // join() claims their directory
     const ResumeFrom from_;
-    std::unique_ptr<checkpoint::Steps> checkpoints_{};  // the first rank's; join() claims it
-    std::unique_ptr<comm::Communicator> ranks_;         // until the engine has them
+    std::unique_ptr<comm::Communicator> ranks_;  // until the engine has them
     const int gpu_;
     const bool speaks_;
     const std::string trace_;   // empty: none
@@ -540,17 +335,12 @@ private:
     std::optional<Error> failed_{};
     trace::Recording recording_;
     std::optional<cost::Measurements> measurements_;
-    std::optional<Save> save_{};   // the engine's thread writes it
-    std::future<void> removal_{};  // of checkpoints that are no longer wanted
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};
-    int64_t saved_ = 0;  // the last step that a checkpoint was tried of
-    Nanos saved_at_ = 0;
-    std::optional<Error> unsaved_{};  // why the last checkpoint was not written
-    double held_back_loss_ = 0;       // the last evaluation's
-    double lr_ = 0;                   // the last step's
-    double quiet_seconds_ = 0;        // since the last line
+    double held_back_loss_ = 0;  // the last evaluation's
+    double lr_ = 0;              // the last step's
+    double quiet_seconds_ = 0;   // since the last line
 };
 
 }  // namespace
@@ -560,44 +350,7 @@ void add_train_command(CLI::App& app) {
     using namespace ferry::tools;
     auto options = std::make_shared<TrainOptions>();
     CLI::App* command = app.add_subcommand("train", "train the model that CONFIG describes");
-    // Required, which is seen to below: behind a bare --resume it is taken for that one's.
-    command->add_option("config", options->config, "JSON configuration (docs/configuration.md)")
-        ->option_text("REQUIRED");
-    add_overrides(*command, options->overrides, "override a key: --set budgets.host=64MiB");
-    command->add_option("--weights-out", options->weights_out,
-                        "write the final fp32 weights (safetensors)");
-    add_export_options(*command, "--export", options->exported);
-    command->add_option("--trace", options->trace,
-                        "write what each lane did when, and beside it what was planned (Chrome "
-                        "trace: ui.perfetto.dev); of several ranks each, rank 1 to FILE.1");
-    command->add_option(
-        "--machine", options->machine,
-        "a machine file (docs/machine.md): bound and prediction by its measurements, "
-        "nothing is measured");
-    command
-        ->add_option_function<std::string>(
-            "--resume", [options](const std::string& from) { options->resume = from; },
-            "go on from a checkpoint (docs/checkpoints.md): from DIR, which is one or holds some; "
-            "`latest` is the newest in checkpoint.dir. Alone it is that as well, or with "
-            "checkpoint.durable_steps the last durable step, at most two before the last that the "
-            "run finished")
-        ->expected(0, 1)
-        ->option_text("[DIR|latest]");
-    command->add_flag("--json", options->json, "one JSON object a step on standard output");
-    command->add_flag_callback(
-        "--no-bound", [options] { options->bound = false; },
-        "do not measure the lower bound of a step first");
-    command->footer(
-        "Ctrl-C ends the run after its step, with the summary and exit code 0; a second one kills "
-        "it.\n"
-        "Exit codes: 0 done, 1 a bug in ferry, 2 configuration or usage, 3 does not fit a budget,\n"
-        "            4 I/O failed or bytes are corrupt, 5 loss or gradient not finite,\n"
-        "            6 another rank was lost\n"
-        "Several ranks: mpirun --bind-to none -n N ferry train CONFIG, or srun; the first one\n"
-        "prints. Ctrl-C there is mpirun's, which kills ranks a second later: SIGUSR1 to mpirun, "
-        "or\n"
-        "Ctrl-C of `ferry launch`, ends them all after their step.\n"
-        "Example: ferry train my.json --set model.path=DIR --export TUNED");
+    add_train_options(*command, *options);
     command->callback([options] {
         if (options->config.empty() && options->resume &&
             ferry::kind_of(*options->resume) == ferry::FileKind::regular) {
