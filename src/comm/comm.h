@@ -43,8 +43,7 @@ struct Exchange {
     int64_t bytes = 0;  // each part's; 0 is allowed
 };
 
-// In a group of two, from one rank to the other. One of them gives `from`, and the other gives
-// `to`.
+// In a group of two, from one rank to the other. The sender sets `from`, and the receiver `to`.
 struct Pass {
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
