@@ -18,16 +18,16 @@ std::string_view name_of(Link link);  // "host to device"
 
 struct BoundInput {
     double kernel_seconds = 0;  // a step's, each call measured alone, everything recomputed
-    // The seconds of these that backward spares where every block saves this activation, and its
-    // bytes on the device.
+    // The seconds that backward saves where every block saves this activation, and the bytes of
+    // that on the device.
     struct Saving {
         double seconds = 0, bytes = 0;
     };
     model::OfSaved<Saving> saving{};
     double parameters = 0;   // trainable, that this rank updates
     ElementBytes element{};  // bytes of each such parameter
-    // Where the state has several formats, a part of it is no mean of all. Its elements, and the
-    // bytes that an update of it moves, are at most and at least so many times its share of the
+    // Where the state has several formats, a part of it may differ from the mean. Its elements, and
+    // the bytes that an update of it moves, are at most and at least so many times its share of the
     // bytes of state and gradient.
     struct Parts {
         double most_elements = 1, least_elements = 1, most_updated = 1, least_updated = 1;

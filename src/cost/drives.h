@@ -28,13 +28,14 @@ struct Drive {
 // A drive's rate divides over its paths. In bytes a second, of each path.
 std::vector<double> path_rates(std::span<const Path> paths);
 
-// The parts of `bytes` that lie on each path: by `rates` (relative; empty: all alike), as far as
-// the sizes go. What is stored moves alike, so these are the parts of what is moved as well.
+// The parts of `bytes` that lie on each path. They go by `rates` (relative; empty: all are equal),
+// as far as the sizes go. All that is stored moves equally often, so what is moved divides
+// likewise.
 std::vector<double> path_shares(std::span<const int64_t> size_bytes, std::span<const double> rates,
                                 int64_t bytes);
 
-// All of them together, `stored_bytes` spread over them: as fast as the drive that is last. 0: not
-// known, as much as their rates say.
+// All paths as one drive, with `stored_bytes` spread over them. It is as fast as the drive that is
+// done last. 0: not known; then the drives' rates add up.
 Drive one_drive(std::span<const Path> paths, int64_t stored_bytes = 0);
 
 // The measurements with this drive as the storage of all of a host's ranks.

@@ -14,7 +14,8 @@ namespace ferry::cost {
 struct KernelSeconds {
     double forward = 0, backward = 0;
 };
-// Everything recomputed, every block as long as the longest of those that were timed. 0: none was.
+// The same with everything recomputed, and every block as long as the longest that was timed. 0:
+// none was timed.
 KernelSeconds timed_kernels(const KernelTimes& kernels, int64_t micro_batches, int64_t blocks);
 
 // Seconds that the host's update of so many elements takes.
@@ -33,7 +34,7 @@ struct LayerUpdates {
     double in_order_s = 0;  // all of them, where none is speculative
 };
 
-// Once where the speculative updates of the step before were committed, and once where it made
+// Seconds of a step after one whose speculative updates were committed, and after one that made
 // none.
 struct OfPrevious {
     double committed = 0, not_speculative = 0;
@@ -44,9 +45,9 @@ struct OfPrevious {
 OfPrevious waits_for_updates(const std::vector<LayerUpdates>& layers, int64_t groups,
                              const KernelSeconds& kernels);
 
-// Seconds of a step by its slowest link, each busy without a pause: compute with what forward waits
-// for updates, copies, storage, host memory. Where the processors compute, updates and copies take
-// their cores and their memory.
+// Seconds of a step by its slowest link, where each is busy without a pause. The links are compute,
+// with the time that forward waits for updates, copies, storage and host memory. Where the
+// processors compute, updates and copies take their cores and their memory.
 OfPrevious step_seconds(const PlacedTraffic& traffic, const KernelSeconds& kernels,
                         const OfPrevious& waits, const Measurements& measured);
 

@@ -16,7 +16,8 @@ namespace ferry::cost {
 // Gives the sizes of one of a plan's kernels: planner::work_of().
 using WorkOf = std::function<Work(const swap::Task& kernel)>;
 
-// A kernel of the compute lane that can be timed alone: no update, which would change the state.
+// A kernel of the compute lane that can be timed alone. An update cannot: it would change the
+// state.
 bool is_timed(const swap::Task& task);
 // An update of the optimizer, on the host or, on the compute lane, on the device.
 bool is_update(const swap::Task& task);
@@ -33,18 +34,20 @@ struct KernelTimes {
     static Kind kind_of(const swap::Task& task, const WorkOf& work_of);
     static std::string name_of(const Kind& kind);  // "backward, block", "zero, head, 1.06 MiB"
     std::map<Kind, double> seconds{};
-    // The kernels that give each activation that a block may save for backward. 0: not known.
+    // Seconds of the kernels that compute each activation that a block may save for backward. 0:
+    // not known.
     model::OfSaved<double> saved_s{};
-    // A kernel of a size that was not measured, as with other chunks, costs by its bytes what the
-    // nearest one did; a block's backward that saves other activations what a measured one did, and
-    // what gives those. One of a kind that was not measured is a bug: see covers().
+    // Seconds of a kernel. One of a size that was not measured, as with other chunks, takes as long
+    // a byte as the nearest size. A block's backward that saves other activations takes as long as
+    // a measured one, and what computes those activations. A kind that was not measured is a bug:
+    // see covers().
     double of(const swap::Task& task, const WorkOf& work_of) const;
     bool covers(const swap::Schedule& step, const WorkOf& work_of) const;
     double sum(const swap::Schedule& step, const WorkOf& work_of) const;
     // The part of a block's backward that saving this activation spares, or has spared.
     double saved_by(model::Saved what, const swap::Task& backward, const WorkOf& work_of) const;
-    // The longest of the sizes that were timed: one more gradient than another layer of its kind
-    // needs, and everything recomputed. 0: none was.
+    // The longest time of all sizes that were timed. It may have one more gradient than another
+    // layer of its kind needs, and recomputes everything. 0: none was timed.
     double longest(Op op, model::LayerKind layer) const;
 };
 

@@ -27,7 +27,7 @@ struct KernelsOf {
     static constexpr std::string_view kHost = "cpu";  // the architecture that is no GPU's
 };
 
-// Whose they are: all that a host has, or what one of its ranks has of it.
+// Whose measurements they are: all that a host has, or the part that one of its ranks has.
 enum class Of : uint8_t { host, rank };
 
 // Among ranks that share sequences, tensors or layers; 0: as among the others.
@@ -56,8 +56,9 @@ struct Measurements {
     bool computes_on_host = true;        // kernels and copies take the team's cores
     double comm_bytes_per_s = 0;         // that reach a rank from the others; 0: as copies do
     double comm_overhead_s = 0;          // each exchange's between ranks, however small
-    // The same of what blocks' kernels exchange, whose groups may be nearer; of what the ranks of a
-    // host exchange among themselves first, and of what then crosses between hosts alone.
+    // The same for exchanges of blocks' kernels, whose groups may be nearer. Then for what the
+    // ranks of a host exchange among themselves first, and for what then crosses between hosts
+    // alone.
     GroupRate with_sequence{}, with_slices{}, in_host{}, across_hosts{};
     GroupRate between_stages{};      // of a pipeline
     double product_flops_per_s = 0;  // the best that a large product reaches
@@ -67,8 +68,9 @@ struct Measurements {
     double assumed_flops_per_s = 0;
 };
 
-// A small machine, all of it the host's, or a GPU's part of a server: an H100 or its like and 16
-// cores with their memory. Drives are a host's in both. docs/machine.md has both sets.
+// Assumed measurements: a small machine, which is the host's, or a GPU's part of a server. That is
+// an H100 or its like, and 16 cores with their memory. Drives are a host's in both. docs/machine.md
+// has both sets.
 Measurements default_measurements(DeviceKind device);
 
 // The known measurements, and the assumed ones where nothing is known.
@@ -82,8 +84,8 @@ Measurements of_rank(Measurements measured, int ranks_on_host);
 // so many times that as the other type's.
 double products_s(const MatrixProducts& products, const Measurements& measured);
 
-// Bytes of host memory moved for each byte that is copied between host and device. Both ends lie in
-// it where the processors are the device.
+// Bytes of host memory moved for each byte that is copied between host and device. Where the
+// processors are the device, both ends lie in host memory.
 double dram_per_copied_byte(const Measurements& measured);
 // Bytes that host memory reads and writes for updates, copies and storage.
 double dram_bytes(double updated, double copied, double stored, const Measurements& measured);
@@ -96,8 +98,8 @@ double comm_seconds(double bytes, int64_t operations, const Measurements& measur
 double group_seconds(double bytes, int64_t operations, const GroupRate& rate,
                      const Measurements& measured);
 const GroupRate& rate_among(Among ranks, const Measurements& measured);  // 0: as among all
-// Of a step, without the exchanges' overheads: one after the other, and at the least, where a
-// host's ranks exchange beside all that crosses between hosts.
+// Seconds of a step's exchanges, without their overheads. The first: one after the other. The
+// second is the least: a host's ranks exchange beside all that crosses between hosts.
 double comm_seconds(const CommTraffic& traffic, const Measurements& measured);
 double least_comm_seconds(const CommTraffic& traffic, const Measurements& measured);
 

@@ -309,7 +309,7 @@ using Exchanges =
 
 // ---------------------------------------------------------------- their fields
 
-// An address is as large as any other, and an operation has nothing but operands.
+// All addresses are equally large, and an operation has nothing but operands.
 template <template <class> class Operation>
 constexpr size_t kOperands = sizeof(Operation<Addressed>) / sizeof(std::byte*);
 

@@ -33,12 +33,12 @@ enum class Op : uint8_t {
     recast,
     // With several ranks a gradient is rounded in two operations, around an exchange:
     cut,  // each rank's part of a chunk's turn, in the wire type
-    // Where two levels are: what the ranks of the host have for those that stand alike in their
-    // hosts, added and coded once more.
+    // With two levels: what the ranks of the host have for ranks of one position in all hosts,
+    // added and coded once more.
     combine,
     sum,  // this rank's part, added and rounded
-    // The weights that all gather, where they travel as codes, in three: encoded by the team, since
-    // the comm lane waits for it while a layer before computes.
+    // Gathered weights that travel as codes take three operations. The team encodes them, since the
+    // comm lane waits for it while an earlier layer computes.
     encode_weights,
     gather_codes,
     gather_codes_in_host,  // of second shards
@@ -84,18 +84,18 @@ enum class StageLink : uint8_t {
 };  // table: the first stage and the last one
 constexpr int kStageLinks = 3;
 
-// Flags of a block's backward, and the first of them of the head: something below trains.
+// Flags of a block's backward. The head has the first one too: something below trains.
 constexpr uint8_t kNeedsDx = 1;
 constexpr uint8_t flag_of(model::Saved what) { return static_cast<uint8_t>(2U << model::at(what)); }
 // And of a block's backward: it leaves the gradients of matrices and biases.
 constexpr uint8_t kDefers = 2U << model::kSaved;
-// Of what adds to a layer's accumulator, the head and a block's: the first that does in a step. It
+// A flag of what adds to the accumulator of the head or of a block: it is the first in a step. It
 // writes every element, whatever lies there.
 constexpr uint8_t kFresh = 4U << model::kSaved;
 
 // ---------------------------------------------------------------- operands
 
-// The content of an operand. Two of the same content are told apart by their role.
+// The content of an operand. Its role tells it from another operand of the same content.
 enum class Content : uint8_t {
     weights,         // a layer's flat buffer, or shards of it, in the compute type
     table,           // the embedding layer's

@@ -1,11 +1,12 @@
-// The operations of a decoder block: about twenty coarse ones, the only code that knows what a
-// device computes with. An Ops is bound to one compute stream when it is made: on the CPU an
-// operation runs on the calling thread and its Team, on CUDA it enqueues. Operations never allocate
-// and never wait for the device; what they need beside their arguments is `scratch`, whose size the
-// `..._scratch_bytes` companion tells at plan time (64-byte aligned, contents undefined).
+// The operations of a decoder block, about twenty coarse ones. No other code knows what a device
+// computes with. An Ops is bound to one compute stream when it is made. On the CPU an operation
+// runs on the calling thread and its Team, on CUDA it enqueues. Operations never allocate and never
+// wait for the device. What they need beside their arguments is `scratch` (64-byte aligned,
+// contents undefined). Its `..._scratch_bytes` companion tells the size at plan time.
 //
-// Results are a function of values, shapes and types: never of the thread count, of alignment, of
-// where a tile begins. All arithmetic is fp32 or wider; an output is rounded once (nearest even).
+// Results depend on values, shapes and types alone. They do not depend on the thread count, on
+// alignment or on where a tile begins. All arithmetic is fp32 or wider. An output is rounded once
+// (nearest even).
 #pragma once
 
 #include <cstddef>
@@ -31,22 +32,22 @@ struct Gemm {
     ConstView a{}, b{};  // both have one type
     View c{};
     bool accumulate = false;  // needs fp32 c
-    // Of one that accumulates: nothing was added yet. c is not read, and counts as zeros; the same
-    // algorithm multiplies, so that the sums of later ones have one order. A sum that underflows
-    // may be -0, where added to zeros it is +0.
+    // For a product that accumulates: nothing was added yet. c is not read, and counts as zeros.
+    // The algorithm is the same, so that later sums have one order. A sum that underflows may be
+    // -0; added to zeros it would be +0.
     bool fresh = false;
     ConstView bias{};    // [1, n], optional
     ConstView addend{};  // [m, n], optional; may be c itself
-    // Columns right behind a's, within its ld, that are nobody's: 0 or kSpare. What lies there is
-    // never read and may be overwritten; a GPU puts the bias of a product into its depth with them.
+    // Unused columns right behind a's, within its ld: 0 or kSpare. What lies there is never read
+    // and may be overwritten. A GPU uses them to take the bias of a product into its depth.
     int64_t spare = 0;
     constexpr bool reads_c() const { return accumulate && !fresh; }
 };
 constexpr int64_t kSpare = 8;
 
-// fp32 sums of a gradient, which an operation adds to; null: nobody asks for them. `fresh`: nothing
-// was added yet. What lies there is not read, and counts as zeros, to the bit: a sum of -0 is
-// written as 0 + -0 = +0, as where zeros lay. Of products alone (Gemm::fresh) it may stay -0.
+// fp32 sums of a gradient, which an operation adds to. Null: nobody asks for them. `fresh`: nothing
+// was added yet. What lies there is not read, and counts as zeros to the bit: a sum of -0 is
+// written as 0 + -0 = +0. Only a product's (Gemm::fresh) may stay -0.
 struct Accumulator {
     // NOLINTNEXTLINE(google-explicit-constructor): most sums are added to.
     constexpr Accumulator(float* sums = nullptr, bool is_fresh = false)
@@ -66,8 +67,8 @@ struct Attention {
     double scale = 0;
     DType type = DType::f32;  // of queries, keys, values, outputs and their gradients
     int64_t window = 0;       // keys that a query sees, its own and those before it; 0: all of them
-    // Null: every block. The lists are host memory, there at plan time as well; a kernel reads
-    // `blocks`, the same in its device's memory.
+    // Null: every block. The lists lie in host memory, and exist at plan time as well. A kernel
+    // reads `blocks`, which has the same in its device's memory.
     const BlockLists* pattern = nullptr;
     BlockListsView blocks{};
     // Whether a row holds documents that do not see each other; said at plan time, when there are
@@ -144,9 +145,9 @@ public:
     // Works in place on x: [tokens, heads * head_dim].
     virtual void rope(View x, const Rope& rope) = 0;
 
-    // norm_forward of every head of x and then rope of what it gave, to the bit, where they can be
-    // in one pass. angles: what rope_angles made of the same rope, which way it turns and its
-    // documents aside.
+    // norm_forward of every head of x, then rope of the result. A device that can makes both in one
+    // pass, with the same bits. angles: from rope_angles of the same rope, whose direction and
+    // documents may differ.
     virtual int64_t rope_angles_floats(const Rope&) const { return 0; }
     virtual void rope_angles(const Rope&, float* /*angles*/) {}
     virtual void norm_rope_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
