@@ -83,9 +83,7 @@ cost::Measurements measured_of(const RandomRun& run, Random& random, const Predi
     vary(random, measured.kernels);
     if (random.once_in(2)) return measured;
     const auto slow = random.one_of({Slow::copies, Slow::drives, Slow::memory, Slow::network});
-    constexpr int64_t kMost = 8;  // groups: more move alike
-    const planner::Plan few = std::move(shortened({plan}, std::min(passing(plan), kMost)).front());
-    bind(random, slow, measured, record_step(few, Previous::not_speculative, false), few,
+    bind(random, slow, measured, record_step(plan, Previous::not_speculative, false), plan,
          run.count.on_a_host);
     return measured;
 }
