@@ -36,8 +36,8 @@ int64_t arena_bytes(DeviceKind kind) {
 }
 
 // Every cell below the diagonal by a rule of its own, and the diagonal.
-std::shared_ptr<Layout> drawn(int64_t side, int64_t heads) {
-    auto layout = std::make_shared<Layout>();
+std::shared_ptr<PatternLayout> drawn(int64_t side, int64_t heads) {
+    auto layout = std::make_shared<PatternLayout>();
     layout->where = "a rule";
     layout->block = 64;
     layout->layers = 1;

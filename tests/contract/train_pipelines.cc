@@ -288,6 +288,21 @@ TEST_F(PlannedPipeline, TakeAsLongAsWhatTheyPass) {
     EXPECT_GT(first.waits, 0.9);
 }
 
+// A stage between others passes both ways at once as it is simulated, and its link takes longer.
+TEST_F(PlannedPipeline, WaitTheRestOfTheStepThatIsPredicted) {
+    const Config config = this->config(false, 4);
+    const RankCut cut{4, 4};
+    const auto planned = predictor(config, cut);
+    const planner::PlanRequest request = request_of(staged(config, cut));
+    const planner::Plan plan = planned->plan(request);
+    cost::Measurements slow = planned->assumed(plan);
+    slow.between_stages = {.bytes_per_s = 1e4, .overhead_s = 0};
+    const Prediction step = planned->predict(request, plan, slow);
+    EXPECT_GT(step.step_seconds, step.timeline.step_seconds);
+    for (const StagePrediction& stage : step.stages)
+        EXPECT_DOUBLE_EQ(stage.waits, 1 - stage.compute_seconds / step.step_seconds);
+}
+
 // A run predicts the step of all stages, as the plan does.
 TEST_F(PlannedPipeline, ARunPredictsAllStages) {
     for (const RankCut cut : {RankCut{2, 2}, RankCut{4, 2}}) {

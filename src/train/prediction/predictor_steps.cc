@@ -177,7 +177,6 @@ StagePrediction stage_of(const Plan& plan, swap::Schedule schedule, swap::Timeli
                           .host_bytes = plan.host_bytes,
                           .nvme_bytes = plan.nvme_bytes,
                           .compute_seconds = timeline.busy_seconds[kCompute]};
-    found.waits = 1 - found.compute_seconds / timeline.step_seconds;
     for (const swap::Task& task : schedule.tasks) {
         if (task.lane != Lane::comm) continue;
         if (!cost::passes(task)) found.to_sharers += task.bytes;
@@ -191,6 +190,12 @@ StagePrediction stage_of(const Plan& plan, swap::Schedule schedule, swap::Timeli
     found.schedule = std::move(schedule);
     found.timeline = std::move(timeline);
     return found;
+}
+
+// Of the step that is predicted, which may be longer than the simulated ones.
+void add_waits(Prediction& found) {
+    for (StagePrediction& stage : found.stages)
+        stage.waits = 1 - stage.compute_seconds / found.step_seconds;
 }
 
 std::vector<StageStep> steps_of(const Prediction& predicted) {
@@ -226,8 +231,8 @@ void lengthen(Prediction& to, const Prediction& from, const ShortSteps& steps, d
               &StagePrediction::accumulators_down, &StagePrediction::accumulators_up})
             line_of_bytes(stage.*bytes, before.*bytes);
         line(stage.compute_seconds, before.compute_seconds);
-        stage.waits = 1 - stage.compute_seconds / to.step_seconds;
     }
+    add_waits(to);
 }
 
 }  // namespace
@@ -299,6 +304,7 @@ Prediction Predictor::predict_together(const planner::PlanRequest& request,
                                                  static_cast<double>(plan.blocks_at_most());
         }
     }
+    add_waits(found);
     return found;
 }
 
