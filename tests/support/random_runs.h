@@ -15,7 +15,7 @@
 #include "ferry/config.h"
 #include "ferry/units.h"
 #include "tests/support/random_machine.h"
-#include "train/prediction/planned_device.h"
+#include "train/measuring/planned_device.h"
 
 namespace ferry::train {
 

@@ -35,7 +35,7 @@ class Page(unittest.TestCase):
     def test_no_other_file_names_an_operation(self):
         """But those of which the page says why."""
         excepted = re.search(r"^Some code names one operation.*?\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL).group()
-        own = re.compile(r"src/cost/(operations\.h|operands\.h|operation_table\.cc)|src/planner/recorder.*|"
+        own = re.compile(r"src/cost/(operations\.h|operands\.h|operation_table\.cc)|src/planner/recording/recorder.*|"
                          r"src/train/(step/step\.cc|kernels/.*|run/rank_lane\..*)")
         name = re.compile(r"\bOp::(?!end\b)[a-z]\w*|\bop::(?!run\b|fields\b|kOperands\b)[A-Za-z]\w*<|using enum cost::Op\b")
         found = {str(file.relative_to(ROOT)) for folder in ("src", "tools") for file in sorted((ROOT / folder).rglob("*"))
