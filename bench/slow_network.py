@@ -271,7 +271,7 @@ def main():
     in_hosts = {name: codec for name, codec in IN_HOSTS.items()
                 if options.ranks_per_host > 1 and (options.stage == 3) == ("weights" in codec)}
     of_hosts = {"zero.ranks_per_host": options.ranks_per_host,
-                **({"zero.secondary_shard": "node"} if options.stage == 3 else {})}
+                **({"zero.second_shard": "host"} if options.stage == 3 else {})}
     here = options.ranks_per_host
     with common.scratch() as directory, (Held(options.ranks, options.delay, here) if throttles
                                          else Hosts(options.ranks // here, directory, here)) as hosts:

@@ -1,5 +1,4 @@
-# ferry_module(NAME DIR [DEPENDS module...] [USES package...] [CUDA_USES package...]): the library
-# ferry_NAME from DIR/*.cc; where CUDA is built, from DIR/*.cu and DIR/cuda/* too.
+# ferry_compile_options(TARGET): warnings, errors of them where they are asked for, sanitizers.
 function(ferry_compile_options target)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-ffp-contract=off;-fno-semantic-interposition>"
                            $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FERRY_WERROR}>>:-Werror>

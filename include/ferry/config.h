@@ -199,16 +199,16 @@ struct CompressConfig {
     CodecKind weights = CodecKind::none;  // none or int8
     int64_t block = 256;                  // elements that share a scale
 };
-// Where a copy of the gathered weights is kept until the end of a step. node: the ranks of a host
+// Where a copy of the gathered weights is kept until the end of a step. host: the ranks of a host
 // keep shards of it, so that backward gathers them inside the host.
-enum class SecondShard : uint8_t { none, node };
+enum class SecondShard : uint8_t { none, host };
 
 // How several ranks share a run.
 struct ZeroConfig {
     int64_t stage = 3;  // what a rank keeps only its shard of: docs/ranks.md
     CompressConfig compress{};
     int ranks_per_host = 1;  // neighbours that exchange among themselves first; 1: none do
-    SecondShard secondary_shard = SecondShard::none;
+    SecondShard second_shard = SecondShard::none;
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange
 };
 

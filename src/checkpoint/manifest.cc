@@ -171,9 +171,7 @@ Shard read_shard(const json& value, bool in_stripes, const std::string& where) {
             damaged(array.where(), "arrays of more bytes than their file",
                     std::to_string(shard.bytes) + " bytes");
         if (!in_stripes || sum.bytes == 0) continue;
-        // "pieces": as the first ferry of this version called them.
-        const char* const key = one.contains("stripes") ? "stripes" : "pieces";
-        sum.stripes = array.sums(key, ceil_div(sum.bytes, kStripeBytes));
+        sum.stripes = array.sums("stripes", ceil_div(sum.bytes, kStripeBytes));
         if (sum_of(sum.stripes) != sum.checksum)
             damaged(array.where(), hex(sum_of(sum.stripes)), hex(sum.checksum));
     }

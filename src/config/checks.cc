@@ -355,15 +355,15 @@ void check_compression(const Config& c, const GivenKeys& given) {
 // What the ranks of a host exchange among themselves.
 void check_hosts(const Config& c, const GivenKeys& given) {
     const ZeroConfig& z = c.zero;
-    const std::string key = "zero.ranks_per_host", second = "zero.secondary_shard";
+    const std::string key = "zero.ranks_per_host", second = "zero.second_shard";
     const std::string each = show("zero.ranks_per_host", int64_t{z.ranks_per_host});
-    const bool keeps = z.secondary_shard != SecondShard::none;
+    const bool keeps = z.second_shard != SecondShard::none;
     demand(given,
            {{!keeps || z.stage == 3, second, "below stage 3 every rank keeps the weights anyway",
-             show("zero.stage", z.stage), "set zero.stage to 3, or secondary_shard to none"},
+             show("zero.stage", z.stage), "set zero.stage to 3, or second_shard to none"},
             {!keeps || z.ranks_per_host > 1, second,
              "a host's ranks are to share the second copy, and nothing says how many they are",
-             each, "set zero.ranks_per_host, or secondary_shard to none"}});
+             each, "set zero.ranks_per_host, or second_shard to none"}});
     if (z.ranks_per_host == 1) return;
     const bool slices = c.parallel.tensor > 1, stages = c.parallel.pipeline > 1;
     demand(given, {{!slices, key, "ranks that share tensors make no groups of a host yet",

@@ -49,7 +49,7 @@ constexpr Words<CodecKind, 3> kGradientCodecs = {{
 constexpr Words<CodecKind, 2> kWeightCodecs = {{
     {CodecKind::none, "none"}, {CodecKind::int8, "int8"}}};
 constexpr Words<SecondShard, 2> kSecondShards = {{
-    {SecondShard::none, "none"}, {SecondShard::node, "node"}}};
+    {SecondShard::none, "none"}, {SecondShard::host, "host"}}};
 constexpr Words<AttentionKernels, 2> kAttentions = {{
     {AttentionKernels::best, "auto"}, {AttentionKernels::ferry, "ferry"}}};
 constexpr Words<SequenceOrder, 3> kSequenceOrders = {{

@@ -1,5 +1,7 @@
 // What a step takes in a layout of ranks, and the memory of it. By arithmetic alone, so that
-// thousands of ranks are weighed in no time; no schedule is recorded.
+// thousands of layouts are weighed in no time; no schedule is recorded. There are no model::Layers
+// to count either, so FLOPs and buffers come from sums over layers. A test compares them with those
+// of whole plans (tests/unit/train_layouts.cc).
 #pragma once
 
 #include <cstdint>
@@ -9,12 +11,13 @@
 namespace ferry::cost {
 
 // The arithmetic's seconds of recorded steps over those that they took: the least and the most of
-// them (bench/results/layouts.json). Those of CPU ranks that share tensors or layers are among
-// them.
+// them (bench/results/layouts.json). CPU ranks that share tensors or layers over a slow network are
+// among them. Where such ranks share a host, and no network binds, it errs more
+// (layouts_16_cores.json).
 inline constexpr double kArithmeticLeast = 0.4983, kArithmeticMost = 1.2351;
 // The same of GPUs alone, which shared none.
 inline constexpr double kOfGpusLeast = 0.8844, kOfGpusMost = 1.2351;
-// What one layout may seem faster than another by where neither is.
+// Two equally fast layouts may differ by this factor.
 inline constexpr double kArithmeticErrs = kOfGpusMost / kOfGpusLeast;
 
 // Bytes a second that reach one of so many ranks, of which its host has `here`: from those one

@@ -135,8 +135,8 @@ struct Addressed {
     using Operand =
         std::conditional_t<role == Role::in, const Element<content>*, Element<content>*>;
 };
-// As the recorder is given them they are `Assigned` (recorder.h): views of buffers of that content.
-// A row of the table describes them.
+// As the recorder is given them they are `Assigned` (planner/recording/recorder.h): views of
+// buffers of that content. A row of the table describes them.
 struct Described {
     template <Content of_content, Role in_role, bool is_optional>
     struct Operand {

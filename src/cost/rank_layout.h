@@ -15,11 +15,12 @@ namespace ferry::cost {
 // and what passes between stages are then of a part of the tokens. Here alone it is said.
 inline constexpr bool kSharesRows = true;
 
-// Elements of a layer, by what ranks that share tensors have of them: whole columns of the MLP's
-// inner width; the queries of whole heads of keys, or, of more ranks than these, a part of one's;
-// whole heads of keys, and no less than one; all.
+// Elements of a layer, by how ranks that share tensors divide them.
 struct LayerElements {
-    int64_t inner = 0, of_queries = 0, of_keys = 0, whole = 0;
+    int64_t inner = 0;       // by columns of the MLP's inner width
+    int64_t of_queries = 0;  // by heads of keys with their queries; more ranks divide one head's
+    int64_t of_keys = 0;     // by heads of keys; each rank has at least one
+    int64_t whole = 0;       // not at all: each rank has them
     int64_t all() const { return inner + of_queries + of_keys + whole; }
 };
 

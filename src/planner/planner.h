@@ -1,5 +1,5 @@
 // A plan follows from model, batch and budgets. It says where each object lives, and which buffers
-// it passes through. recorder.h turns a step into a schedule over it.
+// it passes through. recording/recorder.h turns a step into a schedule over it.
 #pragma once
 
 #include <algorithm>

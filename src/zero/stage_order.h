@@ -4,9 +4,9 @@
 // - 1F1B: as many groups go forward first as there are stages from here on, then one goes back for
 //   each that goes forward. Where backward is split, weights' gradients come some groups later.
 // - Interleaved (Narayanan et al. 2021, arXiv 2104.04473): sets of about as many groups as there
-//   are stages go through one virtual stage after the other; and of these, too, one goes back for
-//   each that goes forward. Sets differ by one group at most, and none has fewer groups than there
-//   are stages, unless there are no more.
+//   are stages go through one virtual stage after the other. Within these sets it is one back for
+//   one forward. Sets differ by one group at most. None has fewer groups than there are stages,
+//   unless there are no more.
 // - Round robin (breadth first; Lamy-Poirier 2022, arXiv 2211.05953): all groups go through one
 //   virtual stage before the next one.
 #pragma once

@@ -18,12 +18,6 @@ namespace {
 const Method kMethods[] = {Method::adamw, Method::adam, Method::sgd, Method::lion, Method::adagrad};
 const DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-Scalars scalars_for(Method method, double lr = 1e-3, double scale = 0.37) {
-    Hyper hyper{.method = method, .lr = lr, .weight_decay = 0.1};
-    hyper.momentum = method == Method::sgd ? 0.9 : 0;
-    return scalars_of(hyper, 7, scale);
-}
-
 // A copy of an array in device memory, at the same distance from a 64-byte boundary and with
 // nothing allocated behind it, so that compute-sanitizer sees the first byte too many.
 class OnDevice {

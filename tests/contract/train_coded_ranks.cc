@@ -153,12 +153,12 @@ TEST_F(OfHosts, KeepSecondShardsWithTheBitsOfThoseThatDoNot) {
     for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
         for (const bool tied : {false, true}) {
             SCOPED_TRACE(testing::Message() << static_cast<int>(weights) << ", tied " << tied);
-            config.zero.secondary_shard = SecondShard::none;
+            config.zero.second_shard = SecondShard::none;
             config.zero.compress.weights = weights;
             config.model.tie_embeddings = tied;
             config.precision = tied ? DType::f32 : DType::bf16;
             const Outcome first = run(config, ranks());
-            config.zero.secondary_shard = SecondShard::node;
+            config.zero.second_shard = SecondShard::host;
             expect_equal(run(config, ranks()), first);
             expect_equal(run(tight(config, ranks()), ranks()), first);
             Config in_groups = config;
@@ -182,14 +182,14 @@ TEST_F(OfHosts, KeepSecondShardsBesideMomentumAsSigns) {
     config.zero.ranks_per_host = 1;
     const Outcome first = run(config, ranks());
     config.zero.ranks_per_host = 2;
-    config.zero.secondary_shard = SecondShard::node;
+    config.zero.second_shard = SecondShard::host;
     expect_equal(run(config, ranks()), first);
 }
 
 TEST_F(OfHosts, MoveInAStepWhatTheBoundCounts) {
     Config config = this->config();
     config.zero.stage = 3;
-    config.zero.secondary_shard = SecondShard::node;
+    config.zero.second_shard = SecondShard::host;
     for (const CodecKind weights : {CodecKind::none, CodecKind::int8}) {
         config.zero.compress.weights = weights;
         const auto predictor = Predictor::make(config, {.ranks = 4, .on_a_host = 2});

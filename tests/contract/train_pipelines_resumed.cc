@@ -15,7 +15,6 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_run.h"
 #include "train/inside.h"
-#include "train/setup/from_config.h"
 #include "train/state/saving.h"
 
 namespace ferry::train {

@@ -192,7 +192,7 @@ OptimizerConfig muon() {
 Config Ranks::tight(Config config, int ranks) const {
     config.budgets.nvme = {
         {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
-    const bool keeps = config.zero.secondary_shard != SecondShard::none;
+    const bool keeps = config.zero.second_shard != SecondShard::none;
     config.budgets.host_bytes = ranks * (keeps ? 700 : 500) * kKiB;
     if (optim::sends_momentum(config.optimizer.method)) {  // three turns' momentum pass
         config.budgets.host_bytes = ranks * 900 * kKiB;

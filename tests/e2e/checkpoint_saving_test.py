@@ -212,9 +212,9 @@ class SavingTest(Saving):
         """Four ranks that combine gradients in hosts of two, killed; what they keep in the host is made anew."""
         mpi = self.mpi(4)
         hosts = {"zero__stage": 3, "zero__compress": {"gradients": "int4", "weights": "int8", "block": 64}, "precision": "bf16",
-                 "zero__ranks_per_host": 2, "zero__secondary_shard": "node", "batch__micro_batches": 4}
+                 "zero__ranks_per_host": 2, "zero__second_shard": "host", "batch__micro_batches": 4}
         whole = self.ok(self.train(self.run_config(**hosts), through=mpi))
-        kept, not_kept = (self.saving(RAM, **{**hosts, "zero__secondary_shard": shard}) for shard in ("node", "none"))
+        kept, not_kept = (self.saving(RAM, **{**hosts, "zero__second_shard": shard}) for shard in ("host", "none"))
         self.killed(kept, steps=4, through=mpi)
         self.killed(not_kept, *self.latest(), steps=2, through=mpi)
         last = self.ok(self.train(kept, *self.latest(), through=mpi))

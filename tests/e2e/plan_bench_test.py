@@ -197,11 +197,11 @@ class PlanTest(FerryTest):
                         batch__micro_batches=64 * 512)[0]
         self.assertEqual(bound.code, 0, bound.err)
         # Hosts that ranks do not fill; keys that are left out; stages that are chosen here, so that no warning says there is one.
-        told = layouts(64, "--network", "100Gbit", "--ranks-per-host", "7", zero__secondary_shard="node", zero__ranks_per_host=4, swap__groups=4,
+        told = layouts(64, "--network", "100Gbit", "--ranks-per-host", "7", zero__second_shard="host", zero__ranks_per_host=4, swap__groups=4,
                        parallel__virtual_stages=2)[0]
         self.assertEqual(told.code, 0, told.err)
         for words in ("64 ranks do not fill hosts of 7: 9 are full and one has 1", "not used here: swap.groups\n",
-                      "not priced here: zero.secondary_shard\n"):
+                      "not priced here: zero.second_shard\n"):
             self.assertIn(words, told.out)
         self.assertNotIn("one stage", told.err)
         self.assertIn("does nothing with one stage", layouts(64, "--network", "100Gbit", parallel__pipeline=1,

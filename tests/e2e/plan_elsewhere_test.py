@@ -102,7 +102,7 @@ class SavedByAGpuTest(PredictionTest):
     def test_steps_in_full_of_another_optimizer_keep_what_its_others_keep(self):
         words = ("plan", EXAMPLE, "--machine", SAVED, "--ranks", "4", "--ranks-per-host", "2", "--network", "100Mbit", "--json",
                  "--set", "model.layers=4", "--set", "batch.micro_batches=4", "--set", "steps=100")
-        hosts = ("--set", "zero.ranks_per_host=2", "--set", "zero.secondary_shard=node", "--set", "zero.compress.weights=int8")
+        hosts = ("--set", "zero.ranks_per_host=2", "--set", "zero.second_shard=host", "--set", "zero.compress.weights=int8")
         for more in ((), hosts):
             network = json.loads(self.ferry(*words, *more).out)["network"]
             other = network["other_optimizers"][0]

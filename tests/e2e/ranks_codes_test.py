@@ -198,8 +198,8 @@ class CodesTest(Ranks):
         hosts = {"zero__ranks_per_host": 2, "zero__compress": compressed}
         tight = {**self.tight(4), "budgets__host": "3200KiB"}
         runs = [self.ranks(4, self.config(**hosts, **more)) for more in (
-            {}, {"zero__secondary_shard": "node"}, {"zero__secondary_shard": "node", **tight},
-            {"zero__secondary_shard": "node", "batch__micro_batches": 24, "swap__groups": 2}, {"batch__micro_batches": 24})]
+            {}, {"zero__second_shard": "host"}, {"zero__second_shard": "host", **tight},
+            {"zero__second_shard": "host", "batch__micro_batches": 24, "swap__groups": 2}, {"batch__micro_batches": 24})]
         for run in runs:
             self.assert_trained(run)
         for run in runs[1:3]:

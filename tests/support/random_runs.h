@@ -176,7 +176,7 @@ private:
         const bool again = stage == 3 && random_.once_in(2);
         if (!coded && !again) return;
         set("zero.ranks_per_host", 2);
-        if (again) set("zero.secondary_shard", "node");
+        if (again) set("zero.second_shard", "host");
     }
 
     // From nothing to more than everything.

@@ -308,6 +308,15 @@ class Tree(unittest.TestCase):
         said = re.findall(r"^//   (\w+) +\S", (ROOT / "tools/commands.h").read_text(), re.MULTILINE)
         self.assertEqual(sorted(said), rooms)
 
+    def test_rooms_of_train_stand_in_their_order(self):
+        """CONTRIBUTING.md's table: each includes only those above it."""
+        table = re.findall(r"^\| (?:`(\w+)`|the folder (itself)) \| ", (ROOT / "CONTRIBUTING.md").read_text().partition("room of `src/train`")[2],
+                           re.MULTILINE)
+        place = {f"src/train/{room}" if room else "src/train": number for number, (room, _) in enumerate(table)}
+        arrows = room_arrows(read_tree(ROOT), parse_modules((ROOT / "CMakeLists.txt").read_text()))["train"]
+        self.assertEqual(set(arrows) - set(place), set())
+        self.assertEqual([(room, other) for room, others in arrows.items() for other in others if place[other] > place[room]], [])
+
     def test_the_python_package_stands_on_the_c_abi(self):
         sources = [*(ROOT / "python/src").iterdir()]
         self.assertGreater(len(sources), 5)

@@ -87,18 +87,6 @@ std::string sealed_anew(std::string text) {
     return text + fmt::format("{:016x}", checksum(std::as_bytes(std::span(text)))) + end;
 }
 
-// Stripes had another name before the first release.
-TEST(Manifest, OfStripesThatAreCalledPiecesIsRead) {
-    Manifest m = sample_manifest(17);
-    m.shards = {{"a.safetensors", 24, 9, {{"w", 8, sum_of(std::vector<uint64_t>{5}), {5}}}}};
-    std::string text = write_manifest(m);
-    const std::string name = "\"stripes\"";
-    ASSERT_NE(text.find(name), std::string::npos);
-    text.replace(text.find(name), name.size(), "\"pieces\"");
-    const Manifest read = read_manifest(sealed_anew(text), "m");
-    EXPECT_EQ(read.shards[0].arrays[0].stripes, std::vector<uint64_t>{5});
-}
-
 // One of before they were counted apart.
 TEST(Manifest, WithoutACountOfMomentsHasTheWeights) {
     Manifest m = sample_manifest(17);

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <iterator>
 
-#include "base/log.h"
 #include "base/of_rank.h"
 #include "ferry/config.h"
 #include "ferry/error.h"

@@ -12,6 +12,13 @@
 
 namespace ferry::optim {
 
+// Of the seventh update, with what a test of a method wants.
+inline Scalars scalars_for(Method method, double lr = 1e-3, double scale = 0.37) {
+    Hyper hyper{.method = method, .lr = lr, .weight_decay = 0.1};
+    hyper.momentum = method == Method::sgd ? 0.9 : 0;
+    return scalars_of(hyper, 7, scale);
+}
+
 // Bytes that start `offset` past a 64-byte boundary and end just before a guard that must survive.
 class Bytes {
 public:

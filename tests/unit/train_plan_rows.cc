@@ -200,7 +200,7 @@ TEST_F(PlanRows, OfRanksHaveAReason) {
     }
     for (Config config : everywhere) {
         config.zero.ranks_per_host = 2;
-        config.zero.secondary_shard = SecondShard::node;
+        config.zero.second_shard = SecondShard::host;
         config.zero.compress.gradients = config.zero.compress.weights = CodecKind::int8;
         expect_reasons("ZeRO++", config, {.ranks = 4, .on_a_host = 2});
     }

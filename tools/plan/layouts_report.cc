@@ -146,7 +146,7 @@ std::vector<std::string> keys_not_used(const std::vector<std::string>& given) {
 std::vector<std::string> keys_not_priced(const std::vector<std::string>& given) {
     return given_of(given, [](std::string_view key) {
         const auto of = [&](std::string_view section) { return key.starts_with(section); };
-        return of("zero.compress.") || of("io.") || of("freeze") || key == "zero.secondary_shard" ||
+        return of("zero.compress.") || of("io.") || of("freeze") || key == "zero.second_shard" ||
                key == "parallel.sequence_order" || key == "optimizer.method";
     });
 }
@@ -431,9 +431,10 @@ std::string text_of(const LayoutsReport& report) {
     text += steps_text(report) + sent_text(report);
     text += fmt::format(
         "\n  The arithmetic said {:.2f}x to {:.2f}x of what recorded steps of one to four GPUs "
-        "took, which had all\n  tensors and layers. Of 16 steps of CPU ranks that share these it "
-        "said 0.50x to 1.18x, by default rates.\n  The brackets say what a step takes where "
-        "it errs as much. The simulation of `ferry plan --network`\n  said 0.85x to 1.21x "
+        "took, which had all\n  tensors and layers. Of 16 steps of CPU ranks that share these over "
+        "a slow network it said 0.50x to 1.18x,\n  by default rates. The brackets say what a step "
+        "takes "
+        "where it errs as much. The simulation of `ferry plan --network`\n  said 0.85x to 1.21x "
         "(docs/parallelism.md).\n",
         cost::kOfGpusLeast, cost::kOfGpusMost);
     text += bounds_text(report);

@@ -69,7 +69,7 @@ CodecStep step_with(const CompressConfig& codecs, const Hosts& hosts, Config con
     const bool signs = codecs.gradients == CodecKind::sign;
     config.zero.compress = codecs;
     config.zero.ranks_per_host = hosts.each;
-    config.zero.secondary_shard = hosts.keep ? SecondShard::node : SecondShard::none;
+    config.zero.second_shard = hosts.keep ? SecondShard::host : SecondShard::none;
     if (signs) config.zero.compress.gradients = CodecKind::none;
     const auto predictor = predictor_for(config, count, machine, false);
     plan_by(machine, config, *predictor);
@@ -240,7 +240,7 @@ std::string keys_of(const CodecStep& step) {
     std::string text = fmt::format("zero.compress.weights={}", word_of(step.weights));
     if (step.ranks_per_host > 1)
         text += fmt::format(" zero.ranks_per_host={}", step.ranks_per_host);
-    if (step.second_shards) text += " zero.secondary_shard=node";
+    if (step.second_shards) text += " zero.second_shard=host";
     return text;
 }
 
@@ -248,7 +248,7 @@ std::string hosts_text(const CodecStep& step) {
     const bool combines = step.gradients == CodecKind::int8 || step.gradients == CodecKind::int4;
     if (step.ranks_per_host == 1) return "-";
     if (!step.second_shards) return "combine";
-    return combines ? "combine, keep" : "keep";
+    return combines ? "combine, second shard" : "second shard";
 }
 
 }  // namespace

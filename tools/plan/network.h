@@ -28,7 +28,7 @@ struct CodecStep {
     CodecKind gradients = CodecKind::none;  // sign: momentum instead
     CodecKind weights = CodecKind::none;
     int ranks_per_host = 1;      // that exchange among themselves first: zero.ranks_per_host
-    bool second_shards = false;  // zero.secondary_shard
+    bool second_shards = false;  // zero.second_shard
     int64_t sent_bytes = 0;      // by a rank
     double seconds = 0;
 };

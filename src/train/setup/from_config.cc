@@ -58,7 +58,7 @@ zero::Codecs codecs_of(const Config& config) {
 
 zero::Hosts hosts_of(const Config& config) {
     return {.each = config.zero.ranks_per_host,
-            .second_shards = config.zero.secondary_shard == SecondShard::node};
+            .second_shards = config.zero.second_shard == SecondShard::host};
 }
 
 optim::LrSchedule schedule_of(const Config& config) {

@@ -173,13 +173,13 @@ void warn_of_speculation(const Config& config, const World& world) {
 
 void warn_of_one_host(const Config& config, const World& world) {
     const int each = config.zero.ranks_per_host;
-    const bool keeps = config.zero.secondary_shard != SecondShard::none;
+    const bool keeps = config.zero.second_shard != SecondShard::none;
     const bool codes = config.zero.compress.gradients != CodecKind::none;
     if (each == 1 || world.ranks == 1 || each < world.ranks || !(keeps || codes)) return;
     log_warn(fmt::format(
         "zero.{} nothing here: by zero.ranks_per_host {} all {} ranks are one host, which {}; set "
         "ranks_per_host to the ranks of each of several hosts, or leave {} out",
-        keeps ? "secondary_shard does" : "ranks_per_host does", each, world.ranks,
+        keeps ? "second_shard does" : "ranks_per_host does", each, world.ranks,
         keeps && codes ? "gathers its weights within it anyway and adds gradients in one level"
         : keeps        ? "gathers its weights within it anyway"
                        : "adds gradients in one level",

@@ -47,7 +47,7 @@ struct Summing {
     static constexpr int64_t room(bool biased) { return kRoom + (biased ? kBiasRoom : 0); }
 };
 
-// Of some plans a kernel of whole_sums.h does the same where rows lie whole. It has two rows in
+// For some plans whole_sums.h has a second kernel, for rows that lie whole. It has two rows in
 // shared memory.
 constexpr bool has_whole_form(int held, Lie lie) { return lie == Lie::whole && held > 2; }
 constexpr int whole_places(int held) { return 3 * held; }
