@@ -95,7 +95,7 @@ class PlanTest(FerryTest):
         self.assertEqual(text.code, 0, text.err)
         self.assertIn("data sheet of an h100", text.out)
         divided = [row["ratio"] for row in recorded if row["name"].startswith("divided: ")]
-        self.assertIn(f"Of {len(divided)} steps of CPU ranks that share these it said {min(divided):.2f}x to {max(divided):.2f}x", text.out)
+        self.assertIn(f"Of {len(divided)} steps of CPU ranks that share these over a slow network it said {min(divided):.2f}x to {max(divided):.2f}x", text.out)
         # A key of the command line that the report sets too is the report's.
         given = layouts("--network", "400Gbit", "--gpu", "h100", "--set", "zero.stage=1", "--set", "parallel.schedule=1f1b")
         self.assertNotIn("does not run", given.out)
