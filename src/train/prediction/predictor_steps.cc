@@ -200,6 +200,7 @@ void add_waits(Prediction& found) {
 
 std::vector<StageStep> steps_of(const Prediction& predicted) {
     std::vector<StageStep> found;
+    found.reserve(predicted.stages.size());
     for (const StagePrediction& stage : predicted.stages)
         found.push_back(
             {.seconds = stage.timeline.step_seconds, .lanes = stage.timeline.busy_seconds});
