@@ -48,6 +48,7 @@ struct Entry {
 // Each write to NVMe goes to a fresh slot.
 Objects table_objects(LeasedStoreOptions& options) {
     std::vector<Object> objects;
+    objects.reserve(options.objects.size());
     for (const LeasedObject& object : options.objects) {
         objects.push_back({.home = on_nvme(object) ? Tier::nvme : Tier::host,
                            .bytes = object.bytes,
