@@ -21,15 +21,7 @@ __global__ void __launch_bounds__(kThreads)
         for (int quad = static_cast<int>(threadIdx.x); quad < kLeaf / kQuad; quad += kThreads) {
             const Quad values = load_quad(from + quad * kQuad);
             store_quad(values, to + quad * kQuad);
-            float squares[kQuad];
-            for (int k = 0; k < kQuad; ++k) {
-                T once;
-                narrow(values.at[k], once);
-                const float rounded = widened(once);
-                const float value = fabsf(rounded) < 0x1p-60F ? 0.0f : rounded;
-                squares[k] = value * value;
-            }
-            room[quad] = make_float4(squares[0], squares[1], squares[2], squares[3]);
+            room[quad] = squares_of<T>(values);
         }
         __syncthreads();
         if (threadIdx.x < kRow) sum = sum + leaf_of(reinterpret_cast<const float*>(room));

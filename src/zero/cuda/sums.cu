@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads)
     const Coded part{parts.scales, parts.codes, parts.count, parts.block, parts.block_bits};
     for (int quad = static_cast<int>(threadIdx.x); quad < kLeaf / kQuad; quad += kThreads) {
         const int64_t i = first + quad * kQuad;
-        float squares[kQuad] = {};
+        float4 squares = make_float4(0, 0, 0, 0);
         if (i < parts.count) {
             const Place place = place_of<kKind>(part, i);
             Quad sum = decoded_at<kKind>(parts.scales, place);
@@ -28,15 +28,9 @@ __global__ void __launch_bounds__(kThreads)
             }
             for (float& value : sum.at) value = with_their_nan(value);
             store_quad(sum, wire + i);
-            for (int k = 0; k < kQuad; ++k) {
-                T once;
-                narrow(sum.at[k], once);
-                const float rounded = widened(once);
-                const float value = fabsf(rounded) < 0x1p-60F ? 0.0f : rounded;
-                squares[k] = value * value;
-            }
+            squares = squares_of<T>(sum);
         }
-        room[quad] = make_float4(squares[0], squares[1], squares[2], squares[3]);
+        room[quad] = squares;
     }
     __syncthreads();
     if (threadIdx.x >= kRow) return;
